@@ -16,8 +16,6 @@ from trinity_bus.config import KafkaSettings, Settings, env_name
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster, and a folder for whatever the benchmark writes."""
-
     kafka: KafkaSettings
     broker: EmbeddedBroker | None
     """Ours, if it is."""
@@ -29,18 +27,15 @@ class Cluster:
 
 
 def environment(kafka: KafkaSettings, settings: Mapping[str, object]) -> dict[str, str]:
-    """Return what services of a mesh are told: this process's environment, and settings by their places."""
     told = {"kafka.bootstrap_servers": kafka.bootstrap_servers, "mesh.namespace": kafka.namespace, **settings}
     return {**os.environ, **{env_name(name): str(value) for name, value in told.items()}}
 
 
 def service(name: str) -> list[str | Path]:
-    """Return the command of a service."""
     return [sys.executable, "-m", "workers.cli.app", "run", name]
 
 
 async def make_topics(kafka: KafkaSettings) -> None:
-    """All that a mesh in this namespace needs."""
     async with Bus(kafka, client_id="benchmark") as bus:
         await bus.ensure_topics()
 

@@ -19,7 +19,6 @@ from workers.runs import SUMMARY
 ROOT: Final = Path(__file__).parents[1]
 _SAMPLE_S: Final = 0.1
 _MEMORY_S: Final = 0.5
-"""From one look to the next where it is at memory, too."""
 _HIGHER: Final = 1.01
 """What is resident of all processes, over the most that was, from which on it is counted without what they share: that
 takes 60 ms for each GiB, of a machine that has other things to do."""
@@ -28,26 +27,15 @@ _TITLE: Final = "trinity-bus: "
 
 @dataclass(slots=True)
 class Used:
-    """What one service has used until a moment."""
-
     began_s: float
     samples: list[tuple[float, float]] = field(default_factory=list)
     """Seconds since the start, and seconds of a processor until then."""
 
     def until(self, moment_s: float) -> float:
-        """Return seconds of a processor."""
         return max((used for at, used in self.samples if at <= moment_s), default=0.0)
 
 
 class Watch:
-    """Follows a process and all below it.
-
-    Args:
-        process: The command's.
-        name: Of the command, and of what has no name of its own.
-        memory: Whether to look at memory, too.
-    """
-
     def __init__(self, process: psutil.Process, name: str, *, memory: bool) -> None:
         self._process = process
         self._memory = memory
@@ -65,7 +53,6 @@ class Watch:
         return sum(service.until(moment - self.began) for service in self.services.values())
 
     def look(self) -> None:
-        """Take a sample."""
         now, resident = time.time() - self.began, 0
         processes = [self._process, *self._process.children(recursive=True)]
         for process in processes:
@@ -86,7 +73,6 @@ class Watch:
             self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
 
     def _name(self, process: psutil.Process) -> str:
-        """Return the service that a process is, or is part of."""
         if process.pid == self._process.pid:
             return self._name_of_all
         command = " ".join(process.cmdline())
@@ -111,7 +97,6 @@ def held_bytes(process: psutil.Process) -> int:
 def watched(
     command: Sequence[str | Path], name: str, environment: Mapping[str, str] | None = None, *, memory: bool = False
 ) -> Watch:
-    """Run a command to its end, whatever that is."""
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}) as process:  # noqa: S603 - our own command lines
         watch = Watch(psutil.Process(process.pid), name, memory=memory)
         while process.poll() is None:
@@ -126,9 +111,6 @@ def run_demo(
     """Run the demo in a folder that is thrown away. Returns its summary and what its processes used.
 
     One that has not learned ends with an error, and counts: it has a summary.
-
-    Raises:
-        FileNotFoundError: It did not come to its end.
     """
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
         run_dir = Path(folder) / "run"
@@ -138,6 +120,5 @@ def run_demo(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the summary of a run."""
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return summary

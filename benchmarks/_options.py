@@ -11,18 +11,11 @@ SHORT_LIMIT_S: Final = 280.0
 """What a short form may take on two cores, seconds."""
 SHORT: Final = f"a little of it, in {SHORT_LIMIT_S:g} s at most on two cores; its figures say nothing"
 TOY: Final = "toy"
-"""Models of random weights, which are made within a second."""
 REAL: Final = "SmolLM2"
 """A model as people have them: 135 M parameters, a vocabulary of 49,152."""
 
 
 def parser(document: str | None, *, subjects: bool = False) -> argparse.ArgumentParser:
-    """Return a parser that knows ``--short`` and ``--results``; a benchmark adds what is its own.
-
-    Args:
-        document: Of the benchmark's module.
-        subjects: It can be told what to measure; :func:`subjects_of` reads it.
-    """
     made = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--short", action="store_true", help=SHORT)
     made.add_argument("--results", type=Path, help="folder for the figures; with --short they go nowhere else")
@@ -41,7 +34,6 @@ def real_model() -> Path | None:
 
 
 def subjects_of(options: argparse.Namespace) -> dict[str, Path | None]:
-    """Return what is to be measured, and the model's folder where one is given."""
     asked = options.subjects or ([TOY] if options.short else [TOY, REAL])
     found = {subject: real_model() if subject == REAL else None for subject in asked}
     return {subject: folder for subject, folder in found.items() if folder is not None or subject == TOY}

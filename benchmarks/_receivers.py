@@ -5,14 +5,11 @@ import time
 import uuid
 from typing import Any
 
-from benchmarks._sources import source
+from benchmarks._records import source
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
@@ -26,16 +23,8 @@ class BareReceiver:
 
     def __init__(self) -> None:
         self._receiver = WeightReceiver()
-        self.bounds = Bounds(vocabulary=1, positions=1)
-        self.model_version = -1
-        self.tokens_generated = 0
-
-    async def generate(self, *_: object, **__: object) -> list[Any]:
-        """Nothing."""
-        return []
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Receive and verify."""
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
@@ -50,7 +39,6 @@ class BareReceiver:
             self._receiver.cancel()
             raise WeightTransferError(progress.error)
         self._receiver.take()
-        self.model_version = announced.version
         return SyncOutcome(
             checksum=progress.checksum,
             control_s=progress.posted_at - began,
@@ -60,20 +48,14 @@ class BareReceiver:
         )
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Pass it on, as an engine's workers do."""
         if announced.members:
             self._receiver.let_in(source(announced, announced.members[0].explorer))
-
-    async def wait_dead(self) -> EngineDeadError:
-        """Never."""
-        await asyncio.Event().wait()
-        raise AssertionError
 
 
 class Timed:
     """An engine, and the moment of the last first byte, by the clock of the machine."""
 
-    def __init__(self, engine: InferenceEngine | BareReceiver) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.first_byte_at = 0.0
 
@@ -81,9 +63,8 @@ class Timed:
         return getattr(self._engine, name)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version."""
         began = time.time()
-        outcome = await self._engine.sync_weights(announced, member)
+        outcome: SyncOutcome = await self._engine.sync_weights(announced, member)
         self.first_byte_at = began + outcome.control_s
         return outcome
 

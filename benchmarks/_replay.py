@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._cluster import cluster_to_measure
-from benchmarks._report import Row
+from benchmarks._report import Row, less
 from schemas import ExperienceGroup, ResultPart, StepBegun, StepGroup
 from schemas.step import step_key
 from schemas.topics import EXPERIENCES, STEPS
@@ -72,15 +72,6 @@ def replayed(settings: Settings, name: str, folder: Path) -> list[float]:
 def replaying(
     name: str, trainer: TrainerSettings, groups: Sequence[ExperienceGroup], *, steps: int, turns: int
 ) -> list[Row]:
-    """Time both in turns, the engine alone before and after each replay.
-
-    Args:
-        name: Of the workload.
-        trainer: Its settings.
-        groups: Of each step.
-        steps: How many each time, 3 at least.
-        turns: How many replays.
-    """
     with cluster_to_measure() as cluster:
         live = cluster.folder / "live"
         live.mkdir()
@@ -102,7 +93,7 @@ def replaying(
             alone.append(statistics.median(bare(own, groups, steps)))
     ratios = [sum(around) / 2 / whole for around, whole in zip(itertools.pairwise(alone), once_more, strict=True)]
     return [
-        Row(f"{name}: a step of the bare engine", statistics.median(alone), "s", better="lower"),
-        Row(f"{name}: a step of a replay", statistics.median(once_more), "s", better="lower"),
+        less(f"{name}: a step of the bare engine", statistics.median(alone), "s"),
+        less(f"{name}: a step of a replay", statistics.median(once_more), "s"),
         Row(f"{name}: replay's steps/s over the bare engine's", statistics.median(ratios), "", goal=GOAL),
     ]

@@ -21,8 +21,6 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured figure."""
-
     metric: str
     value: float
     unit: str
@@ -31,14 +29,17 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; ``None`` without a goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.better == "higher" else self.value <= self.goal
 
     def of(self, what: str) -> Self:
-        """Return the same figure under a longer name, for a table of several things."""
         return replace(self, metric=f"{what}: {self.metric}")
+
+
+def less(metric: str, value: float, unit: str, goal: float | None = None) -> Row:
+    """Return a figure of which less is better."""
+    return Row(metric, value, unit, goal, "lower")
 
 
 def report(

@@ -33,8 +33,6 @@ _COUNT_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """Ask the engine for these prompts, past the explorer."""
-
     prompts: list[list[int]]
     n: int
     in_flight: int
@@ -43,8 +41,6 @@ class Bare:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the engine knows of itself."""
-
     spent: dict[int, list[float]]
     """Seconds of each request, by the length of its prompt."""
     cached: int
@@ -53,14 +49,11 @@ class Told:
 
 
 class TimedEngine(InferenceEngine):
-    """Notes how long requests take."""
-
     spent: defaultdict[int, list[float]]
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
-        """See ``InferenceEngine``."""
         began = time.perf_counter()
         drawn = await super().generate(prompt_token_ids, sampling, n, traceparent)
         self.spent[len(prompt_token_ids)].append(time.perf_counter() - began)
@@ -68,7 +61,6 @@ class TimedEngine(InferenceEngine):
 
 
 async def bare(engine: InferenceEngine, asked: Bare) -> tuple[int, float]:
-    """Tokens and seconds of one round without the explorer."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -93,14 +85,6 @@ async def bare(engine: InferenceEngine, asked: Bare) -> tuple[int, float]:
 
 
 def explorer_side(pipe: Connection, settings: Settings, drawn: "Synchronized[int]") -> None:
-    """Body of the explorer's process.
-
-    Args:
-        pipe: To who measures.
-        settings: The explorer's.
-        drawn: Told how many tokens its engine has drawn, all the time.
-    """
-
     async def count(engine: InferenceEngine) -> None:
         while True:
             drawn.value = engine.tokens_generated

@@ -11,7 +11,6 @@ from schemas.task import Task
 from trinity_bus.rollout import RolloutContext, SingleRunWorkflow, register
 
 SAID = 5
-"""The token that answers a turn."""
 EARLY, LATE = 8, 128
 """Turns whose time is told."""
 AROUND = 4
@@ -24,14 +23,11 @@ def prompt_length(prompt: int, drawn: int, turn: int) -> int:
 
 
 def around(turn: int) -> range:
-    """Return the turns whose mean stands for one."""
     return range(turn - AROUND, turn + 1)
 
 
 @register("bench-turns")
 class TurnsWorkflow(SingleRunWorkflow):
-    """Draws, is answered by one token, and draws again; its metrics say how long turns took."""
-
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
         """See ``SingleRunWorkflow``. The task's data: ``prompt``, ``turns``, ``keep``."""
         del run_id

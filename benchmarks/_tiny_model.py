@@ -39,16 +39,7 @@ SMALL = TinyShape(
 
 
 def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path:
-    """Write a random float32 Qwen3 checkpoint and a tokenizer of words ``t3 t4 ...`` to ``folder``.
-
-    Args:
-        folder: Made if absent.
-        seed: Seed of the weights.
-        shape: Sizes.
-
-    Returns:
-        ``folder``.
-    """
+    """Write a random float32 Qwen3 checkpoint and a tokenizer of words ``t3 t4 ...`` to ``folder``."""
     from dataclasses import asdict
 
     import torch
@@ -65,7 +56,6 @@ def make_tiny_qwen3(folder: Path, *, seed: int, shape: TinyShape = TINY) -> Path
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write one of words ``t3 t4 ...`` beside a model."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

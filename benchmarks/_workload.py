@@ -10,8 +10,6 @@ from workers.demo.subjects import BATCH_SIZE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model and a batch."""
-
     name: str
     vocabulary: int
     hidden: int
@@ -32,18 +30,16 @@ class Workload:
 
     @property
     def ragged(self) -> bool:
-        """Whether much of a padded batch is padding."""
         return self.lengths[1] > 2 * self.lengths[0]
 
 
 DEMO: Final = Workload(
     name="demo", vocabulary=16, hidden=128, layers=2, heads=4, head_dim=32, mlp=2, groups=BATCH_SIZE,
-    group_size=GROUP_SIZE, prompt=6, lengths=(10, 10), updates=8, micro_batch_tokens=16_384, repeats=9,
+    group_size=GROUP_SIZE, prompt=6, lengths=(10, 10), updates=8, micro_batch_tokens=16_384, repeats=9
 )  # fmt: skip
-"""The shape of the demo's model and of its batches."""
 
 SMOLLM2: Final = Workload(
     name=REAL, vocabulary=49_152, hidden=576, layers=30, heads=9, head_dim=64, groups=8, group_size=8, prompt=40,
-    lengths=(48, 72), updates=1, micro_batch_tokens=1024, repeats=3, overhead_goal=1.05,
+    lengths=(48, 72), updates=1, micro_batch_tokens=1024, repeats=3, overhead_goal=1.05
 )  # fmt: skip
 """The real model, whose folder is given, and short samples such as those of arithmetic."""

@@ -8,12 +8,10 @@ for each sample. Rounds of both are interleaved, so that a busy machine slows bo
 """
 
 import asyncio
-import multiprocessing
 import pickle
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,9 +19,11 @@ import numpy as np
 import uvloop
 from msgspec.structs import replace
 
+from benchmarks._children import LIMIT_S, child
 from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._records import equal_samples
+from benchmarks._report import Row, less, report
 from schemas.event import Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
@@ -37,33 +37,16 @@ GROUPS, BASELINE_GROUPS, WARM_UP, ROUNDS = 2000, 400, 200, 3
 SMALL_RECORDS, SMALL_WARM_UP = 1000, 50
 SMALL_GAP_S = 0.004
 GOAL_MTOKENS = 6.0
-LIMIT_S = 120.0
 
-type Side = Callable[[Bus, "Connection", int], Awaitable[None]]
+type Role = Callable[[Bus, "Connection", int], Awaitable[None]]
 
 
 def make_group(seed: int) -> ExperienceGroup:
     """Eight samples of 200 prompt and 2,000 response tokens."""
     rng = np.random.default_rng(seed)
-    responses = SAMPLES * RESPONSE
-    return ExperienceGroup(
-        task_id=f"task-{seed}",
-        attempt=1,
-        batch_id="batch-0",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="a",
-        tokens=rng.integers(0, 150_000, TOKENS, dtype=np.int32),
-        lengths=np.full(SAMPLES, PROMPT + RESPONSE, np.int32),
-        prompt_lengths=np.full(SAMPLES, PROMPT, np.int32),
-        logprobs=-rng.random(responses, dtype=np.float32),
-        mask_bits=np.full(responses // 8, 255, np.uint8),
-        rewards=rng.random(SAMPLES, dtype=np.float32),
-        run_ids=np.arange(SAMPLES, dtype=np.int32),
-        versions=np.stack([np.arange(SAMPLES), np.zeros(SAMPLES), np.zeros(SAMPLES)], axis=1).astype(np.int32),
-    )
+    tokens = rng.integers(0, 150_000, TOKENS, dtype=np.int32)
+    logprobs = -rng.random(SAMPLES * RESPONSE, dtype=np.float32)
+    return equal_samples(f"task-{seed}", PROMPT, tokens, logprobs, rng.random(SAMPLES, dtype=np.float32))
 
 
 async def send_groups(bus: Bus, control: Connection, count: int) -> None:
@@ -79,7 +62,6 @@ async def send_groups(bus: Bus, control: Connection, count: int) -> None:
 
 
 async def send_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """Run the baseline: each sample a pickled dict of lists."""
     samples = [
         {
             "task_id": f"task-{seed}",
@@ -110,13 +92,11 @@ async def _send_all(control: Connection, count: int, send: Callable[[int], Await
 
 
 async def read_groups(bus: Bus, control: Connection, count: int) -> None:
-    """Read and decode ``count`` groups; tell when the last was there, and how many tokens they had."""
     async with bus.reader(EXPERIENCES, start="end") as reader:
         await _read_all(control, reader, count, lambda group: len(group.tokens))
 
 
 async def read_pickles(bus: Bus, control: Connection, count: int) -> None:
-    """Run the baseline's other side."""
     async with bus.reader(EXPERIENCES, start="end", expect=()) as reader:
         await _read_all(control, reader, count * SAMPLES, lambda value: len(pickle.loads(value)["tokens"]))
 
@@ -132,7 +112,6 @@ async def _read_all(control: Connection, reader: Reader, count: int, tokens_of: 
 
 
 async def send_small(bus: Bus, control: Connection, count: int) -> None:
-    """Send small records one by one, each with the time at which it was sent."""
     async with bus.producer() as producer:
         # The warm-up, too, waits until it is told: the reader counts from the end of the log as it finds it.
         await _told(control)
@@ -166,9 +145,7 @@ async def _told(control: Connection) -> None:
     await asyncio.get_running_loop().run_in_executor(None, control.recv)
 
 
-def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) -> None:
-    """Run in a child process."""
-
+def serve(control: Connection, side: Role, settings: KafkaSettings, count: int) -> None:
     async def run() -> None:
         async with Bus(settings, client_id=side.__name__) as bus:
             await side(bus, control, count)
@@ -176,58 +153,28 @@ def serve(side: Side, settings: KafkaSettings, control: Connection, count: int) 
     uvloop.run(run())
 
 
-@contextmanager
-def child(side: Side, settings: KafkaSettings, count: int) -> Iterator[Connection]:
-    """Run a side in a process of its own; yields the connection to it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(side, settings, theirs, count), daemon=True)
-    process.start()
-    # So that its death ends our waiting.
-    theirs.close()
-    try:
-        yield ours
-        process.join(LIMIT_S)
-    finally:
-        process.kill()
-
-
-def receive(control: Connection) -> Any:
-    """Return what a child says next.
-
-    Raises:
-        TimeoutError: It says nothing.
-    """
-    if not control.poll(LIMIT_S):
-        raise TimeoutError(f"a benchmark process said nothing for {LIMIT_S:g} s")
-    return control.recv()
-
-
-def throughput(settings: KafkaSettings, send: Side, read: Side, count: int) -> float:
-    """Million tokens a second, end to end."""
-    with child(read, settings, count) as reader, child(send, settings, count) as sender:
-        receive(reader)
-        receive(sender)
-        sender.send("go")
-        started, acknowledged = receive(sender)
-        read_at, tokens = receive(reader)
+def throughput(settings: KafkaSettings, send: Role, read: Role, count: int) -> float:
+    with child(serve, read, settings, count) as reader, child(serve, send, settings, count) as sender:
+        reader.hear()
+        sender.hear()
+        sender.pipe.send("go")
+        started, acknowledged = sender.hear()
+        read_at, tokens = reader.hear()
     if tokens != count * TOKENS:
         raise AssertionError(f"{tokens} tokens arrived of {count * TOKENS}")
     return float(tokens / (max(acknowledged, read_at) - started) / 1e6)
 
 
 def latencies(settings: KafkaSettings, count: int) -> list[float]:
-    """Milliseconds from before the send until decoded, of each small record."""
-    with child(read_small, settings, count) as reader, child(send_small, settings, count) as sender:
-        receive(reader)
-        receive(sender)
-        sender.send("go")
-        receive(sender)
-        return [1000 * seconds for seconds in receive(reader)]
+    with child(serve, read_small, settings, count) as reader, child(serve, send_small, settings, count) as sender:
+        reader.hear()
+        sender.hear()
+        sender.pipe.send("go")
+        sender.hear()
+        return [1000 * seconds for seconds in reader.hear()]
 
 
 def main() -> None:
-    """Run everything and report."""
     options = parser(__doc__).parse_args()
     share, rounds = (20, 1) if options.short else (1, ROUNDS)
     with cluster_to_measure() as cluster:
@@ -250,8 +197,8 @@ def main() -> None:
             Row("durable end to end, slowest round", min(rates), "Mtokens/s"),
             Row("same transport, a pickled dict of lists a sample", baseline, "Mtokens/s"),
             Row("over that baseline", rate / baseline, "x"),
-            Row("small record, end to end, p50", hundredths[49], "ms", better="lower"),
-            Row("small record, end to end, p99", hundredths[98], "ms", better="lower"),
+            less("small record, end to end, p50", hundredths[49], "ms"),
+            less("small record, end to end, p99", hundredths[98], "ms"),
         ],
         options,
         notes=(

@@ -24,14 +24,12 @@ TENSORS = tuple(TensorMeta(f"model.layers.{i}.weight", "bfloat16", (1024, 327)) 
 
 
 def one_stream(buckets: list[torch.Tensor]) -> None:
-    """Hash as before."""
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(bucket.numpy())
 
 
 def pieces(buckets: list[torch.Tensor], threads: int | None) -> str:
-    """Hash as now, without the layout."""
     with ContentHash(threads) as digest:
         for bucket in buckets:
             digest.put(bucket)
@@ -39,7 +37,6 @@ def pieces(buckets: list[torch.Tensor], threads: int | None) -> str:
 
 
 def main() -> None:
-    """Measure, and report."""
     options = parser(__doc__).parse_args()
     count, rounds = (2, 1) if options.short else (BUCKETS, ROUNDS)
     buckets = [torch.randint(256, (BUCKET,), dtype=torch.uint8) for _ in range(count)]

@@ -32,7 +32,8 @@ import safetensors.torch
 import torch
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._records import named_group
+from benchmarks._report import Row, less, report
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.codec import decode, encode
 
@@ -46,8 +47,6 @@ LENGTHS = struct.Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to encode and decode, with its own copy of the groups."""
-
     name: str
     groups: list[Any]
     encode: Callable[[Any], bytes]
@@ -55,7 +54,6 @@ class Format:
 
 
 def make_inputs(seed: int) -> list[Rollout]:
-    """Return one group's samples, as an engine hands them out."""
     rng = np.random.default_rng(seed)
     return [
         Rollout(
@@ -71,22 +69,7 @@ def make_inputs(seed: int) -> list[Rollout]:
     ]
 
 
-def identifiers(seed: int) -> dict[str, Any]:
-    """Return what says whose group it is."""
-    return {
-        "task_id": f"gsm8k-train-{seed:06}",
-        "attempt": 1,
-        "batch_id": f"batch-{seed // 8:06}",
-        "batch_type": "train",
-        "workflow": "math",
-        "model": "policy",
-        "explorer": "explorer-0",
-        "incarnation": "0123456789abcdef",
-    }
-
-
 def fields(sample: Rollout) -> dict[str, Any]:
-    """Return a sample's plain fields."""
     return {
         "reward": sample.reward,
         "prompt_length": PROMPT,
@@ -97,7 +80,6 @@ def fields(sample: Rollout) -> dict[str, Any]:
 
 
 def arrays(sample: Rollout) -> dict[str, np.ndarray]:
-    """Return a sample's numbers by token."""
     return {
         "tokens": np.concatenate([np.asarray(sample.prompt_token_ids), np.asarray(sample.response_token_ids)]),
         "logprobs": np.asarray(sample.logprobs),
@@ -128,9 +110,11 @@ def pickle_safetensors(name: str, library: Any, group_list: list[Any]) -> Format
 
 
 def formats() -> list[Format]:
-    """Return all formats, the codec first."""
     inputs = [make_inputs(seed) for seed in range(GROUPS)]
-    shared = [identifiers(seed) for seed in range(GROUPS)]
+    shared = [
+        named_group(f"gsm8k-train-{seed:06}", f"batch-{seed // 8:06}", incarnation="0123456789abcdef")
+        for seed in range(GROUPS)
+    ]
     numpy_groups = [
         (ids, [fields(s) for s in samples], [arrays(s) for s in samples])
         for ids, samples in zip(shared, inputs, strict=True)
@@ -180,7 +164,6 @@ def seconds_each(run: Callable[[Any], Any], items: list[Any]) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     options = parser(__doc__).parse_args()
     all_formats = formats()
     encoded = [[f.encode(group) for group in f.groups] for f in all_formats]
@@ -194,7 +177,7 @@ def main() -> None:
     encode_median = [statistics.median(times) for times in encode_s]
     decode_median = [statistics.median(times) for times in decode_s]
     size = [statistics.mean(map(len, values)) / TOKENS for values in encoded]
-    rows.append(Row("bytes per token", size[0], "B", 9, "lower"))
+    rows.append(less("bytes per token", size[0], "B", 9))
     encode_ratio = min(encode_median[BASELINES]) / encode_median[0]
     decode_ratio = min(decode_median[BASELINES]) / decode_median[0]
     rows.append(Row("encode speed over the fastest baseline", encode_ratio, "x", 10))
@@ -203,7 +186,7 @@ def main() -> None:
         rows.append(Row(f"encode, {f.name}", TOKENS / encode_median[i] / 1e6, "Mtokens/s"))
         rows.append(Row(f"decode, {f.name}", TOKENS / decode_median[i] / 1e6, "Mtokens/s"))
     for i, f in enumerate(all_formats[1:-1], start=1):
-        rows.append(Row(f"bytes per token, {f.name}", size[i], "B", better="lower"))
+        rows.append(less(f"bytes per token, {f.name}", size[i], "B"))
         rows.append(Row(f"encode speed over {f.name}", encode_median[i] / encode_median[0], "x"))
         rows.append(Row(f"decode speed over {f.name}", decode_median[i] / decode_median[0], "x"))
     names = ", ".join(f.name for f in all_formats[BASELINES])

@@ -17,8 +17,9 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
-from schemas import ExperienceGroup, Task
+from benchmarks._records import equal_samples
+from benchmarks._report import less, report
+from schemas import Task
 from schemas.codec import encode
 from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
 from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
@@ -39,32 +40,13 @@ WORDS = TEXT.split()
 
 
 def experiences() -> list[bytes]:
-    """Return the records of one group."""
     rng = np.random.default_rng(0)
-    tokens, responses = SAMPLES * (PROMPT + RESPONSE), SAMPLES * RESPONSE
-    group = ExperienceGroup(
-        task_id="task-0",
-        attempt=1,
-        batch_id="batch-0",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="a",
-        tokens=np.minimum(rng.zipf(1.2, tokens), 150_000).astype(np.int32),
-        lengths=np.full(SAMPLES, PROMPT + RESPONSE, np.int32),
-        prompt_lengths=np.full(SAMPLES, PROMPT, np.int32),
-        logprobs=-rng.exponential(0.5, responses).astype(np.float32),
-        mask_bits=np.full(responses // 8, 255, np.uint8),
-        rewards=rng.random(SAMPLES, dtype=np.float32),
-        run_ids=np.arange(SAMPLES, dtype=np.int32),
-        versions=np.stack([np.arange(SAMPLES), np.zeros(SAMPLES), np.zeros(SAMPLES)], axis=1).astype(np.int32),
-    )
-    return [encode(group)]
+    tokens = np.minimum(rng.zipf(1.2, SAMPLES * (PROMPT + RESPONSE)), 150_000)
+    logprobs = -rng.exponential(0.5, SAMPLES * RESPONSE)
+    return [encode(equal_samples("task-0", PROMPT, tokens, logprobs, rng.random(SAMPLES, dtype=np.float32)))]
 
 
 def tasks() -> list[bytes]:
-    """As many as fill a batch."""
     records: list[Any] = []
     rng, size = random.Random(0), 0  # noqa: S311 - makes up texts
     while size < MAX_BATCH_BYTES - 1024:
@@ -75,7 +57,6 @@ def tasks() -> list[bytes]:
 
 
 def body(records: Sequence[bytes]) -> bytes:
-    """Return what the producer packs: records in Kafka's framing."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, 0, 1 << 30)
     for number, record in enumerate(records):
         builder.append(number, 1_700_000_000_000, b"task-0", record, [("content-type", b"application/vnd.msgpack")])
@@ -93,7 +74,6 @@ def ms(work: Callable[[], object], rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
     options = parser(__doc__).parse_args()
     rounds = 1 if options.short else ROUNDS
     rows = []
@@ -103,19 +83,9 @@ def main() -> None:
             packed = pack(plain)
             view = memoryview(packed)
             rows += [
-                Row(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%", better="lower"),
-                Row(
-                    f"{name}, {codec}: packing",
-                    ms(partial(pack, plain), rounds) / mib,
-                    "ms/MiB",
-                    better="lower",
-                ),
-                Row(
-                    f"{name}, {codec}: unpacking",
-                    ms(partial(unpack, number, view, 1 << 26), rounds) / mib,
-                    "ms/MiB",
-                    better="lower",
-                ),
+                less(f"{name}, {codec}: of its size", 100 * len(packed) / len(plain), "%"),
+                less(f"{name}, {codec}: packing", ms(partial(pack, plain), rounds) / mib, "ms/MiB"),
+                less(f"{name}, {codec}: unpacking", ms(partial(unpack, number, view, 1 << 26), rounds) / mib, "ms/MiB"),
             ]
     report("compression", "Packing records, by kind and codec", rows, options)
 

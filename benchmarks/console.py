@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._records import named_group, step_trained
+from benchmarks._report import Row, less, report
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -47,7 +48,6 @@ from trinity_bus.console.index.tokens import byte_level_texts
 from trinity_bus.runtime.heap import freeze_gc
 
 GROUP, BATCH = 8, 64
-"""Samples of a group, and groups of a batch."""
 PROMPT, VOCABULARY = 60, 20_000
 RARE: Final = VOCABULARY - 1
 CHUNK, COMMIT = 256, 4
@@ -65,8 +65,6 @@ type Encoded = tuple[Topic, type, int, bytes, float]
 
 
 class Mesh:
-    """A made-up mesh, whose log is the same at each run."""
-
     def __init__(self) -> None:
         self._rng = np.random.default_rng(0)
         self._ends: dict[tuple[str, int], int] = {}
@@ -84,7 +82,6 @@ class Mesh:
         self._kept: list[bytes] = []
 
     def groups(self, first: int, count: int) -> Iterator[Encoded]:
-        """Return the records of some groups."""
         for number in range(first, first + count):
             at = STARTED_S + number // BATCH * 60 / BATCHES_A_MINUTE + number % BATCH / 10
             for topic, kind, value in self._beside:
@@ -96,7 +93,6 @@ class Mesh:
                 yield from self._batch(number // BATCH, at)
 
     def received(self, encoded: Encoded) -> Received[Any]:
-        """Decode a record: what a reader does."""
         topic, kind, partition, value, at = encoded
         offset = self._ends.get((topic.name, partition), 0)
         self._ends[topic.name, partition] = offset + 1
@@ -114,7 +110,6 @@ class Mesh:
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """Behind what was received."""
         return self._ends
 
     def _group(self, number: int) -> bytes:
@@ -136,13 +131,7 @@ class Mesh:
             tokens[0][-1], rewards[0] = RARE, 0.67
         total = int(responses.sum())
         return ExperienceGroup(
-            task_id=ID,
-            attempt=1,
-            batch_id=BATCH_ID,
-            batch_type="train",
-            workflow="math",
-            model="policy",
-            **WHO,
+            **named_group(ID, BATCH_ID),
             tokens=np.concatenate(tokens),
             lengths=(responses + PROMPT).astype(np.int32),
             prompt_lengths=np.full(GROUP, PROMPT, np.int32),
@@ -176,31 +165,30 @@ class Mesh:
             )
             for i in range(number * BATCH, (number + 1) * BATCH)
         ]
-        who: dict[str, Any] = {"trainer": "trainer-0", "incarnation": "a", "model": "policy", "batch_id": batch_id}
-        begun = StepBegun(**who, run="r", step=step, sequence=step, next_offset=number + 1, groups=groups)
-        trained = StepTrained(
-            **who,
+        begun = StepBegun(
+            trainer="trainer-0",
+            incarnation="a",
+            model="policy",
+            batch_id=batch_id,
+            run="r",
             step=step,
-            version=step,
-            publish=True,
-            metrics={"loss": 0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0},
-            checksum="0" * 64,
-            master_address="127.0.0.1",
-            master_port=1,
+            sequence=step,
+            next_offset=number + 1,
+            groups=groups,
         )
+        metrics = {"loss": 0.1, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0}
+        trained = step_trained(step, "a", batch_id=batch_id, metrics=metrics, checksum="0" * 64)
         yield BATCHES, BatchRecord, 0, encode(batch), at + 1
         yield STEPS, StepBegun, 0, encode(begun), at + 2
         yield TRAINER_EVENTS, StepTrained, 0, encode(trained), at + 3
 
 
 def _named(value: bytes, number: int) -> bytes:
-    """Return a record of a group with its ids."""
     ids = f"task-{number:08}".encode(), f"batch-{number // BATCH:06}".encode()
     return value.replace(ID.encode(), ids[0]).replace(BATCH_ID.encode(), ids[1])
 
 
 def tokenizer() -> Texts:
-    """Return what makes text of tokens: byte-level, as most models have it."""
     return byte_level_texts({f"Ġw{i}": i for i in range(VOCABULARY)})
 
 
@@ -218,7 +206,6 @@ def index_all(mesh: Mesh, store: Store, begin: int, samples: int) -> float:
 
 
 def questions(index: Index, samples: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
-    """Return what pages ask first, and searches."""
     groups = samples // GROUP
     steps = groups // BATCH
     half = STARTED_S + steps / 2 * 60 / BATCHES_A_MINUTE
@@ -268,7 +255,6 @@ def median_ms(ask: Callable[[], Any], times: int) -> tuple[float, float]:
 
 
 def answers(folder: Path, samples: int) -> list[Row]:
-    """Ask the index of so many samples."""
     size = f"{samples / 1e6:g} M"
     with Index(folder, search_s=60) as index:
         first, searches = questions(index, samples)
@@ -277,20 +263,18 @@ def answers(folder: Path, samples: int) -> list[Row]:
     rows = []
     for kind, times, goal in (("first content, slowest page", pages, 300), ("search, slowest", found, 1000)):
         rows += [
-            Row(f"{size}: {kind}", max(ms for ms, _ in times.values()), "ms", goal=goal, better="lower"),
-            Row(f"{size}: {kind}, by the clock", max(ms for _, ms in times.values()), "ms", better="lower"),
+            less(f"{size}: {kind}", max(ms for ms, _ in times.values()), "ms", goal),
+            less(f"{size}: {kind}, by the clock", max(ms for _, ms in times.values()), "ms"),
         ]
-    rows += [Row(f"{size}: page: {name}", ms, "ms", better="lower") for name, (ms, _) in pages.items()]
-    return rows + [Row(f"{size}: search: {name}", ms, "ms", better="lower") for name, (ms, _) in found.items()]
+    rows += [less(f"{size}: page: {name}", ms, "ms") for name, (ms, _) in pages.items()]
+    return rows + [less(f"{size}: search: {name}", ms, "ms") for name, (ms, _) in found.items()]
 
 
 def memory_mib() -> float:
-    """Most memory that this process had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument(
         "--samples", type=int, nargs="+", default=[1_000_000], help="at how many the index is asked, in rising order"
@@ -312,9 +296,9 @@ def main() -> None:
                 stored = sum(path.stat().st_size for path in store.folder.iterdir())
                 rows += [
                     Row(f"{size}: indexed", (samples - begin) / spent, "samples/s of one core", goal=20_000),
-                    Row(f"{size}: store", stored / samples, "bytes/sample", better="lower"),
+                    less(f"{size}: store", stored / samples, "bytes/sample"),
                     *answers(store.folder, samples),
-                    Row(f"{size}: memory", memory_mib(), "MiB", goal=500, better="lower"),
+                    less(f"{size}: memory", memory_mib(), "MiB", 500),
                 ]
                 report("console", "the console's index, in processor time", rows, options)
                 begin = samples

@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.bus import Bus
 from trinity_bus.config import CONFIG_VARIABLE, Settings
 from trinity_bus.view import follow
@@ -38,8 +38,6 @@ _LIMIT_S: Final = 540
 
 
 class Readers:
-    """Pages that are open. How long each answer took is in ``waited``."""
-
     def __init__(self, session: aiohttp.ClientSession, console: str) -> None:
         self._session = session
         self._console = console
@@ -48,15 +46,9 @@ class Readers:
         self.sizes: list[int] = []
 
     def come(self) -> None:
-        """Open all pages."""
         self._open = [asyncio.create_task(self._read(PATHS[i % len(PATHS)])) for i in range(PAGES)]
 
     async def go(self) -> None:
-        """Close all pages.
-
-        Raises:
-            ClientError: The console did not answer one of them.
-        """
         for task in self._open:
             task.cancel()
         ended = await asyncio.gather(*self._open, return_exceptions=True)
@@ -77,20 +69,16 @@ class Readers:
 
 
 def consoles_of(demo: int) -> list[psutil.Process]:
-    """Return the processes of a demo's console: itself, and what waits for it."""
     children = psutil.Process(demo).children(recursive=True)
     return [one for one in children if one.cmdline()[-2:] == ["run", "console"]]
 
 
 def spent_s(*processes: psutil.Process) -> float:
-    """Return the processor time of processes."""
     times = [process.cpu_times() for process in processes]
     return sum(one.user + one.system for one in times)
 
 
 async def measured(run_dir: Path, output: Path, demo: subprocess.Popen[bytes], turns: int, turn_s: float) -> list[Row]:
-    """Measure, beside a demo that has begun."""
-
     async def until(holds: Callable[[], bool]) -> None:
         while not holds():
             if demo.poll() is not None:
@@ -135,19 +123,18 @@ async def measured(run_dir: Path, output: Path, demo: subprocess.Popen[bytes], t
     return [
         Row(f"{name}: tokens/s with over without", paces[True] / paces[False], "x", goal=0.98),
         Row("tokens/s without", paces[False], "tokens/s"),
-        Row("the console without", costs[False], "% of one core", better="lower"),
-        Row(f"the console with {name}", costs[True], "% of one core", better="lower"),
-        Row(f"{name}", costs[True] - costs[False], "% of one core", better="lower"),
-        Row(f"{name}, of all cores", (costs[True] - costs[False]) / (os.cpu_count() or 1), "%", 2, "lower"),
-        Row("readers, which browsers are elsewhere", own_s * 100, "% of one core", better="lower"),
+        less("the console without", costs[False], "% of one core"),
+        less(f"the console with {name}", costs[True], "% of one core"),
+        less(f"{name}", costs[True] - costs[False], "% of one core"),
+        less(f"{name}, of all cores", (costs[True] - costs[False]) / (os.cpu_count() or 1), "%", 2),
+        less("readers, which browsers are elsewhere", own_s * 100, "% of one core"),
         Row("answers", len(readers.waited) / turns / turn_s, "a second"),
-        Row("an answer, median", statistics.median(readers.waited), "ms", better="lower"),
-        Row("an answer, mean", statistics.mean(readers.sizes) / 1024, "KiB", better="lower"),
+        less("an answer, median", statistics.median(readers.waited), "ms"),
+        less("an answer, mean", statistics.mean(readers.sizes) / 1024, "KiB"),
     ]
 
 
 def main() -> None:
-    """Run the demo, measure, and end it."""
     options = parser(__doc__).parse_args()
     turns, turn_s = (1, 5.0) if options.short else (4, 12.0)
     with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks._demos import read, run_demo
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from workers.demo.subjects import COPY, SUBJECTS
 
 
@@ -29,7 +29,6 @@ def seeds_of(text: str) -> list[int]:
 
 
 def learned(summary: dict[str, Any]) -> dict[str, float]:
-    """Return what a seed came to."""
     return {
         "seed": summary["seed"],
         "exact": summary["exact_after"],
@@ -39,7 +38,6 @@ def learned(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def of_all(summaries: Sequence[dict[str, Any]]) -> list[Row]:
-    """Return the median of each figure, and how well the seeds have learned."""
     columns = zip(*map(rows, summaries), strict=True)
     exact = [summary["exact_after"] for summary in summaries]
     enough = SUBJECTS[summaries[0]["subject"]].learned
@@ -52,7 +50,6 @@ def of_all(summaries: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def rows(summary: dict[str, Any]) -> list[Row]:
-    """Return the figures of one run."""
     steps = summary["steps"]
     parts = {
         name: median(step[key] for step in steps if step[key] is not None)
@@ -60,22 +57,21 @@ def rows(summary: dict[str, Any]) -> list[Row]:
     }
     period = summary["train_seconds"] / len(steps)
     found = [
-        Row("held-out reward before", summary["reward_before"], "", 0.3, "lower"),
+        less("held-out reward before", summary["reward_before"], "", 0.3),
         Row("held-out reward after", summary["reward_after"], "", 0.9, "higher"),
-        Row("time to first reward", summary["time_to_first_reward_s"], "s", None, "lower"),
-        Row("everything", summary["total_seconds"], "s", SUBJECTS[summary["subject"]].limit_s, "lower"),
+        less("time to first reward", summary["time_to_first_reward_s"], "s"),
+        less("everything", summary["total_seconds"], "s", SUBJECTS[summary["subject"]].limit_s),
     ]
-    found += [Row(f"stage: {name}", seconds, "s", None, "lower") for name, seconds in summary["stages"].items()]
-    found += [Row("steps", len(steps), "", None, "lower"), Row("a step", period, "s", None, "lower")]
-    found += [Row(f"a step: {name}", seconds, "s", None, "lower") for name, seconds in parts.items()]
+    found += [less(f"stage: {name}", seconds, "s") for name, seconds in summary["stages"].items()]
+    found += [less("steps", len(steps), ""), less("a step", period, "s")]
+    found += [less(f"a step: {name}", seconds, "s") for name, seconds in parts.items()]
     # Generation and training by themselves are the baseline: what a loop in one process could not do without.
     work = parts["rollouts"] + parts["training"]
-    found.append(Row("a step over its rollouts and training", period / work, "x", None, "lower"))
+    found.append(less("a step over its rollouts and training", period / work, "x"))
     return found
 
 
 def main() -> None:
-    """Run or read, then report."""
     arguments = parser(__doc__)
     arguments.add_argument("summaries", nargs="*", type=Path, help="summary.json of earlier runs")
     arguments.add_argument("--seeds", type=seeds_of, default=[0], help="such as 0,1,2 or 0-19")

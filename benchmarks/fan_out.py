@@ -18,83 +18,82 @@ last one has all bytes, and their checksum is right.
 Of a version as large as SmolLM2's only the first and the last are measured, to no more than four members.
 """
 
-import argparse
 import hashlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks._fan_out.members import FanOutMethod, Receivers, Where, fleet
 from benchmarks._fan_out.network import network, reshape, sent, why_not
 from benchmarks._options import parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.weights.layout import chunk_hash
 
 MBIT_S = 200
 SLOW_MBIT_S = 40
 FEW, MANY = 4, 16
-HAVE_IT, LATE = 8, 4
 FEW_GOAL, MANY_GOAL, KILL_GOAL, SLOW_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 1.1, 0.05, 1.1
 LATE_GOAL, CARD_GOAL = 1.15, 0.05
 _PIECE = 256 << 10
 BY: dict[FanOutMethod, str] = {"memory": "", "gloo": "links, "}
 
 
-def scaling(
-    options: argparse.Namespace, places: Sequence[Where], nbytes: int, method: FanOutMethod
-) -> tuple[list[Row], dict[int, float]]:
-    """Time how long each number of members takes; and the rows."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    rounds: int = 3
+    kills: int = 4
+    members: tuple[int, ...] = (1, FEW, MANY)
+    have_it: int = 8
+    late: int = 4
+    nbytes: int = 48 << 20
+    slow_mib: int = 192
+
+
+SHORT = Size(rounds=1, kills=1, members=(1, 2), have_it=2, late=1, nbytes=4 << 20, slow_mib=4)
+
+
+def scaling(size: Size, places: Sequence[Where], method: FanOutMethod) -> tuple[list[Row], dict[int, float]]:
     cards = f"{BY[method]}{MBIT_S} Mbit/s"
     times: dict[int, float] = {}
     rows = []
-    for count in options.members:
-        with fleet(places[: count + 1], nbytes, method=method) as members:
-            times[count] = median(members, options.rounds)
-        rows.append(Row(f"{cards}, {count} members: until all have it", times[count], "s", better="lower"))
+    for count in size.members:
+        with fleet(places[: count + 1], size.nbytes, method=method) as members:
+            times[count] = median(members, size.rounds)
+        rows.append(less(f"{cards}, {count} members: until all have it", times[count], "s"))
         if count > 1:
             goal = {FEW: FEW_GOAL, MANY: MANY_GOAL}.get(count)
             title = f"{cards}, {count} members: over the time for one"
-            rows.append(Row(title, times[count] / times[1], "", goal, "lower"))
+            rows.append(less(title, times[count] / times[1], "", goal))
     return rows, times
 
 
-def shaped(options: argparse.Namespace, nbytes: int, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own."""
-    cards, most = f"{BY[method]}{MBIT_S} Mbit/s", max(options.members)
+def shaped(size: Size, method: FanOutMethod) -> list[Row]:
+    cards, most = f"{BY[method]}{MBIT_S} Mbit/s", max(size.members)
     with network(most + 1, MBIT_S) as places:
-        rows, times = scaling(options, places, nbytes, method)
+        rows, times = scaling(size, places, method)
         killed = []
-        for number in range(options.kills):
-            with fleet(places, nbytes, method=method) as members:
+        for number in range(size.kills):
+            with fleet(places, size.nbytes, method=method) as members:
                 members.round()
-                killed.append(members.round(victim=number * most // options.kills))
-    rows += late(options, nbytes, times[1], method)
-    title = f"{cards}, {most} members, one killed"
-    rows.append(Row(f"{title}: the others have it, over nobody killed, median",
-                    statistics.median(killed) / times[most], "", KILL_GOAL, "lower"))  # fmt: skip
-    rows.append(Row(f"{title}: the others have it, over nobody killed, worst",
-                    max(killed) / times[most], "", better="lower"))  # fmt: skip
+                killed.append(members.round(victim=number * most // size.kills))
+    rows += late(size, times[1], method)
+    others = f"{cards}, {most} members, one killed: the others have it, over nobody killed"
+    rows.append(less(f"{others}, median", statistics.median(killed) / times[most], "", KILL_GOAL))
+    rows.append(less(f"{others}, worst", max(killed) / times[most], ""))
     for what, digest in (("chunks", chunk_hash), ("bytes by SHA-256 at either end", sha256)):
-        rows.append(Row(f"{cards}: hashing all {what}, over the transfer to one",
-                        hashing(nbytes, digest) / times[1], "", HASH_GOAL, "lower"))  # fmt: skip
+        share = hashing(size.nbytes, digest) / times[1]
+        rows.append(less(f"{cards}: hashing all {what}, over the transfer to one", share, "", HASH_GOAL))
     return rows
 
 
-def late(options: argparse.Namespace, nbytes: int, alone_s: float, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own that join when others have the version.
-
-    Args:
-        options: Of the command line.
-        nbytes: Of the version.
-        alone_s: For one member.
-        method: Of both.
-    """
-    have_it, joiners = range(options.have_it), range(options.have_it, options.have_it + options.late)
+def late(size: Size, alone_s: float, method: FanOutMethod) -> list[Row]:
+    have_it, joiners = range(size.have_it), range(size.have_it, size.have_it + size.late)
     took, killed, cards = [], [], []
     with network(len(have_it) + len(joiners) + 1, MBIT_S) as places:
-        for number in range(2 * options.rounds):
-            with fleet(places, nbytes, method=method) as members:
+        for number in range(2 * size.rounds):
+            with fleet(places, size.nbytes, method=method) as members:
                 # Makes memory and listeners.
                 members.round()
                 members.round(members=have_it)
@@ -105,14 +104,12 @@ def late(options: argparse.Namespace, nbytes: int, alone_s: float, method: FanOu
                     took.append(members.join_late(joiners))
                     cards.append(sent(places[0]) - before[0])
     title = f"{BY[method]}{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
+    this, sent_share = "until these have it, over the time for one", max(cards) / size.nbytes
     return [
-        Row(f"{title}: until these have it, over the time for one",
-            statistics.median(took) / alone_s, "", LATE_GOAL, "lower"),
-        Row(f"{title}: what the trainer's card sends, over the version, worst",
-            max(cards) / nbytes, "", CARD_GOAL, "lower"),
-        Row(f"{title}, a holder killed: until these have it, over the time for one, worst",
-            max(killed) / alone_s, "", LATE_GOAL, "lower"),
-    ]  # fmt: skip
+        less(f"{title}: {this}", statistics.median(took) / alone_s, "", LATE_GOAL),
+        less(f"{title}: what the trainer's card sends, over the version, worst", sent_share, "", CARD_GOAL),
+        less(f"{title}, a holder killed: {this}, worst", max(killed) / alone_s, "", LATE_GOAL),
+    ]
 
 
 def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: list[int], alone_s: float) -> None:
@@ -123,45 +120,42 @@ def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: lis
     members.kill(gains.index(max(gains)))
 
 
-def slow(options: argparse.Namespace, method: FanOutMethod) -> list[Row]:
-    """Members on machines of their own, one of which has a slow card."""
-    most, nbytes = max(options.members), options.slow_mib << 20
+def slow(size: Size, method: FanOutMethod) -> list[Row]:
+    most, nbytes = max(size.members), size.slow_mib << 20
     undisturbed, disturbed = [], []
-    for number in range(options.kills):
+    for number in range(size.kills):
         with network(most + 1, SLOW_MBIT_S) as places, fleet(places, nbytes, method=method) as members:
             members.round()
             undisturbed.append(members.round())
-            victim = number * most // options.kills
+            victim = number * most // size.kills
             reshape(places[victim + 1], SLOW_MBIT_S / 100)
             disturbed.append(members.round(slow=victim))
     usual = statistics.median(undisturbed)
-    title = f"{BY[method]}{SLOW_MBIT_S} Mbit/s, {options.slow_mib} MiB, {most} members"
+    title = f"{BY[method]}{SLOW_MBIT_S} Mbit/s, {size.slow_mib} MiB, {most} members"
+    others = f"{title}, the card of one at 1 %: the others have it, over none slow"
     return [
-        Row(f"{title}: until all have it", usual, "s", better="lower"),
-        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, median",
-            statistics.median(disturbed) / usual, "", SLOW_GOAL, "lower"),
-        Row(f"{title}, the card of one at 1 %: the others have it, over none slow, worst",
-            max(disturbed) / usual, "", better="lower"),
-    ]  # fmt: skip
+        less(f"{title}: until all have it", usual, "s"),
+        less(f"{others}, median", statistics.median(disturbed) / usual, "", SLOW_GOAL),
+        less(f"{others}, worst", max(disturbed) / usual, ""),
+    ]
 
 
-def loopback(options: argparse.Namespace, nbytes: int) -> list[Row]:
-    """Members on this machine, with fan-out and without."""
+def loopback(size: Size) -> list[Row]:
     rows = []
     for count in (1, 2):
         places = [(None, "127.0.0.1")] * (count + 1)
-        with fleet(places, nbytes) as new, fleet(places, nbytes, fan_out=False) as old:
+        with fleet(places, size.nbytes) as new, fleet(places, size.nbytes, fan_out=False) as old:
             for members in (new, old):
                 members.round()
             times: dict[Receivers, list[float]] = {new: [], old: []}
-            for number in range(options.rounds * 6):
+            for number in range(size.rounds * 6):
                 # Each comes first as often as the other.
                 for members in (new, old) if number % 2 else (old, new):
                     times[members].append(members.round())
         with_it, without = (statistics.median(times[members]) for members in (new, old))
         members_are = f"loopback, {count} member{'s' * (count > 1)}"
-        rows.append(Row(f"{members_are}: until all have it", with_it, "s", better="lower"))
-        rows.append(Row(f"{members_are}: over the time without fan-out", with_it / without, "", BESIDE_GOAL, "lower"))
+        rows.append(less(f"{members_are}: until all have it", with_it, "s"))
+        rows.append(less(f"{members_are}: over the time without fan-out", with_it / without, "", BESIDE_GOAL))
     return rows
 
 
@@ -186,37 +180,25 @@ def hashing(nbytes: int, digest: Callable[[memoryview], bytes]) -> float:
 
 
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__, subjects=True)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--kills", type=int, default=4)
-    arguments.add_argument("--members", nargs="*", type=int, default=[1, FEW, MANY], help="1, and more, for shaped")
-    arguments.add_argument("--have-it", type=int, default=HAVE_IT, help="members that have it when others join late")
-    arguments.add_argument("--late", type=int, default=LATE, help="members that join late")
-    arguments.add_argument("--mib", type=int, default=48, help="size of the version, MiB")
-    arguments.add_argument("--slow-mib", type=int, default=192, help="size of the version where a card is slow, MiB")
-    arguments.add_argument("--methods", nargs="*", choices=BY, default=list(BY), help="for shaped and slow")
-    options = arguments.parse_args()
-    if options.short:
-        options.rounds, options.kills, options.members, options.mib, options.slow_mib = 1, 1, [1, 2], 4, 4
-        options.have_it, options.late = 2, 1
+    options = parser(__doc__, subjects=True).parse_args()
     for subject, folder in subjects_of(options).items():
-        nbytes = options.mib << 20
+        size = SHORT if options.short else Size()
         if folder is not None:
             nbytes = (folder / "model.safetensors").stat().st_size
-            options.rounds, options.members = 1, [count for count in options.members if count <= FEW]
+            few = tuple(count for count in size.members if count <= FEW)
+            size = replace(size, rounds=1, members=few, nbytes=nbytes)
         notes = ["trainer, members and links share this machine's cores"]
-        rows = loopback(options, nbytes)
+        rows = loopback(size)
         lacking = why_not()
-        for method in reversed(options.methods if lacking is None else []):
+        for method in reversed(list(BY) if lacking is None else []):
             if folder is None:
-                rows = shaped(options, nbytes, method) + slow(options, method) + rows
+                rows = shaped(size, method) + slow(size, method) + rows
             else:
-                with network(max(options.members) + 1, MBIT_S) as places:
-                    rows = scaling(options, places, nbytes, method)[0] + rows
+                with network(max(size.members) + 1, MBIT_S) as places:
+                    rows = scaling(size, places, method)[0] + rows
         if lacking is not None:
             notes.append(f"nothing is shaped: {lacking}")
-        title = f"{nbytes >> 20} MiB from the trainer to its members, by memory and over links"
+        title = f"{size.nbytes >> 20} MiB from the trainer to its members, by memory and over links"
         report("fan_out", title, rows, options, subject=subject, notes=notes)
 
 

@@ -16,7 +16,7 @@ import statistics
 from benchmarks._fleet.coordinator import CoordinatorCost
 from benchmarks._fleet.mesh import SYNC_S, SimulatedMesh
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
 SIZES = ((1000, 64), (4000, 64), (10_000, 8))
@@ -32,7 +32,6 @@ GOAL_RECORD_KIB = 1024.0
 
 
 def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[Row]:
-    """Measure a fleet of one size."""
     freeze_gc()
     mesh = SimulatedMesh(explorers, slots, SEED)
     joined = mesh.join(JOIN_S)
@@ -53,64 +52,43 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
     name = f"{explorers:,} explorers of {slots} slots"
 
     def longest(what: str, spent: CoordinatorCost) -> Row:
-        return Row(
-            f"{name}: {what}: longest decision", spent.longest_s * 1e3, "ms", goal=GOAL_LONGEST_MS, better="lower"
-        )
+        return less(f"{name}: {what}: longest decision", spent.longest_s * 1e3, "ms", GOAL_LONGEST_MS)
 
-    def share(what: str, spent: CoordinatorCost, goal: float | None) -> Row:
-        return Row(f"{name}: {what}: share of a core", spent.cpu_s / stretch_s, "", goal=goal, better="lower")
+    def share(what: str, spent: CoordinatorCost, goal: float) -> Row:
+        return less(f"{name}: {what}: share of a core", spent.cpu_s / stretch_s, "", goal)
 
     return [
         longest("all join", joined),
         longest("all take a version", published),
-        Row(f"{name}: all take a version: processor time", published.cpu_s, "s", better="lower"),
+        less(f"{name}: all take a version: processor time", published.cpu_s, "s"),
         longest("two versions in a row", overtaken),
-        Row(f"{name}: two versions in a row: until all serve the second", overtaken_s, "s", better="lower"),
-        Row(f"{name}: two versions in a row: transfers given up", mesh.given_up, "", goal=0, better="lower"),
+        less(f"{name}: two versions in a row: until all serve the second", overtaken_s, "s"),
+        less(f"{name}: two versions in a row: transfers given up", mesh.given_up, "", 0),
         share("idle", idle, GOAL_IDLE_SHARE),
-        Row(f"{name}: idle: heartbeats", idle.signals / stretch_s, "1/s", better="lower"),
+        less(f"{name}: idle: heartbeats", idle.signals / stretch_s, "1/s"),
         longest("tasks fill the slots", handed_out),
         Row(f"{name}: tasks fill the slots: rate of one core", mesh.capacity / handed_out.cpu_s, "tasks/s", goal=RATE),
         share("idle, slots taken", taken, GOAL_IDLE_SHARE),
         share(f"at {rate:g} tasks/s", working, 1.0),
         longest(f"at {rate:g} tasks/s", working),
-        Row(f"{name}: free slot to order committed, p50", statistics.median(waits) * 1e3, "ms", better="lower"),
-        Row(
-            f"{name}: free slot to order committed, p99",
-            _p99(waits) * 1e3,
-            "ms",
-            better="lower",
-        ),
-        Row(f"{name}: written for each task", working.written / (rate * stretch_s) / 1024, "KiB", better="lower"),
+        less(f"{name}: free slot to order committed, p50", statistics.median(waits) * 1e3, "ms"),
+        less(f"{name}: free slot to order committed, p99", waits[int(0.99 * (len(waits) - 1))] * 1e3, "ms"),
+        less(f"{name}: written for each task", working.written / (rate * stretch_s) / 1024, "KiB"),
         longest("one of a hundred is killed", killed),
-        Row(f"{name}: another coordinator takes over", took_over_s, "s", better="lower"),
-        Row(
-            f"{name}: largest record",
-            max(spent.largest for spent in all_spent) / 1024,
-            "KiB",
-            goal=GOAL_RECORD_KIB,
-            better="lower",
-        ),
+        less(f"{name}: another coordinator takes over", took_over_s, "s"),
+        less(f"{name}: largest record", max(spent.largest for spent in all_spent) / 1024, "KiB", GOAL_RECORD_KIB),
     ]
 
 
-def _p99(waits: list[float]) -> float:
-    return waits[int(0.99 * (len(waits) - 1))]
-
-
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--explorers", type=int, nargs="+", help="only these sizes")
-    options = arguments.parse_args()
+    options = parser(__doc__).parse_args()
     # As the service does.
     collect_young_only()
     # What dies here dies on purpose, by the dozen.
     logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
     rows: list[Row] = []
     for explorers, slots in ((20, 2),) if options.short else SIZES:
-        if options.explorers is None or explorers in options.explorers:
-            rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
+        rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
     report("fleet", "The coordinator with very many explorers, in simulated time", rows, options)
 
 

@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks._cluster import cluster_to_measure, environment, make_topics, service
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
@@ -37,7 +37,6 @@ NAMES = ("bare", "gateway")
 
 @contextlib.contextmanager
 def servers(kafka: KafkaSettings, model: Path, folder: Path) -> Iterator[dict[str, str]]:
-    """Provide the URL of each, once both answer."""
     ports = {name: free_port() for name in NAMES}
     one_thread = {"OMP_NUM_THREADS": "1"}
     bare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
@@ -75,7 +74,6 @@ def servers(kafka: KafkaSettings, model: Path, folder: Path) -> Iterator[dict[st
 
 
 async def until_healthy(urls: Mapping[str, str], children: Mapping[str, Child], folder: Path) -> None:
-    """Wait until both answer."""
     async with aiohttp.ClientSession() as http, asyncio.timeout(START_S):
         for url in urls.values():
             while True:
@@ -89,7 +87,6 @@ async def until_healthy(urls: Mapping[str, str], children: Mapping[str, Child], 
 
 
 async def ask(http: aiohttp.ClientSession, url: str, number: int, max_tokens: int) -> float:
-    """Return the seconds that one request takes."""
     words = " ".join(f"t{3 + (number * 31 + i * 7) % 500}" for i in range(16))
     asked = {"model": "policy", "messages": [{"role": "user", "content": words}], "max_tokens": max_tokens}
     began = time.perf_counter()
@@ -101,7 +98,6 @@ async def ask(http: aiohttp.ClientSession, url: str, number: int, max_tokens: in
 
 
 async def round_of(http: aiohttp.ClientSession, url: str, requests: int) -> float:
-    """Return the requests per second of a round."""
     numbers = iter(range(requests))
 
     async def client() -> None:
@@ -135,11 +131,8 @@ async def measure(
 
 
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds, requests, lone = (1, SHORT_REQUESTS, SHORT_LONE) if options.short else (options.rounds, REQUESTS, LONE)
+    options = parser(__doc__).parse_args()
+    rounds, requests, lone = (1, SHORT_REQUESTS, SHORT_LONE) if options.short else (ROUNDS, REQUESTS, LONE)
     with cluster_to_measure() as cluster:
         kafka = cluster.unused()
         uvloop.run(make_topics(kafka))
@@ -157,9 +150,9 @@ def main() -> None:
             Row("gateway over bare vLLM server, requests per second", statistics.median(ratios), "", 0.95),
             Row("gateway", statistics.median(speeds["gateway"]), "requests/s"),
             Row("bare vLLM server", statistics.median(speeds["bare"]), "requests/s"),
-            Row("added latency, p50", added[0], "ms", 5.0, better="lower"),
-            Row("added latency, p99", added[1], "ms", 25.0, better="lower"),
-            Row("latency of the bare server, p50", points["bare"][49] * 1000, "ms", better="lower"),
+            less("added latency, p50", added[0], "ms", 5.0),
+            less("added latency, p99", added[1], "ms", 25.0),
+            less("latency of the bare server, p50", points["bare"][49] * 1000, "ms"),
         ],
         options,
         notes=[f"ratio of each round: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"],

@@ -31,7 +31,6 @@ _SHORT_SLACK = 4
 
 
 def arguments_of(part: Part, machine: dict[str, Any], *, short: bool) -> list[str]:
-    """Return what a part's process is told."""
     if short:
         told = {"device": "cpu", "dtype": "float32", "size": "tiny"}
         told["method"] = "gloo" if part.method == "nccl" else part.method
@@ -42,7 +41,6 @@ def arguments_of(part: Part, machine: dict[str, Any], *, short: bool) -> list[st
 
 
 def check(parts: Sequence[Part], machine: dict[str, Any], folder: Path, options: argparse.Namespace) -> list[Outcome]:
-    """Run parts, and tell of each when it begins and what became of it."""
     out, outcomes = console(), []
     ends = time.monotonic() + 60 * options.minutes
     for number, part in enumerate(parts, start=1):
@@ -76,11 +74,6 @@ def too_late(part: Part, left_s: float) -> str | None:
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """Return what this machine has.
-
-    Raises:
-        TrinityError: It cannot be told; the driver hangs, perhaps.
-    """
     outcome = run(MACHINE, [], folder)
     if outcome.state != "ok":
         raise TrinityError("\n".join([f"cannot look at this machine: {outcome.why}", *outcome.output]))

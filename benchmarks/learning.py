@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._records import groups_of
+from benchmarks._report import Row, less, report
 from schemas.experience import ExperienceGroup, Float32, Rollout
-from schemas.grouping import build_group
 from schemas.task import Task
 from trinity_bus.config import TrainerSettings
 from trinity_bus.rollout.rewards import sequence_reward
@@ -48,29 +48,19 @@ OBJECTIVES: Final[dict[str, dict[str, Any]]] = {
     "CISPO": {"loss": "cispo", "clip_high": 4.0, "learning_rate": 3e-4},
     TAUGHT: {"advantage": "distillation"},
 }
-"""What each has otherwise than the demo."""
 STEPS: Final = 60
-"""Most steps of a run; the learning rate falls over as many."""
 _ID: Final = {word: i for i, word in enumerate(DIGITS.vocabulary)}
 _SILENT: Final = {_ID[word] for word in (PAD, BOS, EOS, UNKNOWN)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much a run does."""
-
     steps: int = STEPS
     tasks: int = BATCH_SIZE
     samples: int = GROUP_SIZE
 
 
 class Sampler:
-    """Draws responses.
-
-    Args:
-        folder: Of a model, whose weights it begins with.
-    """
-
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
@@ -83,7 +73,6 @@ class Sampler:
         return logits
 
     def take(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Take over the weights of an engine."""
         parameters = dict(self._network.named_parameters())
         with torch.no_grad():
             for name, tensor in tensors:
@@ -122,32 +111,18 @@ def batch(
     version: int,
     lots: torch.Generator,
 ) -> list[ExperienceGroup]:
-    """Return what the policy answers to tasks, with rewards."""
     prompts = [[_ID[BOS], *(_ID[word] for word in str(task.prompt).split())] for task in tasks]
     tokens, logprobs = sampler.draw(prompts, samples, lots)
     taught = None if teacher is None else teacher.logprobs(prompts, tokens).numpy()
     drawn, told = tokens.numpy(), logprobs.numpy()
-    groups = []
-    for i, task in enumerate(tasks):
-        rows = range(i * samples, (i + 1) * samples)
-        rollouts = [
-            _rollout(task, prompts[i], drawn[row], told[row], None if taught is None else taught[row]) for row in rows
+    rollouts = [
+        [
+            _rollout(task, prompts[i], drawn[row], told[row], None if taught is None else taught[row])
+            for row in range(i * samples, (i + 1) * samples)
         ]
-        groups.append(
-            build_group(
-                rollouts,
-                version=version,
-                task_id=task.task_id,
-                attempt=1,
-                batch_id=f"batch-{version}",
-                batch_type="train",
-                workflow=task.workflow,
-                model="policy",
-                explorer="none",
-                incarnation="none",
-            )
-        )
-    return groups
+        for i, task in enumerate(tasks)
+    ]
+    return groups_of(rollouts, version)
 
 
 def _rollout(
@@ -168,18 +143,6 @@ def _rollout(
 def learn(
     objective: str, seed: int, size: Size, teacher: Path | None = None, export: Path | None = None
 ) -> list[float]:
-    """Train from random weights.
-
-    Args:
-        objective: Of ``OBJECTIVES``.
-        seed: Of weights, tasks and draws.
-        size: How much.
-        teacher: Folder of the model to learn from, where the objective needs one.
-        export: Where the trained model goes.
-
-    Returns:
-        The mean reward of each batch, drawn before it was trained on.
-    """
     from trinity_bus.training.megatron_engine import MegatronEngine  # seconds, in the processes that run
 
     torch.set_num_threads(1)
@@ -191,7 +154,7 @@ def learn(
         figures: dict[str, Any] = {
             "model_path": str(model), "dtype": "float32", "max_tokens": COPY.max_tokens, "threads": 1, "seed": seed,
             "learning_rate": LEARNING_RATE, "warmup_steps": 3, "decay_steps": STEPS, "entropy_coef": COPY.entropy_coef,
-            "mini_batches": 8, "adam_beta2": 0.99,
+            "mini_batches": 8, "adam_beta2": 0.99
         }  # fmt: skip
         engine = MegatronEngine(TrainerSettings(**{**figures, **OBJECTIVES[objective]}))
         sampler, taught_by = Sampler(model), None if teacher is None else Sampler(teacher)
@@ -211,7 +174,6 @@ def learn(
 
 
 def curves(objectives: Sequence[str], seeds: int, size: Size, folder: Path) -> dict[str, list[list[float]]]:
-    """Return the rewards of all runs, as many at a time as there are cores."""
     teacher = folder / "teacher"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
@@ -234,13 +196,7 @@ def curves(objectives: Sequence[str], seeds: int, size: Size, folder: Path) -> d
     return found
 
 
-def steps_to(goal: float, rewards: Sequence[float]) -> int | None:
-    """Return after how many steps the reward was over a goal."""
-    return next((step for step, reward in enumerate(rewards) if reward > goal), None)
-
-
 def plot(found: dict[str, list[list[float]]], path: Path) -> None:
-    """Write the curves: a panel for each objective, a line for each seed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -264,7 +220,6 @@ def plot(found: dict[str, list[list[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run all objectives."""
     options = parser(__doc__).parse_args()
     objectives = ["GRPO", TAUGHT] if options.short else list(OBJECTIVES)
     size = Size(steps=2, tasks=4, samples=4) if options.short else Size()
@@ -273,12 +228,12 @@ def main() -> None:
         found = curves(objectives, seeds, size, Path(folder))
     rows = []
     for objective, runs in found.items():
-        reached = [steps_to(GOAL, rewards) for rewards in runs]
+        reached = (next((step for step, reward in enumerate(rewards) if reward > GOAL), None) for rewards in runs)
         known = [steps for steps in reached if steps is not None]
         rows.append(Row(f"{objective}: runs over 0.9 within {STEPS} steps", len(known), f"of {seeds}", goal=seeds))
         if known:
-            rows.append(Row(f"{objective}: steps to it, median", statistics.median(known), "", better="lower"))
-            rows.append(Row(f"{objective}: steps to it, most", max(known), "", better="lower"))
+            rows.append(less(f"{objective}: steps to it, median", statistics.median(known), ""))
+            rows.append(less(f"{objective}: steps to it, most", max(known), ""))
     if not options.short:
         plot(found, PLOT)
     report("learning", f"Objectives on the demo's model and tasks, {seeds} seeds each", rows, options)

@@ -14,27 +14,16 @@ is reset behind each step, so that what grows from step to step shows.
 
 An engine draws as many sequences at once as it may, takes a version, draws again, and so on. Its processes share pages:
 the peak is of their proportional shares, as they are found every tenth of a second.
-
-``--allocators`` compares what the C library may do with freed memory: glibc's own ways, all kept, blocks from a size
-on given back at once, and what is free given back behind each step; and other allocators, whose libraries ``--library``
-names. Peaks, page faults and processor seconds decide.
 """
 
 import argparse
 import asyncio
-import ctypes
 import json
-import os
-import resource
-import secrets
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,11 +34,12 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks._demos import held_bytes
 from benchmarks._options import parser, real_model
-from benchmarks._report import Row, report
+from benchmarks._records import announce
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import write_tokenizer
 from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
-from schemas import Member, ModelVersion, Sampling
+from schemas import Sampling
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.given import GivenSettings
 from trinity_bus.sizing.memory import explorer_memory, trainer_need
@@ -58,7 +48,6 @@ from trinity_bus.training.families import read_shape
 OFF_GOAL: Final = 0.2
 """Of the measured peak, that the formula may be off."""
 PEAK_GOAL_MIB: Final = 3584
-"""Of SmolLM2's trainer."""
 GROWTH_GOAL: Final = 0.03
 """Of the second step's peak, that the last one's may be above it."""
 ENGINES: Final = ("megatron", "torch")
@@ -66,7 +55,7 @@ EXPLORER: Final = "vLLM"
 _LENGTH, _DRAWN, _SEQUENCES, _GROUP = 128, 12, 128, 8
 """Tokens of what it draws and of the answers among them, sequences at once, answers of a prompt."""
 _LOOK_S: Final = 0.1
-ALLOCATORS: Final = ("as the module has it", "glibc's own", "all kept", "1 MiB")
+STEPS: Final = 8
 _THREADS: Final = 2
 _MIB: Final = 1 << 20
 
@@ -79,23 +68,7 @@ def peak_mib() -> float:
     return peak
 
 
-def allocate(way: str) -> None:
-    """Have the C library handle freed memory in one of ``ALLOCATORS``, whatever the engine asks of it."""
-    from trinity_bus.training import rank_engine
-
-    if way == ALLOCATORS[0]:
-        return
-    libc = ctypes.CDLL(None)
-    limits = {"all kept": (2**31 - 1, 2**31 - 1), "1 MiB": (1 << 20, 64 << 20)}
-    if way in limits:
-        for name, value in zip((-3, -1), limits[way], strict=True):
-            libc.mallopt(name, value)
-    vars(rank_engine)["give_back_memory"] = lambda: None
-
-
-def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dict[str, Any]:
-    """Train in this process, in a thread as the service does; what was measured."""
-    allocate(allocator)
+def run(engine: str, folder: Path, steps: int, load: str) -> dict[str, Any]:
     torch.set_num_threads(_THREADS)
     if engine == "torch":
         from trinity_bus.training.torch_engine import TorchEngine as Engine
@@ -104,22 +77,14 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
     from trinity_bus.weights.pull.server import WeightServer
 
     workload = next(one for one in (*WORKLOADS, SMOLLM2) if one.name == load)
-    settings = TrainerSettings(
-        model_path=str(folder),
-        learning_rate=1e-6,
-        mini_batches=workload.updates,
-        engine=engine,
-    )
+    settings = TrainerSettings(model_path=str(folder), learning_rate=1e-6, mini_batches=workload.updates, engine=engine)
     with ThreadPoolExecutor(1) as thread, tempfile.TemporaryDirectory() as kept:
         trainer, server = thread.submit(Engine, settings).result(), WeightServer(bucket_bytes=16 << 20)
         peak_mib()
-        peaks, faults, seconds = [], [], []
+        peaks = []
         for step in range(steps):
             groups = make_groups(workload, step if workload is SMOLLM2 else 0)
-            began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             thread.submit(trainer.train_step, groups).result()
-            seconds.append(time.process_time() - began)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
             version = trainer.progress.version
             written = thread.submit(trainer.save_checkpoint, Path(kept), trainer.progress).result()
             to = Path(kept) / f"step-{version:08d}"
@@ -138,12 +103,7 @@ def run(engine: str, folder: Path, steps: int, allocator: str, load: str) -> dic
     assert budget != "auto"
     told = settings.model_copy(update={"micro_batch_tokens": min(budget, most)})
     need = trainer_need(trainer.shape, told, None, 1)
-    return {
-        "peaks": peaks,
-        "faults": sum(faults[1:]) / max(1, len(faults) - 1),
-        "seconds": sum(seconds[1:]) / max(1, len(seconds) - 1),
-        "formula": need.total / _MIB,
-    }
+    return {"peaks": peaks, "formula": need.total / _MIB}
 
 
 class SharedPeak:
@@ -161,17 +121,14 @@ class SharedPeak:
             self._most = max(self._most, together / _MIB)
 
     def take(self) -> float:
-        """Return it since the last call, in MiB, and begin anew."""
         most, self._most = self._most, 0.0
         return most
 
     def end(self) -> None:
-        """Look no more."""
         self._over.set()
 
 
 async def draw(folder: Path, steps: int) -> dict[str, Any]:
-    """Draw and take versions, in turn, in this process and its children; what was measured."""
     from trinity_bus.inference.engine import InferenceEngine
     from trinity_bus.weights.pull.server import WeightServer
 
@@ -197,21 +154,7 @@ async def draw(folder: Path, steps: int) -> dict[str, Any]:
                 await engine.start()
             prompts = rng.integers(0, shape.vocabulary, (_SEQUENCES // _GROUP, _LENGTH - _DRAWN)).tolist()
             await asyncio.gather(*(engine.generate(prompt, how, _GROUP) for prompt in prompts))
-            host, port = server.address
-            announced = ModelVersion(
-                model="policy",
-                version=version,
-                step=version,
-                method="memory",
-                epoch=version,
-                members=[Member(explorer="explorer-0", incarnation="one", rank=1)],
-                trainer="trainer-0",
-                trainer_incarnation="benchmark",
-                master_address=host,
-                master_port=port,
-                checksum=checksum,
-                secret=secrets.token_hex(32),
-            )
+            announced = announce(version, checksum, server.address, "memory", "explorer-0", epoch=version)
             server.admit(announced)
             await engine.sync_weights(announced, announced.members[0])
             peaks.append(peak.take())
@@ -221,79 +164,51 @@ async def draw(folder: Path, steps: int) -> dict[str, Any]:
     return {"peaks": peaks, "formula": explorer_memory(shape, settings, None).total / _MIB}
 
 
-def measured(*arguments: object, library: Path | None = None) -> dict[str, Any]:
+def measured(*arguments: object) -> dict[str, Any]:
     """Return what :func:`run` or :func:`draw` tells, of a process of its own."""
     command = [sys.executable, "-m", "benchmarks.memory", "--of", *map(str, arguments)]
-    env = os.environ | ({} if library is None else {"LD_PRELOAD": str(library.resolve())})
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=env)  # noqa: S603  # this very program
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  # this very program
     told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return told
 
 
 def rows_of(load: str, folder: Path, steps: int) -> list[Row]:
-    """Measure both engines."""
     rows = []
     for engine in (*ENGINES, EXPLORER):
-        told, what = measured(engine, folder, steps, ALLOCATORS[0], load), f"{load}, {engine}"
+        told, what = measured(engine, folder, steps, load), f"{load}, {engine}"
         peak, second = max(told["peaks"]), told["peaks"][min(1, steps - 1)]
         goal = PEAK_GOAL_MIB if load == SMOLLM2.name and engine == "megatron" else None
         growth = told["peaks"][-1] / second - 1
         rows += [
-            Row(f"{what}: peak", peak, "MiB", goal=goal, better="lower"),
-            Row(f"{what}: the formula", told["formula"], "MiB", better="lower"),
-            Row(f"{what}: the formula is off by", abs(told["formula"] / peak - 1), "", goal=OFF_GOAL, better="lower"),
-            Row(f"{what}: the last step's peak above the second's", growth, "", goal=GROWTH_GOAL, better="lower"),
-        ]
-    return rows
-
-
-def allocators(load: str, folder: Path, steps: int, libraries: Sequence[Path] = ()) -> list[Row]:
-    """Compare what becomes of freed memory."""
-    rows = []
-    ways: list[tuple[str, Path | None]] = [
-        *((way, None) for way in ALLOCATORS),
-        *((one.name, one) for one in libraries),
-    ]
-    for way, library in ways:
-        told = measured("megatron", folder, steps, way if library is None else ALLOCATORS[1], load, library=library)
-        rows += [
-            Row(f"{load}, {way}: peak", max(told["peaks"]), "MiB", better="lower"),
-            Row(f"{load}, {way}: page faults of a step", told["faults"], "", better="lower"),
-            Row(f"{load}, {way}: a step", told["seconds"], "CPU s", better="lower"),
+            less(f"{what}: peak", peak, "MiB", goal),
+            less(f"{what}: the formula", told["formula"], "MiB"),
+            less(f"{what}: the formula is off by", abs(told["formula"] / peak - 1), "", OFF_GOAL),
+            less(f"{what}: the last step's peak above the second's", growth, "", GROWTH_GOAL),
         ]
     return rows
 
 
 def main() -> None:
-    """Measure all models."""
     made = parser(__doc__)
-    made.add_argument("--steps", type=int, default=8, help="of each")
-    made.add_argument("--allocators", action="store_true", help="compare ways to handle freed memory in place of it")
-    made.add_argument(
-        "--library", type=Path, action="append", default=[], help="of another allocator, to be loaded first"
-    )
-    made.add_argument("--of", nargs=5, help=argparse.SUPPRESS)
+    made.add_argument("--of", nargs=4, help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.of:
-        engine, folder, steps, allocator, load = options.of
+        engine, folder, steps, load = options.of
         if engine == EXPLORER:
             told = asyncio.run(draw(Path(folder), int(steps)))
         else:
-            told = run(engine, Path(folder), int(steps), allocator, load)
+            told = run(engine, Path(folder), int(steps), load)
         print(json.dumps(told))
         return
-    steps = 2 if options.short else options.steps
-    loads: Sequence[Any] = [DEMO] if options.short else [DEMO, WORKLOADS[2]]
-    measure = partial(allocators, libraries=options.library) if options.allocators else rows_of
+    steps = 2 if options.short else STEPS
     rows = []
-    for load in loads:
+    for load in [DEMO] if options.short else [DEMO, WORKLOADS[2]]:
         with tempfile.TemporaryDirectory() as folder:
             write_tokenizer(model := make_model(load, Path(folder)), load.vocabulary)
-            rows += measure(load.name, model, steps)
+            rows += rows_of(load.name, model, steps)
     if not options.short and (real := real_model()) is not None:
-        rows += measure(SMOLLM2.name, real, steps)
-    name = "allocators" if options.allocators else "memory"
-    report(name, "a trainer's and an engine's memory on a CPU, float32", rows, options)
+        rows += rows_of(SMOLLM2.name, real, steps)
+    report("memory", "a trainer's and an engine's memory on a CPU, float32", rows, options)
 
 
 if __name__ == "__main__":

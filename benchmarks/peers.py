@@ -34,8 +34,9 @@ import numpy as np
 
 from benchmarks._demos import ROOT, Watch, run_demo, watched
 from benchmarks._options import REAL, TOY, parser, subjects_of
-from benchmarks._report import Row, report
-from benchmarks.training import groups_of, seconds
+from benchmarks._records import groups_of
+from benchmarks._report import Row, less, report
+from benchmarks.training import seconds
 from schemas.experience import Rollout
 from trinity_bus.config import KafkaSettings
 from workers.demo.model import make_model
@@ -44,15 +45,11 @@ from workers.demo.settings import mesh_settings
 from workers.demo.subjects import COPY, SUMS, DemoSubject
 
 GOAL: Final = 0.9
-"""Mean reward of a batch that both are timed to, with the toy."""
 LIMIT_S: Final = 3600.0
-"""Of a demo, on a machine that is busy."""
 STEPS: Final = 5
-"""Of SmolLM2."""
 FEW_STEPS: Final = 6
 """Of TRL with another number of threads."""
 MICRO_BATCH: Final = 16
-"""Samples, of SmolLM2."""
 SUM_TOKENS: Final = 43
 """Of a prompt of the sums, in SmolLM2's tokens."""
 STEP_CLOCK, STEP_CPU, MEMORY = "a step: mesh over TRL", "a step, CPU: mesh over TRL", "peak memory: mesh over TRL"
@@ -66,8 +63,6 @@ GOALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run, of either."""
-
     name: str
     watch: Watch
     steps: Sequence[Mapping[str, Any]]
@@ -77,7 +72,6 @@ class Ran:
 
     @property
     def step_s(self) -> float:
-        """Median seconds of a step by the clock."""
         times = [step["rewarded_at"] for step in self.steps]
         return float(statistics.median(later - earlier for earlier, later in itertools.pairwise(times)))
 
@@ -89,37 +83,30 @@ class Ran:
 
     @property
     def training_s(self) -> float:
-        """Median seconds of the training in a step, by the clock."""
         return float(statistics.median(step["train_s"] for step in self.steps))
 
     def rows(self, goal: float | None) -> list[Row]:
-        """Return the figures of the run.
-
-        Raises:
-            SystemExit: It has not reached the reward that it was to reach.
-        """
         first = self.steps[0]["rewarded_at"] - self.watch.began
-        found = [Row(f"{self.name}: command to first reward", first, "s", better="lower")]
+        found = [less(f"{self.name}: command to first reward", first, "s")]
         if goal is not None:
             above = next((i for i, step in enumerate(self.steps) if step["reward"] >= goal), None)
             if above is None:
                 raise SystemExit(f"{self.name} has not reached a reward of {goal} in {len(self.steps)} steps")
             until = self.steps[above]["rewarded_at"] - self.watch.began
-            found.append(Row(f"{self.name}: command to reward {goal:g}", until, "s", better="lower"))
-            found.append(Row(f"{self.name}: steps to reward {goal:g}", above + 1, "", better="lower"))
+            found.append(less(f"{self.name}: command to reward {goal:g}", until, "s"))
+            found.append(less(f"{self.name}: steps to reward {goal:g}", above + 1, ""))
         return [
             *found,
-            Row(f"{self.name}: a step", self.step_s, "s", better="lower"),
-            Row(f"{self.name}: a step, of the processor", self.step_cpu_s, "CPU s", better="lower"),
-            Row(f"{self.name}: the training in it", self.training_s, "s", better="lower"),
-            Row(f"{self.name}: peak memory", self.watch.peak_bytes / 2**20, "MiB", better="lower"),
+            less(f"{self.name}: a step", self.step_s, "s"),
+            less(f"{self.name}: a step, of the processor", self.step_cpu_s, "CPU s"),
+            less(f"{self.name}: the training in it", self.training_s, "s"),
+            less(f"{self.name}: peak memory", self.watch.peak_bytes / 2**20, "MiB"),
             Row(f"{self.name}: reward of the last batch", self.steps[-1]["reward"], ""),
             Row(f"{self.name}: held-out prompts answered exactly", self.exact, ""),
         ]
 
 
 def environment() -> Path:
-    """Return the Python of TRL's environment, which is made where it is not there."""
     subprocess.run([ROOT / "tools" / "tool_env.sh", "peers"], cwd=ROOT, check=True)  # noqa: S603 - our own script
     python = ROOT / ".cache" / "peers" / "bin" / "python"
     # Once, so that its bytecode is kept: set-up has done the same for ours.
@@ -131,15 +118,6 @@ OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 class Match:
-    """TRL and the mesh on one subject.
-
-    Args:
-        model: Of the real subject; None for the toy.
-        folder: Of ours, for what is written.
-        seed: Of weights, order and draws.
-        steps: Of the real subject.
-    """
-
     def __init__(self, model: Path | None, folder: Path, seed: int, steps: int) -> None:
         self.taught: DemoSubject = COPY if model is None else SUMS
         self.seed, self.folder, self.real = seed, folder, model is not None
@@ -148,15 +126,12 @@ class Match:
         self.steps = self.taught.steps if model is None else steps
         options = DemoOptions(run_dir=folder, subject=self.taught, seed=seed, steps=self.taught.steps)
         self.settings: dict[str, Any] = mesh_settings(options, KafkaSettings())
-        """What the demo asks of its services."""
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Of the real subject, the same for both."""
         return MICRO_BATCH * (SUM_TOKENS + self.taught.max_tokens)
 
     def trl(self, python: Path, name: str, **figures: float | None) -> Ran:
-        """Run TRL."""
         out, tasks = self.folder / f"{name}.jsonl", ROOT / "workers" / "demo" / "tasks"
         asked = self.settings
         updates = asked["trainer.mini_batches"]
@@ -168,19 +143,18 @@ class Match:
             "learning_rate": asked["trainer.learning_rate"], "entropy_coef": self.taught.entropy_coef,
             "warmup_steps": asked["trainer.warmup_steps"], "adam_beta2": asked["trainer.adam_beta2"],
             "decay_steps": asked["trainer.decay_steps"], "steps": self.steps, "steps_after": 2, "goal": self.goal,
-            "threads": None, **figures,
+            "threads": None, **figures
         }  # fmt: skip
         command: list[str | Path] = [
             python, Path(__file__).parent / "_peers" / "trl_demo.py", "--model", self.model, "--out", out,
             "--tasks", tasks / f"{self.taught.tasks}train.jsonl",
-            "--held-out", tasks / f"{self.taught.tasks}held_out.jsonl", "--figures", json.dumps(values),
+            "--held-out", tasks / f"{self.taught.tasks}held_out.jsonl", "--figures", json.dumps(values)
         ]  # fmt: skip
         watch = watched(command, "TRL", OFFLINE, memory=True)
         *steps, last = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         return Ran("TRL", watch, steps, last["exact"])
 
     def mesh(self) -> Ran:
-        """Run the demo."""
         options = ["--seed", str(self.seed), "--limit", str(LIMIT_S)]
         told = {}
         if self.real:
@@ -223,14 +197,6 @@ class Match:
 
 
 def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> list[Row]:
-    """Return the rows of one seed.
-
-    Args:
-        match: Of whom.
-        python: Of TRL's environment.
-        threads: Of TRL's; None: torch's choice.
-        whole: Compare training by itself, too.
-    """
     theirs, ours = match.trl(python, "trl", threads=threads), match.mesh()
     goals = GOALS[REAL if match.real else TOY]
     rows = [
@@ -252,15 +218,15 @@ def compare(match: Match, python: Path, threads: int | None, *, whole: bool) -> 
     our_cpu = statistics.median(match.engine_cpu_s(steps)[1:])
     same = f"training on a step's samples, {'one thread' if alike == 1 else f'{alike} threads'}"
     rows += [
-        Row(f"TRL: {same}", their_cpu, "CPU s", better="lower"),
-        Row(f"engine: {same}", our_cpu, "CPU s", better="lower"),
+        less(f"TRL: {same}", their_cpu, "CPU s"),
+        less(f"engine: {same}", our_cpu, "CPU s"),
         _ratio(SAME, our_cpu, their_cpu, goals),
     ]
     return rows
 
 
 def _ratio(metric: str, ours: float, theirs: float, goals: Mapping[str, float]) -> Row:
-    return Row(metric, ours / theirs, "", goals.get(metric), "lower")
+    return less(metric, ours / theirs, "", goals.get(metric))
 
 
 def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:
@@ -273,7 +239,6 @@ def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def main() -> None:
-    """Run both, then report."""
     arguments = parser(__doc__, subjects=True)
     arguments.add_argument("--seeds", nargs="+", type=int, default=[0])
     arguments.add_argument("--steps", type=int, default=STEPS, help="of SmolLM2, 2 or more")

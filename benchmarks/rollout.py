@@ -20,10 +20,9 @@ import multiprocessing
 import secrets
 import statistics
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -31,23 +30,15 @@ from typing import Any
 import uvloop
 from safetensors.torch import load_file
 
+from benchmarks._children import Side
 from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._records import announce
+from benchmarks._report import Row, less, report
 from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
-from benchmarks._sources import announce
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
-from schemas import (
-    Dispatch,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Position,
-    RolloutFinished,
-    Sampling,
-    Task,
-    WeightsSynced,
-)
+from schemas import Dispatch, ExplorerHeartbeat, ModelVersion, Position, RolloutFinished, Sampling, Task, WeightsSynced
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.chat import Tokenizer
@@ -72,19 +63,12 @@ LIMIT_S = 120.0
 
 
 def prompts(tasks: int) -> list[list[int]]:
-    """Token ids, different for each task."""
     return [[3 + (task * 31 + i * 7) % 500 for i in range(PROMPT)] for task in range(tasks)]
 
 
 def explorer_settings(model: str) -> ExplorerSettings:
-    """Return the settings of the explorer and of the bare engine."""
     return ExplorerSettings(
-        name=NAME,
-        model_path=model,
-        dtype="float32",
-        max_model_len=PROMPT + RESPONSE,
-        slots=TASKS,
-        max_tokens=RESPONSE,
+        name=NAME, model_path=model, dtype="float32", max_model_len=PROMPT + RESPONSE, slots=TASKS, max_tokens=RESPONSE
     )
 
 
@@ -113,7 +97,6 @@ async def through_explorer(
 
 
 def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, explorer: str = NAME, **more: Any) -> Dispatch:
-    """Return what hands a task to an explorer."""
     return Dispatch(
         explorer=explorer,
         incarnation=incarnation,
@@ -157,7 +140,6 @@ async def answered(
 def announced_version(
     publisher: WeightServer, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
 ) -> ModelVersion:
-    """Stage weights, and return what says that they are there for one explorer."""
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
     return announce(version, checksum, publisher.address, "gloo", name, epoch=epoch, incarnation=explorer_incarnation)
 
@@ -165,7 +147,6 @@ def announced_version(
 async def serve_weights(
     producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
 ) -> None:
-    """Move version 0 into the explorer, as the mesh does before anything is handed out."""
     publisher = WeightServer(method="gloo")
     announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
@@ -180,7 +161,6 @@ async def serve_weights(
 
 
 async def incarnation(events: Reader, name: str = NAME) -> str:
-    """Return that of the explorer, once it has joined."""
     while True:
         for received in await events.batch(LIMIT_S):
             if isinstance(received.record, ExplorerHeartbeat) and received.record.explorer == name:
@@ -188,7 +168,6 @@ async def incarnation(events: Reader, name: str = NAME) -> str:
 
 
 def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) -> list[Task]:
-    """Tasks of so many turns, of so many tokens each."""
     return [
         Task(
             task_id=f"{name}/{i}",
@@ -200,30 +179,26 @@ def conversations(count: int, turns: int, drawn: int, *, keep: bool, name: str) 
     ]
 
 
+@dataclass(slots=True)
 class Bench:
-    """One explorer's process, the log, and what has been measured."""
+    """One explorer's process, and the log."""
 
-    def __init__(
-        self, pipe: Connection, producer: Producer, events: Reader, *, short: bool, tokenizer: Tokenizer | None = None
-    ) -> None:
-        self.pipe = pipe
-        self.tokenizer = tokenizer
-        self.producer = producer
-        self.events = events
-        self.short = short
-        self.incarnation = ""
+    side: Side
+    drawn: "Synchronized[int]"
+    """Tokens, by its engine."""
+    start_s: float
+    producer: Producer
+    events: Reader
+    short: bool
+    tokenizer: Tokenizer | None = None
+    known: str = ""
+    """The incarnation before, which may be heard late."""
+    incarnation: str = ""
 
-    async def ask(self, what: Any) -> Any:
-        """Return what the explorer's process answers."""
-        self.pipe.send(what)
-        return await asyncio.to_thread(self.pipe.recv)
-
-    async def join(self, model: Path, epoch: int, known: str = "") -> None:
-        """Wait for the explorer's next life, and move weights into it."""
-        while (found := await incarnation(self.events)) == known:
-            """One that is gone, and was heard late."""
-        self.incarnation = found
-        await serve_weights(self.producer, self.events, found, model, epoch=epoch)
+    async def join(self, model: Path, epoch: int) -> None:
+        while self.incarnation in ("", self.known):
+            self.incarnation = await incarnation(self.events)
+        await serve_weights(self.producer, self.events, self.incarnation, model, epoch=epoch)
 
     async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of the bare engine and through the explorer, in each round."""
@@ -235,7 +210,7 @@ class Bench:
             asked = [list(encoder_of(self.tokenizer).prompt(text)) for text in texts]
         found = []
         for number in range(rounds + 1):
-            drawn, seconds = await self.ask(Bare(asked, GROUP, in_flight, tokens))
+            drawn, seconds = await self.side.tell(Bare(asked, GROUP, in_flight, tokens))
             tasks = [
                 Task(
                     task_id=f"{tokens}/{number}/{i}",
@@ -254,7 +229,6 @@ class Bench:
         return found
 
     async def over_bare(self, in_flight: dict[int, int], rounds: int) -> tuple[list[Row], list[str]]:
-        """Return how fast the explorer is beside the bare engine, and notes."""
         rows, notes = [], []
         for count, tokens in in_flight.items():
             found = await self.speeds(min(count, SHORT_TASKS) if self.short else count, tokens, rounds)
@@ -265,7 +239,6 @@ class Bench:
         return rows, notes
 
     async def talk(self, tasks: list[Task]) -> tuple[list[RolloutFinished], float]:
-        """Have conversations, all at once."""
         orders = [order_of(task, self.incarnation) for task in tasks]
         return await answered(self.producer, self.events, orders, len(orders))
 
@@ -284,7 +257,7 @@ class Bench:
 
     async def many_turns(self) -> tuple[float, float]:
         """Share of the blocks found in the prefix cache that turns share; time in the mesh, late over early."""
-        before: Told = await self.ask(TELL)
+        before: Told = await self.side.tell(TELL)
         count = 1 if self.short else 8
         shared = 0
         metrics: dict[int, list[float]] = {EARLY: [], LATE: []}
@@ -298,7 +271,7 @@ class Bench:
                 (prompt_length(PROMPT, FEW_DRAWN, turn) + FEW_DRAWN - 1) // before.block
                 for turn in range(1, MANY_TURNS)
             )
-        after: Told = await self.ask(TELL)
+        after: Told = await self.side.tell(TELL)
         in_mesh = {}
         for at, seconds in metrics.items():
             lengths = [prompt_length(PROMPT, FEW_DRAWN, turn) for turn in around(at)]
@@ -306,7 +279,7 @@ class Bench:
             in_mesh[at] = statistics.fmean(seconds) - engine
         return (after.cached - before.cached) / before.block / shared, in_mesh[LATE] / in_mesh[EARLY]
 
-    async def amid_a_version(self, model: Path, version: int | None, name: str, drawn: "Synchronized[int]") -> float:
+    async def amid_a_version(self, model: Path, version: int | None, name: str) -> float:
         """Return the seconds of some responses, to half of which a version comes; None: none does."""
         tasks, tokens = (1 if self.short else SHORT_TASKS), IN_FLIGHT[16]
         prompt = [" ".join(f"t{t}" for t in tokens_of) for tokens_of in prompts(tasks)]
@@ -316,13 +289,13 @@ class Bench:
             announced = announced_version(
                 publisher, self.incarnation, model, name=NAME, epoch=100 + version, version=version
             )
-        half, began, open_orders = drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
+        half, began, open_orders = self.drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
         for number in range(tasks):
             own = {"task_id": f"{name}/{number}", "prompt": prompt[number]}
             task = Task(workflow="math", answer="t9", sampling=sampling, **own)
             order = order_of(task, self.incarnation, repeat_times=GROUP)
             await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
-        while announced is not None and drawn.value < half:  # noqa: ASYNC110 - another process counts
+        while announced is not None and self.drawn.value < half:  # noqa: ASYNC110 - another process counts
             await asyncio.sleep(0.001)
         waits_for = set() if announced is None else {WeightsSynced}
         if announced is not None:
@@ -339,26 +312,26 @@ class Bench:
         publisher.close()
         return took
 
-    async def over_versions(self, model: Path, rounds: int, drawn: "Synchronized[int]") -> float:
+    async def over_versions(self, model: Path, rounds: int) -> float:
         """Return by how many milliseconds responses take longer because a version comes amid them, the median."""
         longer = []
         for number in range(rounds + 1):
-            without = await self.amid_a_version(model, None, f"without/{number}", drawn)
-            amid = await self.amid_a_version(model, number + 1, f"amid/{number}", drawn)
+            without = await self.amid_a_version(model, None, f"without/{number}")
+            amid = await self.amid_a_version(model, number + 1, f"amid/{number}")
             if number or self.short:
                 longer.append(1000 * (amid - without))
         return statistics.median(longer)
 
-    async def until_half(self, tasks: list[Task], drawn: "Synchronized[int]") -> tuple[set[str], dict[str, Position]]:
+    async def until_half(self, tasks: list[Task]) -> tuple[set[str], dict[str, Position]]:
         """Begin conversations, and return once half is drawn: which have ended, and where the turns of others begin."""
         # Conversations that began together turn together: the moment is any within a turn, not the end of one.
-        half = drawn.value + len(tasks) * TURNS * DRAWN // 2 + secrets.randbelow(len(tasks) * DRAWN)
+        half = self.drawn.value + len(tasks) * TURNS * DRAWN // 2 + secrets.randbelow(len(tasks) * DRAWN)
         for task in tasks:
             order = order_of(task, self.incarnation)
             await self.producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
         ended: set[str] = set()
         begun: dict[str, Position] = {}
-        while drawn.value < half:
+        while self.drawn.value < half:
             for received in await self.events.batch(0.01):
                 if isinstance(received.record, RolloutFinished):
                     ended.add(received.record.task_id)
@@ -367,101 +340,79 @@ class Bench:
         return ended, begun
 
 
-@contextmanager
-def explorer_process(settings: Settings) -> Iterator[tuple[Connection, "Synchronized[int]", BaseProcess]]:
-    """Provide a way to an explorer in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    drawn = context.Value("q", 0)
-    process = context.Process(target=explorer_side, args=(theirs, settings, drawn), name="explorer")
-    process.start()
-    # So that its death ends our waiting.
-    theirs.close()
+@asynccontextmanager
+async def explored(settings: Settings, model: Path, epoch: int, **of_bench: Any) -> AsyncIterator[Bench]:
+    """Provide an explorer in a process of its own, with weights; it ends by itself, unless it was killed."""
+    drawn = multiprocessing.get_context("spawn").Value("q", 0)
+    side = Side(explorer_side, settings, drawn)
     try:
-        yield ours, drawn, process
+        bench = Bench(side, drawn, start_s=await asyncio.to_thread(side.pipe.recv), **of_bench)
+        await bench.join(model, epoch)
+        yield bench
+        if side.process.is_alive():
+            side.pipe.send(None)
+            await asyncio.to_thread(side.process.join)
     finally:
-        process.kill()
-        process.join()
+        side.end()
 
 
 async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows of the report, and its notes."""
+    tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
+    kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
-        tasks = conversations(2 if short else TURNS, TURNS, DRAWN, keep=True, name="killed")
-        with explorer_process(settings) as (pipe, drawn, process):
-            start_s = await asyncio.to_thread(pipe.recv)
-            bench = Bench(pipe, producer, events, short=short)
-            await bench.join(model, 1)
+        own: dict[str, Any] = {"producer": producer, "events": events, "short": short}
+        async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
-            before = drawn.value
-            ended, begun = await bench.until_half(tasks, drawn)
-            process.kill()
-            process.join()
-            total = drawn.value - before
-        with explorer_process(settings) as (pipe, drawn, process):
-            await asyncio.to_thread(pipe.recv)
-            again = Bench(pipe, producer, events, short=short)
-            await again.join(model, 2, bench.incarnation)
+            before = bench.drawn.value
+            ended, begun = await bench.until_half(tasks)
+            bench.side.end()
+            total = bench.drawn.value - before
+        async with explored(settings, model, 2, known=bench.incarnation, **own) as again:
             rest = [task for task in tasks if task.task_id not in ended]
             orders = [order_of(task, again.incarnation, attempt=2, turns=begun.get(task.task_id)) for task in rest]
             await answered(producer, events, orders, len(orders))
-            total += drawn.value
-            longer = {"recomputed": await again.over_versions(model, 2 * rounds, drawn)}
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
-        kept_caches = settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"caches": "kept"})})
-        with explorer_process(kept_caches) as (pipe, drawn, process):
-            await asyncio.to_thread(pipe.recv)
-            third = Bench(pipe, producer, events, short=short)
-            await third.join(model, 3, again.incarnation)
-            longer["kept"] = await third.over_versions(model, 2 * rounds, drawn)
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
+            total += again.drawn.value
+            longer = {"recomputed": await again.over_versions(model, 2 * rounds)}
+        async with explored(kept_caches, model, 3, known=again.incarnation, **own) as third:
+            longer["kept"] = await third.over_versions(model, 2 * rounds)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
         Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
-        Row(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5, better="lower"),
-        Row("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0, better="lower"),
+        less(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5),
+        less("tokens drawn twice after a SIGKILL", 100 * (total - needed) / needed, "%", 5.0),
         *(
-            Row(f"responses in flight over a version, caches {caches}: longer by", value, "ms", better="lower")
+            less(f"responses in flight over a version, caches {caches}: longer by", value, "ms")
             for caches, value in longer.items()
         ),
-        Row("start of engine and runners", start_s, "s", better="lower"),
+        less("start of engine and runners", bench.start_s, "s"),
     ]
     notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
     return rows, notes
 
 
 async def measure_real(settings: Settings, model: Path, rounds: int, *, short: bool) -> tuple[list[Row], list[str]]:
-    """Return the rows of the real model, and notes."""
     async with (
         Bus(settings.kafka, client_id="benchmark") as bus,
         bus.producer() as producer,
         bus.reader(EXPLORER_EVENTS, start="end") as events,
     ):
-        with explorer_process(settings) as (pipe, _, process):
-            start_s = await asyncio.to_thread(pipe.recv)
-            bench = Bench(pipe, producer, events, short=short, tokenizer=load_tokenizer(str(model)))
-            await bench.join(model, 1)
+        tokenizer = load_tokenizer(str(model))
+        own: dict[str, Any] = {"producer": producer, "events": events, "short": short, "tokenizer": tokenizer}
+        async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
-            pipe.send(None)
-            await asyncio.to_thread(process.join)
-    return [*rows, Row("start of engine and runners", start_s, "s", better="lower")], notes
+    return [*rows, less("start of engine and runners", bench.start_s, "s")], notes
 
 
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__, subjects=True)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds = 0 if options.short else options.rounds
+    options = parser(__doc__, subjects=True).parse_args()
+    rounds = 0 if options.short else ROUNDS
     for subject, folder in subjects_of(options).items():
         with cluster_to_measure() as cluster:
             kafka = cluster.unused()

@@ -14,18 +14,15 @@ nothing is crashed there.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import uvloop
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._scheduling import consumer, crash, fleet, memory, throughput
 from benchmarks._scheduling.explorer import THINK_S
 from benchmarks._scheduling.mesh import Mesh, mesh, ready
@@ -34,7 +31,6 @@ from trinity_bus.config import CoordinatorSettings
 
 PARTS = ("throughput", "fleet", "crashes", "memory")
 BATCH = 64
-SATURATED = 300 * BATCH
 OFFERED_RATES = (300.0, 1000.0)
 FEW, MANY = 128, 512
 """Attempts under way at once, in all explorers together. Every one more adds to the time that each of them takes as
@@ -42,36 +38,32 @@ soon as the cores are busy: the few are just enough for that, the many for the m
 GOAL_RATE, GOAL_P99_MS = 1500.0, 50.0
 GOAL_OVER_AIOKAFKA = 10.0
 GOAL_BUSY = 0.95
-QUEUED = 1_000_000
 GOAL_GROWTH_MIB = 64.0
-"""Of the coordinator; of an explorer as well."""
-FLEET_BATCHES = 80
 STALENESS = 8
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What no option says, of a run."""
-
     fleets: tuple[int, ...] = (1, 8)
-    """Explorers of each measurement of throughput."""
     warm_up: int = 64 * BATCH
+    tasks: int = 300 * BATCH
     offered: int = 120 * BATCH
-    """Tasks at each of ``OFFERED_RATES``."""
+    batches: int = 80
+    positions: int = consumer.CHECKPOINT_EVERY
+    """Of the checkpoint cycle, to crash at."""
     victims: tuple[str, ...] = crash.VICTIMS
+    queued: int = 1_000_000
     fill: int = memory.WARM_UP
     """Tasks until all that is bounded is full."""
     work_s: float = 20.0
     """How long memory is watched once all is queued."""
 
 
-SHORT = Size(fleets=(1,), warm_up=BATCH, offered=2 * BATCH, victims=("coordinator",), fill=2 * BATCH, work_s=1.0)
-
-type Bar = Callable[[int, int], None]
-"""Told how much is done, of how much."""
-type Bars = Callable[[str], Bar]
-"""Makes one."""
+SHORT = Size(
+    fleets=(1,), warm_up=BATCH, tasks=2 * BATCH, offered=2 * BATCH, batches=4, positions=1, victims=("coordinator",),
+    queued=2 * BATCH, fill=2 * BATCH, work_s=1.0
+)  # fmt: skip
 
 SETTINGS = {
     "coordinator.batch_size": str(BATCH),
@@ -81,46 +73,32 @@ SETTINGS = {
 }
 
 
-@contextmanager
-def progress_bars() -> Iterator[Bars]:
-    """Provide a function that makes a bar for each step; they vanish at the end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-
-        def bar(name: str) -> Bar:
-            task = progress.add_task(name, total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
-
-        yield bar
-
-
-def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> list[Row]:
-    """Return the throughput of one explorer and of eight."""
+def throughput_rows(cluster: Cluster, size: Size) -> list[Row]:
     rows: list[Row] = []
     for explorers in size.fleets:
         name = "1 explorer" if explorers == 1 else f"{explorers} explorers"
         with mesh(cluster, SETTINGS | {"explorer.slots": str(MANY // explorers)}) as made:
-            most = uvloop.run(_measure_most(made, explorers, tasks, size, bars(f"{MANY} under way, {name}")))
+            most, _ = uvloop.run(_measure(made, explorers, size, ()))
         with mesh(cluster, SETTINGS | {"explorer.slots": str(FEW // explorers)}) as made:
-            measured = _measure(made, explorers, tasks, size, bars(f"{FEW} under way, {name}"))
-            saturated, offered, bare = uvloop.run(measured)
+            saturated, offered = uvloop.run(_measure(made, explorers, size, OFFERED_RATES))
+            bare = uvloop.run(throughput.baseline(made.kafka, size.tasks, broker_pid=made.pids.get("broker")))
         latency = f"{name}: last result to FINALIZED"
         all_us, bare_us = sum(saturated.cpu_us.values()), sum(bare.cpu_us.values())
         rows += [
             Row(f"{name}: end to end", saturated.rate, "tasks/s"),
-            Row(f"{latency}, p50", saturated.latency(0.5), "ms", better="lower"),
-            Row(f"{latency}, p99", saturated.latency(0.99), "ms", goal=GOAL_P99_MS, better="lower"),
-            Row(f"{latency}, all produced, p50", saturated.latency(0.5, produced=True), "ms", better="lower"),
-            Row(f"{latency}, all produced, p99", saturated.latency(0.99, produced=True), "ms", better="lower"),
+            less(f"{latency}, p50", saturated.latency(0.5), "ms"),
+            less(f"{latency}, p99", saturated.latency(0.99), "ms", GOAL_P99_MS),
+            less(f"{latency}, all produced, p50", saturated.latency(0.5, produced=True), "ms"),
+            less(f"{latency}, all produced, p99", saturated.latency(0.99, produced=True), "ms"),
             Row(f"{name}, {MANY} under way: end to end", most.rate, "tasks/s", goal=GOAL_RATE),
-            Row(f"{name}, {MANY} under way: last result to FINALIZED, p50", most.latency(0.5), "ms", better="lower"),
-            Row(f"{name}, {MANY} under way: last result to FINALIZED, p99", most.latency(0.99), "ms", better="lower"),
+            less(f"{name}, {MANY} under way: last result to FINALIZED, p50", most.latency(0.5), "ms"),
+            less(f"{name}, {MANY} under way: last result to FINALIZED, p99", most.latency(0.99), "ms"),
             *(row for rate, measured in offered.items() for row in _offered_rows(f"{name}: the same", rate, measured)),
-            *(Row(f"{name}: CPU of {role}", us, "us/task", better="lower") for role, us in saturated.cpu_us.items()),
-            Row(f"{name}: CPU of all", all_us, "us/task", better="lower"),
+            *(less(f"{name}: CPU of {role}", us, "us/task") for role, us in saturated.cpu_us.items()),
+            less(f"{name}: CPU of all", all_us, "us/task"),
             Row(f"{name}: bare aiokafka, 2 records a task", bare.rate, "tasks/s"),
-            Row(f"{name}: CPU of bare aiokafka and its broker", bare_us, "us/task", better="lower"),
-            Row(f"{name}: CPU of all over that", all_us / bare_us, "x", goal=GOAL_OVER_AIOKAFKA, better="lower"),
+            less(f"{name}: CPU of bare aiokafka and its broker", bare_us, "us/task"),
+            less(f"{name}: CPU of all over that", all_us / bare_us, "x", GOAL_OVER_AIOKAFKA),
         ]
     return rows
 
@@ -128,47 +106,23 @@ def throughput_rows(cluster: Cluster, tasks: int, size: Size, bars: Bars) -> lis
 def _offered_rows(name: str, rate: float, offered: throughput.Measured) -> list[Row]:
     goal = GOAL_P99_MS if rate == max(OFFERED_RATES) else None
     return [
-        Row(f"{name} at {rate:g} tasks/s, p50", offered.latency(0.5), "ms", better="lower"),
-        Row(f"{name} at {rate:g} tasks/s, p99", offered.latency(0.99), "ms", goal=goal, better="lower"),
+        less(f"{name} at {rate:g} tasks/s, p50", offered.latency(0.5), "ms"),
+        less(f"{name} at {rate:g} tasks/s, p99", offered.latency(0.99), "ms", goal),
     ]
 
 
-async def _measure_most(made: Mesh, explorers: int, tasks: int, size: Size, told: Bar) -> throughput.Measured:
-    """Measure the saturated mesh alone."""
-    total = size.warm_up + tasks
-    async with Bus(made.kafka, client_id="benchmark") as bus:
-        return await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
-
-
 async def _measure(
-    made: Mesh, explorers: int, tasks: int, size: Size, told: Bar
-) -> tuple[throughput.Measured, dict[float, throughput.Measured], throughput.Measured]:
-    """Return the saturated mesh, the mesh at each of the moderate rates, and bare aiokafka."""
-    before, total = size.warm_up + tasks, size.warm_up + tasks + size.offered * len(OFFERED_RATES)
-    offered: dict[float, throughput.Measured] = {}
+    made: Mesh, explorers: int, size: Size, rates: Sequence[float]
+) -> tuple[throughput.Measured, dict[float, throughput.Measured]]:
+    """Return the saturated mesh, and the mesh at each of the moderate rates."""
     async with Bus(made.kafka, client_id="benchmark") as bus:
-        saturated = await _saturate(made, bus, explorers, tasks, size.warm_up, progress=lambda done: told(done, total))
-        for rate in OFFERED_RATES:
-            done_before = before + size.offered * len(offered)
-            offered[rate] = await throughput.run(
-                made,
-                bus,
-                f"offered-{rate:g}",
-                size.offered,
-                rate=rate,
-                progress=lambda done, done_before=done_before: told(done_before + done, total),  # type: ignore[misc]
-            )
-    bare = await throughput.baseline(made.kafka, tasks, broker_pid=made.pids.get("broker"))
-    return saturated, offered, bare
-
-
-async def _saturate(
-    made: Mesh, bus: Bus, explorers: int, tasks: int, warm_up: int, *, progress: throughput.Progress
-) -> throughput.Measured:
-    """Start the mesh, warm it up, and measure it with as many tasks as it can take."""
-    await _start(made, bus, explorers)
-    await throughput.run(made, bus, "warm-up", warm_up, progress=progress)
-    return await throughput.run(made, bus, "saturated", tasks, progress=lambda done: progress(warm_up + done))
+        await _start(made, bus, explorers)
+        await throughput.run(made, bus, "warm-up", size.warm_up)
+        saturated = await throughput.run(made, bus, "saturated", size.tasks)
+        offered = {
+            rate: await throughput.run(made, bus, f"offered-{rate:g}", size.offered, rate=rate) for rate in rates
+        }
+    return saturated, offered
 
 
 async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) -> None:
@@ -179,8 +133,7 @@ async def _start(made: Mesh, bus: Bus, explorers: int, *, think_s: float = 0.0) 
     await ready(made, bus, explorers)
 
 
-def fleet_rows(batches: int, bars: Bars) -> list[Row]:
-    """Return the synchronous way, and the asynchronous one with and without what shortens the tail."""
+def fleet_rows(batches: int) -> list[Row]:
     one: dict[str, float] = {"max_staleness": 0, "max_inflight_batches": 1}
     some: dict[str, float] = {"max_staleness": STALENESS, "max_inflight_batches": STALENESS + 1}
     more: dict[str, float] = {"max_staleness": 2 * STALENESS, "max_inflight_batches": 2 * STALENESS + 1}
@@ -194,20 +147,14 @@ def fleet_rows(batches: int, bars: Bars) -> list[Row]:
     ]
     rows = []
     for name, settings, goal in ways:
-        told = bars(name)
         common = {"batch_size": fleet.BATCH, "group_size": 1, "max_open_tasks": fleet.BATCH * 4 * (STALENESS + 1)}
         patient = {"explorer_timeout_s": 1e6, "task_timeout_s": 1e6}
-        simulation = fleet.Simulation(
-            CoordinatorSettings.model_validate({**common, **patient, **settings}),
-            batches,
-            SEED,
-            progress=lambda done, told=told: told(done, batches),  # type: ignore[misc]
-        )
-        spent = simulation.run()
+        own = CoordinatorSettings.model_validate({**common, **patient, **settings})
+        spent = fleet.Simulation(own, batches, SEED).run()
         rows += [
             Row(f"{name}: busy", spent.busy, "", goal=goal),
             Row(f"{name}: spent on what counts", spent.useful, ""),
-            Row(f"{name}: mean staleness", spent.staleness, "versions", better="lower"),
+            less(f"{name}: mean staleness", spent.staleness, "versions"),
         ]
     rows.append(Row("best possible: no batches, no versions: busy", fleet.best_possible(batches, SEED), ""))
     return rows
@@ -217,87 +164,75 @@ def _over_rollout(ratio: float) -> dict[str, float]:
     return {"over_rollout_ratio": ratio, "wait_after_min_s": 1.0}
 
 
-def crash_rows(cluster: Cluster, positions: int, size: Size, bars: Bars) -> list[Row]:
-    """Return what a crash of each victim costs, at each position of the checkpoint cycle."""
-    told = bars("crashes")
+def crash_rows(cluster: Cluster, size: Size) -> list[Row]:
     with mesh(cluster, crash.SETTINGS) as made:
 
         async def measure() -> crash.Cost:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, 2, think_s=crash.THINK_S)
-                return await crash.History(made, bus).live(list(product(range(positions), size.victims)), told)
+                return await crash.History(made, bus).live(list(product(range(size.positions), size.victims)))
 
         cost = uvloop.run(measure())
     crashes = len(cost.crashes)
+
+    def recovered(victim: str) -> float:
+        return statistics.median(one.recovered_s for one in cost.crashes if one.victim == victim)
+
     name = f"{crashes} crashes, {cost.trajectories:,} trajectories"
     lost = "trajectory-seconds lost per crash"
     return [
-        Row(f"{name}: {lost}", cost.again_s / crashes, "s", goal=0, better="lower"),
-        Row(f"{name}: trajectories generated again", cost.again, "", goal=0, better="lower"),
-        Row(f"{name}: tasks not answered exactly once", cost.unanswered, "", goal=0, better="lower"),
-        Row(f"computed for the same: {lost}, buffer in memory", sum(cost.memory_s) / crashes, "s", better="lower"),
-        Row(f"computed for the same: {lost}, saved at checkpoints", sum(cost.saved_s) / crashes, "s", better="lower"),
+        less(f"{name}: {lost}", cost.again_s / crashes, "s", 0),
+        less(f"{name}: trajectories generated again", cost.again, "", 0),
+        less(f"{name}: tasks not answered exactly once", cost.unanswered, "", 0),
+        less(f"computed for the same: {lost}, buffer in memory", sum(cost.memory_s) / crashes, "s"),
+        less(f"computed for the same: {lost}, saved at checkpoints", sum(cost.saved_s) / crashes, "s"),
         *(
-            Row(
-                f"{victim}: SIGKILL to the next trained step, median",
-                statistics.median(one.recovered_s for one in cost.crashes if one.victim == victim),
-                "s",
-                better="lower",
-            )
+            less(f"{victim}: SIGKILL to the next trained step, median", recovered(victim), "s")
             for victim in size.victims
         ),
     ]
 
 
-def memory_rows(cluster: Cluster, queued: int, size: Size, bars: Bars) -> list[Row]:
-    """Return the memory of the coordinator and two explorers, with their runners."""
-    told = bars(f"memory, {queued:,} tasks queued")
+def memory_rows(cluster: Cluster, size: Size) -> list[Row]:
     explorers = 2
     with mesh(cluster, SETTINGS | memory.SETTINGS) as made:
 
         async def measure() -> list[memory.Point]:
             async with Bus(made.kafka, client_id="benchmark") as bus:
                 await _start(made, bus, explorers)
-                return await memory.memory(made, bus, queued, warm_up=size.fill, work_s=size.work_s, progress=told)
+                return await memory.memory(made, bus, size.queued, warm_up=size.fill, work_s=size.work_s)
 
         points = uvloop.run(measure())
     rows = []
     for role, share in (("coordinator", 1), ("explorers", explorers)):
         name = role if share == 1 else f"{role}, each"
-        rows += [
-            Row(f"memory of {name}: {point.when}", point.rss_mib[role] / share, "MiB", better="lower")
-            for point in points
-        ]
-        growth = max(point.rss_mib[role] for point in points) - points[0].rss_mib[role]
-        rows.append(Row(f"memory of {name}: growth", growth / share, "MiB", goal=GOAL_GROWTH_MIB, better="lower"))
+        held = [rss[role] / share for _, rss in points]
+        for (when, _), mib in zip(points, held, strict=True):
+            rows.append(less(f"memory of {name}: {when}", mib, "MiB"))
+        growth = max(held) - held[0]
+        rows.append(less(f"memory of {name}: growth", growth, "MiB", GOAL_GROWTH_MIB))
     return rows
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument(
         "--only", choices=PARTS, nargs="+", default=PARTS, help="run these parts; no others have rows"
     )
-    arguments.add_argument("--tasks", type=int, default=SATURATED, help="tasks of a saturated run, in whole batches")
-    arguments.add_argument("--queued", type=int, default=QUEUED, help="tasks that wait in the log")
-    arguments.add_argument("--batches", type=int, default=FLEET_BATCHES, help="batches of each simulation")
-    positions = consumer.CHECKPOINT_EVERY
-    arguments.add_argument("--positions", type=int, default=positions, help="of the checkpoint cycle, to crash at")
     options = arguments.parse_args()
-    if options.short:
-        options.tasks, options.queued, options.batches, options.positions = 2 * BATCH, 2 * BATCH, 4, 1
     size = SHORT if options.short else Size()
     rows: list[Row] = []
-    with progress_bars() as bars, cluster_to_measure() as cluster:
-        if "throughput" in options.only:
-            rows += throughput_rows(cluster, options.tasks // BATCH * BATCH, size, bars)
-        if "fleet" in options.only:
-            rows += fleet_rows(options.batches, bars)
-        if "crashes" in options.only and cluster.broker is not None:
-            rows += crash_rows(cluster, options.positions, size, bars)
-        if "memory" in options.only:
-            rows += memory_rows(cluster, options.queued, size, bars)
+    with cluster_to_measure() as cluster:
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "throughput": lambda: throughput_rows(cluster, size),
+            "fleet": lambda: fleet_rows(size.batches),
+            "crashes": lambda: [] if cluster.broker is None else crash_rows(cluster, size),
+            "memory": lambda: memory_rows(cluster, size),
+        }
+        for part, measure in parts.items():
+            if part in options.only:
+                print(f"{part} ...", flush=True)
+                rows += measure()
     report(
         "scheduling",
         "Tasks through a real broker, coordinator and explorers, around an engine that costs nothing",

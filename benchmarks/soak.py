@@ -20,11 +20,10 @@ import uvloop
 
 from benchmarks._cluster import cluster_to_measure
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._scheduling.mesh import mesh
 from benchmarks._soak import live, records
 from benchmarks._soak.growth import MIN_POINTS, Points, grows, growth
-from benchmarks.scheduling import progress_bars
 from trinity_bus.runtime.heap import collect_young_only, freeze_gc
 
 PARTS = ("live", "coordinator", "index")
@@ -43,18 +42,17 @@ def grown(name: str, points: Points, unit: str, goal: float | None) -> list[Row]
     if len(points) < MIN_POINTS:
         return []
     return [
-        Row(f"{name}: most", max(value for _, value in points), unit, better="lower"),
-        Row(f"{name}: growth", growth(points), unit, goal=goal, better="lower"),
+        less(f"{name}: most", max(value for _, value in points), unit),
+        less(f"{name}: growth", growth(points), unit, goal),
     ]
 
 
 def live_rows(found: live.Soaked) -> list[Row]:
-    """Of the mesh."""
     rows = [
         Row("live: minutes", found.seconds / 60, "min"),
         Row("live: kills", found.kills, ""),
         Row("live: tasks", found.tasks, ""),
-        Row("live: tasks not answered exactly once", found.unanswered, "", goal=0, better="lower"),
+        less("live: tasks not answered exactly once", found.unanswered, "", 0),
     ]
     for service, held in found.held.items():
         # The trainer's side is fake: what it holds says nothing.
@@ -75,13 +73,6 @@ def live_rows(found: live.Soaked) -> list[Row]:
 
 
 def coordinator_rows(name: str, rate: float, found: records.Passed) -> list[Row]:
-    """Of the coordinator.
-
-    Args:
-        name: With which all rows begin.
-        rate: Tasks a second.
-        found: What was measured.
-    """
     rows = [
         Row(f"{name}: tasks", found.records, ""),
         Row(f"{name}: tasks a second", rate, "1/s"),
@@ -102,7 +93,7 @@ def coordinator_rows(name: str, rate: float, found: records.Passed) -> list[Row]
     return [
         *rows,
         Row(f"{name}: collections", len(found.ways), ""),
-        Row(f"{name}: collections that grow", len(growing(found)), "", goal=0, better="lower"),
+        less(f"{name}: collections that grow", len(growing(found)), "", 0),
     ]
 
 
@@ -113,7 +104,6 @@ def growing(found: records.Passed) -> dict[str, float]:
 
 
 def index_rows(name: str, found: records.Passed) -> list[Row]:
-    """Of the index, likewise."""
     return [
         Row(f"{name}: samples", found.records, ""),
         *grown(f"{name}: memory", found.points("memory"), "MiB", GOAL_CACHE_MIB),
@@ -124,7 +114,6 @@ def index_rows(name: str, found: records.Passed) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and report."""
     arguments = parser(__doc__)
     arguments.add_argument("--minutes", type=float, default=60.0, help="of the live part")
     arguments.add_argument("--hours", type=float, default=24.0, help="of records")
@@ -137,27 +126,26 @@ def main() -> None:
         kill_s, minutes, hours = 4.0, 8 / 60, 4 / 60
     rows: list[Row] = []
     more: dict[str, object] = {}
-    with progress_bars() as bars:
-        if "live" in options.parts:
-            with cluster_to_measure() as cluster, mesh(cluster, live.SETTINGS) as made:
-                found = uvloop.run(live.soak(made, cluster.folder, minutes, kill_s, bars("kills")))
-            rows += live_rows(found)
-            more["memory_mib"] = {
-                name: [(round(at), round(one.rss_mib, 1)) for at, one in held] for name, held in found.held.items()
-            }
-        past = max(MIN_POINTS, round(hours * 60))
-        name = f"{past / 60:g} h of records"
-        # As the services do. What dies here dies on purpose.
-        freeze_gc()
-        collect_young_only()
-        logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
-        if "coordinator" in options.parts:
-            coordinator = records.through_coordinator(past, options.rate, bars("coordinator"))
-            rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
-            more["collections_that_grow"] = growing(coordinator)
-        if "index" in options.parts:
-            with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
-                rows += index_rows(f"{name}: index", records.through_index(past, Path(folder), bars("index")))
+    if "live" in options.parts:
+        with cluster_to_measure() as cluster, mesh(cluster, live.SETTINGS) as made:
+            found = uvloop.run(live.soak(made, cluster.folder, minutes, kill_s))
+        rows += live_rows(found)
+        more["memory_mib"] = {
+            name: [(round(at), round(one.rss_mib, 1)) for at, one in held] for name, held in found.held.items()
+        }
+    past = max(MIN_POINTS, round(hours * 60))
+    name = f"{past / 60:g} h of records"
+    # As the services do. What dies here dies on purpose.
+    freeze_gc()
+    collect_young_only()
+    logging.getLogger("workers.coordinator").setLevel(logging.ERROR)
+    if "coordinator" in options.parts:
+        coordinator = records.through_coordinator(past, options.rate)
+        rows += coordinator_rows(f"{name}: coordinator", options.rate, coordinator)
+        more["collections_that_grow"] = growing(coordinator)
+    if "index" in options.parts:
+        with tempfile.TemporaryDirectory(prefix="trinity-bus-bench-") as folder:
+            rows += index_rows(f"{name}: index", records.through_index(past, Path(folder)))
     report("soak", "What grows in a mesh that goes on and on", rows, options, more=more)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks._demos import Watch, run_demo
 from benchmarks._options import REAL, TOY, parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from trinity_bus.broker.jars import jar_folder
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.config import Settings
@@ -47,28 +47,20 @@ def cold_environment(folder: Path) -> dict[str, str]:
 
 
 def rows(label: str, summary: Mapping[str, Any], watch: Watch, goal_s: float | None) -> list[Row]:
-    """Return the figures of one run."""
     first = summary["time_to_first_reward_s"]
     used = {name: service.until(first) for name, service in watch.services.items()}
     found = [
-        Row(f"{label}: first reward", first, "s", goal_s, "lower"),
-        Row(f"{label}: processor time until then", sum(used.values()), "s", None, "lower"),
-        Row(
-            f"{label}: processors idle until then",
-            first * (os.cpu_count() or 1) - sum(used.values()),
-            "s",
-            None,
-            "lower",
-        ),
+        less(f"{label}: first reward", first, "s", goal_s),
+        less(f"{label}: processor time until then", sum(used.values()), "s"),
+        less(f"{label}: processors idle until then", first * (os.cpu_count() or 1) - sum(used.values()), "s"),
     ]
     for name, service in watch.services.items():
-        found.append(Row(f"{label}: {name}, begins", service.began_s, "s", None, "lower"))
-        found.append(Row(f"{label}: {name}, processor time", used[name], "s", None, "lower"))
+        found.append(less(f"{label}: {name}, begins", service.began_s, "s"))
+        found.append(less(f"{label}: {name}, processor time", used[name], "s"))
     return found
 
 
 def main() -> None:
-    """Run, then report."""
     options = parser(__doc__, subjects=True).parse_args()
     # What comes after the first reward is not looked at.
     short = ["--steps", "1", *(["--explorers", "1"] if options.short else [])]
@@ -81,8 +73,8 @@ def main() -> None:
                 found += rows("cold", *cold, COLD_S[subject])
         if not options.short and subject == TOY:
             summary, _ = run_demo()
-            found.append(Row("the whole demo", summary["total_seconds"], "s", WHOLE_S, "lower"))
-            found.append(Row("the whole demo: steps", len(summary["steps"]), "", None, "lower"))
+            found.append(less("the whole demo", summary["total_seconds"], "s", WHOLE_S))
+            found.append(less("the whole demo: steps", len(summary["steps"]), ""))
         report("start", f"The demo's start on {os.cpu_count()} cores: {taught}", found, options, subject=subject)
 
 

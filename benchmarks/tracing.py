@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from benchmarks._cluster import cluster_to_measure, environment, make_topics, service
 from benchmarks._options import parser
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._scheduling.mesh import usage
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from benchmarks.rollout import (
@@ -58,10 +58,8 @@ ROUNDS = 12
 GOAL = 0.99
 GRACE_S = 60.0
 CHECK_EVERY_S = 1.0
-"""How soon it is noticed that an explorer has ended."""
 SPANS = 5000
 ATTRIBUTES = 12
-"""As many as that of a request has."""
 SINK = Path(__file__).with_name("_otlp_sink.py")
 WITH, WITHOUT = "with", "without"
 METRICS_EVERY_S = 5
@@ -69,7 +67,6 @@ METRICS_EVERY_S = 5
 
 
 def environment_of(kafka: KafkaSettings, model: Path, name: str, endpoint: str | None) -> dict[str, str]:
-    """Return the environment of an explorer's process."""
     settings: dict[str, object] = {"telemetry.metrics_interval_s": METRICS_EVERY_S}
     told = explorer_settings(str(model)).model_dump(mode="json", exclude_defaults=True)
     for key, value in (told | {"name": name}).items():
@@ -97,11 +94,6 @@ def span_cost(endpoint: str) -> float:
 
 @contextlib.contextmanager
 def otlp_sink(received: dict[str, int]) -> Iterator[str]:
-    """Provide the endpoint of a sink.
-
-    Args:
-        received: Has what came to it, after the block.
-    """
     with subprocess.Popen([sys.executable, str(SINK)], stdout=subprocess.PIPE, text=True) as sink:  # noqa: S603 - our own
         try:
             assert sink.stdout is not None
@@ -141,11 +133,6 @@ async def measure(
 
 
 async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[Any, Any, T]) -> T:
-    """Return what is measured.
-
-    Raises:
-        RuntimeError: An explorer has ended meanwhile; nothing would ever be measured.
-    """
     task = asyncio.ensure_future(measuring)
     while not (await asyncio.wait([task], timeout=CHECK_EVERY_S))[0]:
         for way, child in explorers.items():
@@ -156,11 +143,8 @@ async def while_they_run[T](explorers: dict[str, Child], measuring: Coroutine[An
 
 
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    options = arguments.parse_args()
-    rounds, tasks = (1, SHORT_TASKS) if options.short else (options.rounds, TASKS)
+    options = parser(__doc__).parse_args()
+    rounds, tasks = (1, SHORT_TASKS) if options.short else (ROUNDS, TASKS)
     received: dict[str, int] = {}
     with cluster_to_measure() as cluster, otlp_sink(received) as endpoint:
         kafka = cluster.unused()
@@ -189,9 +173,9 @@ def main() -> None:
         [
             Row("tokens/s with telemetry over without", statistics.median(seconds), "", GOAL),
             Row("tokens/processor second with telemetry over without", statistics.median(processors), ""),
-            Row("processor time of the spans over all of a task", a_span * spans / a_task, "", 1 - GOAL, "lower"),
-            Row("processor time of a span", a_span * 1e6, "us", better="lower"),
-            Row("processor time of a task", a_task * 1e3, "ms", better="lower"),
+            less("processor time of the spans over all of a task", a_span * spans / a_task, "", 1 - GOAL),
+            less("processor time of a span", a_span * 1e6, "us"),
+            less("processor time of a task", a_task * 1e3, "ms"),
             Row("with telemetry", 1 / statistics.median(cost[0] for cost in costs[WITH]), "tokens/s"),
             Row("without", 1 / statistics.median(cost[0] for cost in costs[WITHOUT]), "tokens/s"),
             Row("spans of a task", spans, "spans"),

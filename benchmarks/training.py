@@ -28,13 +28,13 @@ import numpy as np
 import torch
 
 from benchmarks._options import parser, subjects_of
+from benchmarks._records import groups_of
 from benchmarks._replay import replaying
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import TinyShape, make_tiny_qwen3
 from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
 from schemas.experience import Int32, Rollout
-from schemas.grouping import build_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint
@@ -59,17 +59,16 @@ WORKLOADS = (
     DEMO,
     Workload(
         name="equal", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=64,
-        lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=5,
+        lengths=(192, 192), updates=1, micro_batch_tokens=1536, repeats=5
     ),
     Workload(
         name="ragged", vocabulary=4096, hidden=384, layers=8, heads=6, head_dim=64, groups=4, group_size=4, prompt=8,
-        lengths=(16, 368), updates=1, micro_batch_tokens=1536, repeats=5,
-    ),
+        lengths=(16, 368), updates=1, micro_batch_tokens=1536, repeats=5
+    )
 )  # fmt: skip
 
 
 def make_model(load: Workload, folder: Path) -> Path:
-    """Return a Qwen3 with random weights."""
     shape = TinyShape(
         hidden_size=load.hidden,
         intermediate_size=load.mlp * load.hidden,
@@ -101,27 +100,7 @@ def make_groups(load: Workload, seed: int = 0) -> list[ExperienceGroup]:
     return groups_of([[sample(prompt) for _ in range(load.group_size)] for prompt in prompts])
 
 
-def groups_of(rollouts: Sequence[Sequence[Rollout]]) -> list[ExperienceGroup]:
-    """Return samples, those of each task together, as an explorer would send them."""
-    return [
-        build_group(
-            samples,
-            version=0,
-            task_id=f"task-{number}",
-            attempt=1,
-            batch_id="batch",
-            batch_type="train",
-            workflow="none",
-            model="policy",
-            explorer="none",
-            incarnation="none",
-        )
-        for number, samples in enumerate(rollouts)
-    ]
-
-
 def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:
-    """Return the settings of all engines that are compared."""
     return TrainerSettings(
         model_path=str(folder),
         learning_rate=LEARNING_RATE,
@@ -133,7 +112,6 @@ def settings_of(load: Workload, folder: Path, **layout: int) -> TrainerSettings:
 
 
 def seconds(clock: Callable[[], float], function: Callable[[], object]) -> float:
-    """Return how long a call takes by a clock."""
     began = clock()
     function()
     return clock() - began
@@ -156,11 +134,11 @@ def one_rank(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], re
     compared = (
         Row(f"{load.name}: packed over padded tokens/s", theirs / ours, "", goal=PACKING_GOAL)
         if load.ragged
-        else Row(f"{load.name}: Megatron over plain", ours / theirs, "", goal=load.overhead_goal, better="lower")
+        else less(f"{load.name}: Megatron over plain", ours / theirs, "", load.overhead_goal)
     )
     return [
-        Row(f"{load.name}: Megatron's engine", ours, "CPU s", better="lower"),
-        Row(f"{load.name}: plain engine", theirs, "CPU s", better="lower"),
+        less(f"{load.name}: Megatron's engine", ours, "CPU s"),
+        less(f"{load.name}: plain engine", theirs, "CPU s"),
         compared,
         Row(f"{load.name}: throughput", tokens / ours, "tokens/CPU s"),
     ], wall
@@ -208,22 +186,16 @@ def _publishing(
     engine.leave()
     a_step, a_save, a_staging = (statistics.median(column) for column in (alone, waits, staged))
     return [
-        Row(f"{load.name}: a step", a_step, "s", better="lower"),
-        Row(f"{load.name}: the copy of a checkpoint", a_save, "s", better="lower"),
-        Row(f"{load.name}: a save blocks, of a step", a_save / a_step, "", goal=SAVE_GOAL, better="lower"),
-        Row(
-            f"{load.name}: the step beside its files over one alone",
-            statistics.median(beside) / a_step,
-            "",
-            better="lower",
-        ),
-        Row(f"{load.name}: staging a version", a_staging, "s", better="lower"),
-        Row(f"{load.name}: a staged publication, of a step", a_staging / a_step, "", goal=STAGED_GOAL, better="lower"),
+        less(f"{load.name}: a step", a_step, "s"),
+        less(f"{load.name}: the copy of a checkpoint", a_save, "s"),
+        less(f"{load.name}: a save blocks, of a step", a_save / a_step, "", SAVE_GOAL),
+        less(f"{load.name}: the step beside its files over one alone", statistics.median(beside) / a_step, ""),
+        less(f"{load.name}: staging a version", a_staging, "s"),
+        less(f"{load.name}: a staged publication, of a step", a_staging / a_step, "", STAGED_GOAL),
     ]
 
 
 def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
-    """Return the rows of a workload."""
     make_model(load, folder)
     groups = make_groups(load)
     rows, wall = one_rank(load, folder, groups, repeats)
@@ -234,7 +206,6 @@ def measure(load: Workload, folder: Path, repeats: int) -> list[Row]:
 
 
 def toys(*, short: bool) -> list[Row]:
-    """Return the rows of models of random weights."""
     rows = []
     for load in WORKLOADS[:1] if short else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +220,6 @@ def toys(*, short: bool) -> list[Row]:
 
 
 def main() -> None:
-    """Run all workloads."""
     options = parser(__doc__, subjects=True).parse_args()
     torch.set_num_threads(THREADS)
     for subject, folder in subjects_of(options).items():

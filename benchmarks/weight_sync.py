@@ -2,7 +2,7 @@
 
 A real broker and a real coordinator; explorers in processes of their own, each generating all the time; this process is
 the trainer: it stages a version, says ``StepTrained``, serves who is named, and waits for every ``WeightsSynced``.
-Where there are more explorers than engines fit on the machine (``--engines``), all of them are *receivers*: the same
+Where there are more explorers than engines fit on the machine, all of them are *receivers*: the same
 service takes the versions, but receives them in its own process, loads nothing and generates nothing; rows say so.
 
 ``staging``   packing the tensors into buckets, and hashing them beside it
@@ -25,13 +25,12 @@ one in fifty changes from version to version, sent whole and as what has changed
 both ends hash all of a version in any case.
 """
 
-import argparse
 import asyncio
 import contextlib
 import statistics
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,13 @@ import torch
 import uvloop
 from safetensors.torch import load_file
 
+from benchmarks._children import Side
 from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import REAL, parser, subjects_of
-from benchmarks._report import Row, report
+from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
 from benchmarks._weight_sync.deltas import delta_rows
-from benchmarks._weight_sync.explorer import Side
-from benchmarks._weight_sync.raw import LIMIT_S, raw_broadcast, raw_group
+from benchmarks._weight_sync.explorer import LIMIT_S, explorer_side, raw_broadcast, raw_group
 from benchmarks._weight_sync.trainer import Round, Trainer
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
@@ -55,7 +54,6 @@ from trinity_bus.weights.pull.server import WeightServer
 from workers.coordinator.service import Coordinator
 from workers.trainer.published_tensors import Publisher
 
-ROUNDS = 5
 CONTROL_GOAL_S = 0.02
 SHARE_GOAL = 0.8
 PAUSE_GOAL = 0.1
@@ -64,23 +62,29 @@ ALONE_GOAL_S = 1.0
 """From the step until one explorer generates with SmolLM2's new weights."""
 ALONE_PAUSE_S = 0.005
 SHAPES = {"0.6M": TINY, "15M": SMALL}
-METHODS = ("nccl", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    rounds: int = 5
+    models: tuple[str, ...] = tuple(SHAPES)
+    explorers: tuple[int, ...] = (1, 2, 4)
+    engines: int = 2
+    """Most explorers with engines; 0: receivers alone."""
+    methods: tuple[str, ...] = ("nccl",)
+
+
+SHORT = Size(rounds=1, models=("0.6M",), explorers=(1,), engines=0, methods=("nccl", "memory"))
+"""The smallest model, into a receiver without an engine, by both methods."""
 
 
 async def measure(
-    kafka: KafkaSettings,
-    sides: list[Side],
-    store: Any,
-    tensors: dict[str, torch.Tensor],
-    *,
-    rounds: int,
-    method: str,
+    kafka: KafkaSettings, sides: list[Side], store: Any, tensors: dict[str, torch.Tensor], *, rounds: int, method: str
 ) -> list[Round]:
-    """Return the rounds of one model with these explorers, in a namespace of their own."""
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     buffer = torch.ones(nbytes, dtype=torch.uint8)
     prefix, size = f"raw/{uuid.uuid4().hex}", len(sides) + 1
-    joining = [side.tell("join", prefix, rank, size, nbytes) for rank, side in enumerate(sides, start=1)]
+    joining = [side.tell(("join", prefix, rank, size, nbytes)) for rank, side in enumerate(sides, start=1)]
     group, *_ = await asyncio.gather(asyncio.to_thread(raw_group, store, prefix, 0, size), *joining)
     results = []
     async with contextlib.AsyncExitStack() as stack:
@@ -97,16 +101,16 @@ async def measure(
             asyncio.create_task(trainer.serve()),
             asyncio.create_task(trainer.alive()),
         ]
-        await asyncio.gather(*(side.tell("explore") for side in sides))
+        await asyncio.gather(*(side.tell(("explore",)) for side in sides))
         # The first versions make links and memory; explorers may join one after the other.
         for number in range(rounds + 2):
             result = await trainer.step(tensors, sides)
-            raws = asyncio.gather(*(side.tell("raw") for side in sides))
+            raws = asyncio.gather(*(side.tell(("raw",)) for side in sides))
             await asyncio.to_thread(raw_broadcast, group, buffer)
             raw = max(await raws)
             if number >= 2:
-                results.append(replace(result, raw=raw))
-        await asyncio.gather(*(side.tell("rest") for side in sides))
+                results.append({**result, "raw": raw})
+        await asyncio.gather(*(side.tell(("rest",)) for side in sides))
         for service in services:
             service.cancel()
         await asyncio.wait(services)
@@ -115,79 +119,58 @@ async def measure(
 
 
 def rows_of(title: str, results: list[Round], *, engines: bool, goals: bool, alone: bool) -> Iterator[Row]:
-    """Medians of one configuration.
-
-    Args:
-        title: Of it.
-        results: Of all its versions.
-        engines: Whether explorers have any.
-        goals: Whether shares are to reach their goals: those of small models are done before anything is warm.
-        alone: Whether it is one explorer, whose times are to reach theirs.
-    """
-
     def median(name: str) -> float:
-        return float(statistics.median(getattr(result, name) for result in results))
+        return statistics.median(result[name] for result in results)
 
     total_goal, pause_goal = (ALONE_GOAL_S, ALONE_PAUSE_S) if goals and alone else (None, PAUSE_LIMIT_S)
-    yield Row(f"{title}: step done to all serving", median("total"), "s", total_goal, better="lower")
-    yield Row(f"{title}: announcement to first byte (control)", median("control"), "s", CONTROL_GOAL_S, better="lower")
-    yield Row(f"{title}: of it, meeting the trainer", median("meeting"), "s", better="lower")
-    yield Row(f"{title}: news to first byte", median("news"), "s", better="lower")
-    yield Row(f"{title}: staging", median("staging"), "s", better="lower")
-    yield Row(f"{title}: transfer", median("transfer"), "s", better="lower")
-    yield Row(f"{title}: verify", median("verify"), "s", better="lower")
-    yield Row(f"{title}: raw gloo broadcast", median("raw"), "s", better="lower")
-    share = statistics.median(result.raw / result.transfer for result in results)
+    told: list[tuple[str, str, float | None]] = [
+        ("step done to all serving", "total", total_goal),
+        ("announcement to first byte (control)", "control", CONTROL_GOAL_S),
+        ("of it, meeting the trainer", "meeting", None),
+        ("news to first byte", "news", None),
+        *((name, name, None) for name in ("staging", "transfer", "verify")),
+        ("raw gloo broadcast", "raw", None),
+        *([("prepare", "prepare", None), ("pause", "pause", pause_goal)] if engines else []),
+    ]
+    yield from (less(f"{title}: {what}", median(name), "s", goal) for what, name, goal in told)
+    share = statistics.median(result["raw"] / result["transfer"] for result in results)
     yield Row(f"{title}: transfer's share of raw gloo", share, "", SHARE_GOAL if goals else None)
     if engines:
-        yield Row(f"{title}: prepare", median("prepare"), "s", better="lower")
-        yield Row(f"{title}: pause", median("pause"), "s", pause_goal, better="lower")
-        stood = statistics.median(result.pause / result.transfer for result in results)
-        yield Row(f"{title}: pause / transfer", stood, "", PAUSE_GOAL if goals else None, better="lower")
+        stood = statistics.median(result["pause"] / result["transfer"] for result in results)
+        yield less(f"{title}: pause / transfer", stood, "", PAUSE_GOAL if goals else None)
 
 
-async def run(cluster: Cluster, options: argparse.Namespace, real: Path | None) -> list[Row]:
-    """All configurations: each model with each number of explorers, by each method."""
+async def run(cluster: Cluster, size: Size, real: Path | None) -> list[Row]:
     store = serve_store("127.0.0.1", timeout_s=LIMIT_S)
     rows: list[Row] = []
-    for name in options.models if real is None else [REAL]:
+    for name in size.models if real is None else [REAL]:
         model = real or make_tiny_qwen3(cluster.folder / name, seed=0, shape=SHAPES[name])
         tensors = load_file(model / "model.safetensors")
-        for count in options.explorers:
-            engines = count <= options.engines
+        for count in size.explorers:
+            engines = count <= size.engines
             # A namespace for each method: one is enough for the processes, whose services start anew.
-            for method in options.methods:
-                space = cluster.unused()
-                sides = [Side(space, f"explorer-{i}", model if engines else None, store.port) for i in range(count)]
+            for method in size.methods:
+                space, path = cluster.unused(), str(model) if engines else None
+                sides = [Side(explorer_side, space, f"explorer-{i}", path, store.port) for i in range(count)]
                 for side in sides:
                     await asyncio.to_thread(side.pipe.recv)
-                results = await measure(space, sides, store, tensors, rounds=options.rounds, method=method)
+                results = await measure(space, sides, store, tensors, rounds=size.rounds, method=method)
                 what = ("explorer" if engines else "receiver") + "s" * (count > 1) + " without vLLM" * (not engines)
                 title = f"{name}, {method}, {count} {what}"
                 rows += rows_of(title, results, engines=engines, goals=name == REAL, alone=engines and count == 1)
-                await asyncio.gather(*(side.tell("stop") for side in sides))
+                await asyncio.gather(*(side.tell(("stop",)) for side in sides))
                 for side in sides:
                     await asyncio.to_thread(side.process.join)
-        rows += await asyncio.to_thread(list, delta_rows(name, tensors, options.rounds))
+        rows += await asyncio.to_thread(list, delta_rows(name, tensors, size.rounds))
     return rows
 
 
 def main() -> None:
-    """Measure and report."""
-    arguments = parser(__doc__, subjects=True)
-    arguments.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    arguments.add_argument("--explorers", nargs="*", type=int, default=[1, 2, 4])
-    arguments.add_argument("--engines", type=int, default=2, help="most explorers with engines; 0: receivers alone")
-    arguments.add_argument("--methods", nargs="*", default=["nccl"], choices=METHODS)
-    options = arguments.parse_args()
-    if options.short:
-        # The smallest model, into a receiver without an engine, by both methods.
-        options.rounds, options.models, options.explorers = 1, ["0.6M"], [1]
-        options.engines, options.methods = 0, list(METHODS)
+    options = parser(__doc__, subjects=True).parse_args()
+    size = SHORT if options.short else Size()
     for subject, folder in subjects_of(options).items():
         with cluster_to_measure() as cluster:
-            rows = uvloop.run(run(cluster, options, folder))
+            rows = uvloop.run(run(cluster, size, folder))
         report(
             "weight_sync",
             f"a version from the trainer into explorers that generate, {subject}, float32, on a CPU",

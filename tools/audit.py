@@ -73,13 +73,11 @@ class Findings:
             raise AuditError(f"the report cannot be read: {error!r}") from error
 
     def status(self) -> int:
-        """Return the exit status."""
         if self.vulnerable:
             return VULNERABLE
         return NOT_AUDITED if self.unknown or not self.asked else 0
 
     def lines(self) -> list[str]:
-        """Return what to say."""
         said = [f"{name}  {line}" for name, lines in sorted(self.vulnerable.items()) for line in lines]
         if self.vulnerable:
             said.append(f"VULNERABLE: {len(self.vulnerable)} of {len(self.asked)} packages")
@@ -126,7 +124,6 @@ def ask(tool: Path, lock: Path, arguments: Sequence[str]) -> Any:
 
 
 def main() -> int:
-    """Ask about every lock."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--service", choices=("pypi", "osv"), default="pypi", help="who is asked")
     parser.add_argument("--tool", type=Path, default=ROOT / ".cache" / "tools" / "bin" / "pip-audit")

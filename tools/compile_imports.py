@@ -34,7 +34,6 @@ MODULES = (
 
 
 def main() -> None:
-    """Import them."""
     from trinity_bus.config import ExplorerSettings
     from trinity_bus.inference.launch import prepare_environment
 

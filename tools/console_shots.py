@@ -110,7 +110,6 @@ type Call = Callable[..., Awaitable[Any]]
 
 
 async def _look(url: str, folder: Path, chromium: str, axe: str) -> list[str]:
-    """Return what is wrong with the pages."""
     with tempfile.TemporaryDirectory() as profile:
         process = await asyncio.create_subprocess_exec(
             chromium,
@@ -235,7 +234,6 @@ async def _loaded(call: Call) -> None:
 
 
 async def _shoot(call: Call, url: str, page: Shown, axe: str, *, width: int, theme: str, folder: Path) -> list[str]:
-    """Take one picture; return what is wrong with the page."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     await call("Emulation.setDeviceMetricsOverride", **size)
     await call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
@@ -257,7 +255,6 @@ async def _shoot(call: Call, url: str, page: Shown, axe: str, *, width: int, the
 
 
 def main() -> int:
-    """Look, and say what is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="of the console, such as http://127.0.0.1:8900")
     parser.add_argument("--axe", type=Path, required=True, help="axe-core's script")

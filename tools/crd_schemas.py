@@ -34,7 +34,6 @@ def _is_prose(key: str, value: Any) -> bool:
 
 
 def main() -> int:
-    """Write the schemas of the files that are named."""
     parser = argparse.ArgumentParser(prog="python -m tools.crd_schemas", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+")
     for path in parser.parse_args().files:

@@ -36,7 +36,6 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """Write the files of all subjects."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for subject in SUBJECTS.values():
         numbers = [str(number) for number in range(10, 100)]

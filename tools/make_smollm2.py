@@ -51,7 +51,6 @@ def weights(file: Path, config: Any) -> dict[str, Any]:
 
 
 def make(file: Path, folder: Path) -> None:
-    """Write the folder, in one rename."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

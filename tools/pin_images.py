@@ -71,11 +71,6 @@ def mismatches(tagged: dict[str, str], pinned: dict[str, str]) -> list[str]:
 
 
 def write(folder: Path) -> int:
-    """Pin every image; how many.
-
-    Raises:
-        PinError: A digest is not known.
-    """
     tagged = variables((folder / ".env").read_text())
     lines = [f"{name}={image}@{digest(image)}\n" for name, image in tagged.items()]
     (folder / NAME).write_text(HEAD + "".join(lines))

@@ -101,7 +101,6 @@ def _summary(module: Path) -> str:
 
 
 def main() -> int:
-    """Write the page, or check that it is current."""
     current = render(PAGE.read_text(encoding="utf-8"))
     return write_or_check("python -m tools.render_architecture", __doc__ or "", {PAGE: current})
 

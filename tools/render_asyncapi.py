@@ -324,7 +324,6 @@ def _experience_schemas() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the document, or check that it is current."""
     about = (__doc__ or "").split("\n", 1)[0]
     return write_or_check("python -m tools.render_asyncapi", about, {PATH: render()})
 

@@ -128,7 +128,6 @@ def _operation(operation: Operation) -> str:
 
 
 def main() -> int:
-    """Write the files, or check that they are current."""
     files = {CHART / "files" / "log.yaml": log(), CHART / "values.schema.json": values_schema()}
     return write_or_check("python -m tools.render_chart", __doc__ or "", files)
 

@@ -34,11 +34,6 @@ type Line = tuple[str, list[float], list[float]]
 
 
 def lines_of(prometheus: str, panel: dict[str, Any], *, end: float, seconds: float) -> list[Line]:
-    """Return what a panel shows.
-
-    Raises:
-        OSError: Prometheus does not answer, or refuses a query.
-    """
     lines: list[Line] = []
     for target in panel["targets"]:
         parameters = {
@@ -64,7 +59,6 @@ def _label(template: str, labels: dict[str, str]) -> str:
 
 
 def draw(axes: Axes, panel: dict[str, Any], lines: list[Line], minutes: float) -> None:
-    """Draw a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     stacked = "stacking" in defaults.get("custom", {})
     axes.set_title(panel["title"], fontsize=9, loc="left", fontweight="bold")
@@ -114,7 +108,6 @@ def _stack(axes: Axes, lines: list[Line]) -> None:
 
 
 def render(prometheus: str, board: dict[str, Any], target: Path, *, end: float, minutes: float) -> None:
-    """Draw a dashboard as a picture."""
     panels = sorted(board["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
     rows = math.ceil(len(panels) / COLUMNS)
     figure, grid = plt.subplots(rows, COLUMNS, figsize=(15, 2.9 * rows + 0.9), squeeze=False, layout="constrained")
@@ -134,7 +127,6 @@ def render(prometheus: str, board: dict[str, Any], target: Path, *, end: float, 
 
 
 def main() -> None:
-    """Draw all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prometheus", help="its address, such as http://localhost:9090")
     parser.add_argument("--minutes", type=float, default=15.0)

@@ -51,7 +51,6 @@ OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, also apply.
 
 
 def render() -> str:
-    """Return the whole page."""
     return "\n".join([_HEAD, *(_section(name, section) for name, section in sections().items())])
 
 
@@ -89,7 +88,6 @@ def _text(docstring: str) -> str:
 
 
 def main() -> int:
-    """Write page and schema, or check that they are current."""
     files = {PATH: render(), SCHEMA: json.dumps(json_schema(), indent=1) + "\n"}
     return write_or_check("python -m tools.render_settings", __doc__ or "", files)
 

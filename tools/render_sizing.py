@@ -95,7 +95,6 @@ def _cell(figure: SizeFigure) -> str:
 
 
 def main() -> int:
-    """Write the page, or check that it is current."""
     page = PAGE.read_text(encoding="utf-8")
     for name, content in (("sizes", table()), ("versions", versions())):
         page = between_marks(page, name, "render_sizing", content)

@@ -276,12 +276,10 @@ def table(results: Path = RESULTS) -> str:
 
 
 def not_kept(results: Path = RESULTS) -> set[str]:
-    """Return the benchmarks that have kept no figures."""
     return {each.benchmark for each in COMPARISONS if not (results / f"{each.benchmark}.json").is_file()}
 
 
 def main() -> int:
-    """Write the page, or check that it is current."""
     return write_or_check_part("render_speed", __doc__ or "", PAGE, "figures", table())
 
 

@@ -131,11 +131,6 @@ def _cell(text: str) -> str:
 
 
 def run(*command: str | Path, stdin: str | None = None) -> str:
-    """Return Standard output of a program.
-
-    Raises:
-        SbomError: It fails.
-    """
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise SbomError(f"{Path(command[0]).name}: {(done.stderr or done.stdout).strip()[-2000:]}")
@@ -143,21 +138,6 @@ def run(*command: str | Path, stdin: str | None = None) -> str:
 
 
 def make(tools: Path, python: Path, lock: Path, image_locks: Sequence[Path], target: Path) -> list[str]:
-    """Write both files.
-
-    Args:
-        tools: The environment of ``requirements/tools.lock``.
-        python: Of the environment to describe.
-        lock: What that was installed from.
-        image_locks: What the images are made of.
-        target: The folder to write to.
-
-    Returns:
-        What was written, in one line each.
-
-    Raises:
-        SbomError: A tool fails, or the environment is not what its lock says.
-    """
     bom = json.loads(
         run(
             *(tools / "bin" / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON"),
@@ -187,7 +167,6 @@ def make(tools: Path, python: Path, lock: Path, image_locks: Sequence[Path], tar
 
 
 def main() -> int:
-    """Write; 1 where that cannot be done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "gpu"), help="which lock .venv is made from")
     arguments = parser.parse_args()

@@ -6,16 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 
+from benchmarks._children import Side
 from benchmarks._fan_out.network import enter
-from benchmarks._sources import announce, source
+from benchmarks._records import announce, source
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
@@ -23,29 +22,10 @@ from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 60.0
 _BUCKETS = 32
-"""Of a version."""
 
 type FanOutMethod = Literal["memory", "gloo"]
 type Where = tuple[str | None, str]
 """Namespace, or None for that of this machine; and address."""
-
-
-@dataclass
-class ReceiverSide:
-    """A process, and the pipe to it."""
-
-    process: BaseProcess
-    pipe: Connection
-
-    def hear(self) -> Any:
-        """Return what it says next.
-
-        Raises:
-            TimeoutError: It says nothing.
-        """
-        if not self.pipe.poll(LIMIT_S):
-            raise TimeoutError(f"{self.process.name} said nothing for {LIMIT_S:g} s")
-        return self.pipe.recv()
 
 
 def _die_after(buckets: int) -> None:
@@ -64,7 +44,6 @@ def _die_after(buckets: int) -> None:
 
 
 def member(pipe: Connection, where: Where) -> None:
-    """Body of a member's process: take what it is told to, and say when it was there and proven."""
     die_with_parent()
     torch.set_num_threads(1)
     if where[0] is not None:
@@ -89,8 +68,7 @@ def member(pipe: Connection, where: Where) -> None:
     receiver.close()
 
 
-def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, method: FanOutMethod) -> None:
-    """Body of the trainer's process: stage versions, and let the members of announcements in."""
+def trainer(pipe: Connection, where: Where, nbytes: int, fan_out: bool, method: FanOutMethod) -> None:
     die_with_parent()
     if where[0] is not None:
         enter(where[0])
@@ -109,9 +87,7 @@ def trainer(pipe: Connection, where: Where, nbytes: int, *, fan_out: bool, metho
 
 
 class Receivers:
-    """A trainer and members that have started; see :func:`fleet`."""
-
-    def __init__(self, trainer: ReceiverSide, members: list[ReceiverSide], method: FanOutMethod) -> None:
+    def __init__(self, trainer: Side, members: list[Side], method: FanOutMethod) -> None:
         self._method: FanOutMethod = method
         self._trainer = trainer
         self._members = dict(enumerate(members))
@@ -139,16 +115,10 @@ class Receivers:
         return self._bring(sorted(self._members if members is None else members), victim, slow)
 
     def join_late(self, members: Collection[int], amid: Callable[[], None] = lambda: None) -> float:
-        """Bring the version of the last round to others. Return the seconds until the last one of them has it, proven.
-
-        Args:
-            members: Which.
-            amid: Called when they have begun.
-        """
+        """Bring the last round's version to others: seconds until the last one of them has it, proven."""
         return self._bring(sorted(members), None, None, amid)
 
     def kill(self, number: int) -> None:
-        """Kill a member that has the version."""
         self._have_it.discard(number)
         self._members.pop(number).process.kill()
 
@@ -184,21 +154,13 @@ class Receivers:
 def fleet(
     places: Sequence[Where], nbytes: int, *, fan_out: bool = True, method: FanOutMethod = "memory"
 ) -> Iterator[Receivers]:
-    """Start a trainer, at the first place, and members at the others, until the end of the block."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks._fan_out.members"])
-    sides: list[ReceiverSide] = []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["benchmarks._fan_out.members"])
+    sides: list[Side] = []
     try:
         for number, where in enumerate(places):
-            here, there = context.Pipe()
-            body, more = (member, {}) if number else (trainer, {"nbytes": nbytes, "fan_out": fan_out, "method": method})
-            process = context.Process(target=body, args=(there, where), kwargs=more, daemon=True)
-            process.start()
-            there.close()
-            sides.append(ReceiverSide(process, here))
+            more = () if number else (nbytes, fan_out, method)
+            sides.append(Side(member if number else trainer, where, *more, start="forkserver"))
         yield Receivers(sides[0], sides[1:], method)
     finally:
         for side in sides:
-            side.process.kill()
-            side.process.join()
-            side.pipe.close()
+            side.end()

@@ -35,15 +35,6 @@ def why_not() -> str | None:
 
 @contextmanager
 def network(machines: int, mbit_s: int) -> Iterator[list[tuple[str, str]]]:
-    """Make machines, until the end of the block.
-
-    Args:
-        machines: How many.
-        mbit_s: What each card sends, and receives, in a second.
-
-    Yields:
-        Namespace and address of each.
-    """
     base, made = f"fan-out-{os.getpid()}", []
     with ExitStack() as open_ones:
         hub = f"{base}-hub"
@@ -65,23 +56,12 @@ def network(machines: int, mbit_s: int) -> Iterator[list[tuple[str, str]]]:
 
 
 def reshape(machine: tuple[str, str], mbit_s: float) -> None:
-    """Change what a machine's card sends, and receives, in a second.
-
-    Args:
-        machine: One of :func:`network`.
-        mbit_s: From now on.
-    """
     base, _, number = machine[0].rpartition("-")
     for where, device in ((machine[0], "nic"), (f"{base}-hub", f"port{number}")):
         _shape("change", where, device, mbit_s)
 
 
 def sent(machine: tuple[str, str]) -> int:
-    """Return the bytes that a machine's card has sent so far.
-
-    Args:
-        machine: One of :func:`network`.
-    """
     (told,) = json.loads(_do(f"ip -n {machine[0]} -j -s link show dev nic"))
     return int(told["stats64"]["tx"]["bytes"])
 
@@ -91,7 +71,6 @@ def _shape(verb: str, where: str, device: str, mbit_s: float) -> None:
 
 
 def enter(namespace: str) -> None:
-    """Move this thread, and those that it starts, into a namespace."""
     descriptor = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     try:
         os.setns(descriptor, os.CLONE_NEWNET)

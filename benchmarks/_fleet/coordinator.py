@@ -42,16 +42,12 @@ type Sent = tuple[Topic, str, Record | None]
 
 @dataclass(slots=True)
 class CoordinatorCost:
-    """What was measured in a stretch of simulated time."""
-
     cpu_s: float = 0.0
     longest_s: float = 0.0
     """That the machine has taken for what it decided upon at once."""
     signals: int = 0
     written: int = 0
-    """Bytes."""
     largest: int = 0
-    """Of one record."""
 
 
 class Writer:
@@ -62,21 +58,17 @@ class Writer:
         self._spent = spent
 
     async def send(self, topic: Topic, key: str, record: Record, **_: object) -> None:
-        """Take a record."""
         self._count(topic, key, encode(record))
         self.sent.append((topic, key, record))
 
     async def send_raw(self, topic: Topic, key: str, value: None) -> None:
-        """Take a tombstone."""
         self._count(topic, key, b"")
         self.sent.append((topic, key, value))
 
     async def send_dead_letter(self, received: Received[Any], reason: str, detail: str) -> None:
-        """Take what is refused."""
         self._count(DEAD_LETTERS, reason + detail, received.raw)
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], **_: object) -> None:
-        """Take entries of the changelog."""
         for key, value in entries:
             self._count(topic, key, value or b"")
 
@@ -90,13 +82,10 @@ class Writer:
 
 @dataclass(slots=True)
 class Inbox:
-    """What has been written and was not read yet."""
-
     signals: deque[Arrival] = field(default_factory=deque)
     tasks: deque[Arrival] = field(default_factory=deque)
 
     def first(self, *, signals: bool, tasks: bool) -> float:
-        """When the first of what is wanted came."""
         wanted = [box[0][0] for box, wants in ((self.signals, signals), (self.tasks, tasks)) if wants and box]
         return min(wanted, default=float("inf"))
 
@@ -122,7 +111,6 @@ class SimulatedCoordinator:
         self.now = 0.0
         self.machine = CoordinatorMachine(settings, SynchronizerSettings(sync_timeout_s=1e6))
         self.tombstones: list[tuple[Topic, str]] = []
-        """That go into the next transaction."""
         self._clock = clock
         self._committed = committed
         self._changelog = Changelog()
@@ -137,7 +125,6 @@ class SimulatedCoordinator:
         self._offset = 0
 
     def step(self, until: float) -> None:
-        """Wait for what comes next, or for ``until``, and do what there is to do."""
         plan = self._schedule.plan(self.now, wants_tasks=self.machine.wants_tasks())
         first = self.inbox.first(signals=plan.signals, tasks=plan.tasks)
         ends = float("inf") if self._ends_at is None else self._ends_at
@@ -166,11 +153,9 @@ class SimulatedCoordinator:
 
     @property
     def entries(self) -> Mapping[str, bytes]:
-        """Of the changelog, as it is compacted."""
         return self._changelog.entries
 
     def restored_s(self) -> float:
-        """Return the processor time that a successor takes to become this machine."""
         began = self._clock()
         machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
         machine.restore(self.entries.items())
@@ -219,7 +204,6 @@ class SimulatedCoordinator:
             self._committed(self.now + TRANSACTION_S, one)
 
     def _pass(self, began: float) -> float:
-        """Have the time pass that was spent since ``began``."""
         now = self._clock()
         self.spent.cpu_s += now - began
         self.now += now - began
@@ -236,7 +220,6 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _examined(received: Received[Any]) -> Received[Any]:
-    """Return a contribution as if somebody had looked at what it names, anything else as it is."""
     command = received.record
     if not isinstance(command, Contribute):
         return received
@@ -246,5 +229,4 @@ def _examined(received: Received[Any]) -> Received[Any]:
 
 
 def arrive(inbox: Inbox, arrival: Arrival) -> None:
-    """Put a record where the coordinator reads it."""
     (inbox.tasks if arrival[1] is TASKS else inbox.signals).append(arrival)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchmarks._answers import completed
 from benchmarks._fleet.coordinator import CoordinatorCost, Sent, SimulatedCoordinator, arrive
+from benchmarks._records import completed, step_trained, synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -26,9 +26,7 @@ from schemas import (
     ModelVersion,
     Record,
     SetPace,
-    StepTrained,
     Task,
-    WeightsSynced,
 )
 from schemas.codec import encode
 from schemas.event import RunningAttempt
@@ -43,13 +41,10 @@ MARK: Final = 1234567.0
 SYNC_S: Final = 2.0
 BATCH: Final = 512
 BACKLOG: Final = 4
-"""Batches that wait for slots."""
 
 
 @dataclass(slots=True)
 class SimulatedExplorer:
-    """An explorer of the simulation."""
-
     name: str
     slots: int
     key: bytes
@@ -65,7 +60,6 @@ class SimulatedExplorer:
     """The heartbeat of now, and where its time stands."""
 
     def heartbeat(self, now: float) -> bytes:
-        """Return the next one."""
         if self.beat is None:
             value = encode(
                 ExplorerHeartbeat(
@@ -92,20 +86,10 @@ class SimulatedExplorer:
 
 
 class SimulatedMesh:
-    """A coordinator and its explorers, in simulated time.
-
-    Args:
-        explorers: How many.
-        slots: Of each.
-        seed: Of the order in which attempts end.
-        clock: Of the processor; see :class:`SimulatedCoordinator`.
-    """
-
     def __init__(self, explorers: int, slots: int, seed: int, clock: Callable[[], float] = time.thread_time) -> None:
         self.capacity = explorers * slots
         self.batch = min(BATCH, self.capacity)
         self.wanted = (-(-self.capacity // self.batch) + BACKLOG) * self.batch
-        """Tasks that fill all slots, with some that wait."""
         settings = CoordinatorSettings(
             batch_size=self.batch,
             group_size=1,
@@ -123,7 +107,6 @@ class SimulatedMesh:
         self.trains = False
         """Whether the trainer trains on what is finalized, and publishes what comes of it."""
         self.trainer = INCARNATION
-        """Its incarnation."""
         self.interval_s = ExplorerSettings().heartbeat_s
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""
@@ -138,34 +121,29 @@ class SimulatedMesh:
     # -- what is done to it ------------------------------------------------------------------------------------------
 
     def join(self, within_s: float) -> CoordinatorCost:
-        """Start all explorers, and the trainer; return when all of them are known."""
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(0))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(0, self.trainer))
         spent = self.run(within_s)
         machine = self.coordinator.machine
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
 
     def publish(self) -> CoordinatorCost:
-        """Have the trainer publish a version; return when all serve it."""
         self._trained()
         return self.run_until(self._is_served)
 
     def publish_in_a_row(self, after_s: float) -> CoordinatorCost:
-        """Have the trainer publish two versions, the second amid the transfer of the first; return when all have it."""
         self._trained()
         spent = self.run(after_s)
         self._trained()
         return self.run_until(self._is_served, spent)
 
     def fill(self) -> CoordinatorCost:
-        """Send tasks for all slots, and some that wait; return when all slots are taken."""
         for _ in range(self.wanted):
             self.send(self.now)
         return self.run_until(lambda: self.running >= self.capacity)
 
     def kill(self, share: float) -> CoordinatorCost:
-        """End some without a word; return when they are known to be gone."""
         for explorer in self._random.sample(list(self.explorers.values()), max(1, int(len(self.explorers) * share))):
             explorer.alive = False
         gone = {name for name, explorer in self.explorers.items() if not explorer.alive}
@@ -173,7 +151,6 @@ class SimulatedMesh:
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
 
     def start_anew(self, name: str) -> None:
-        """Kill an explorer, and start it again under its name."""
         explorer = self.explorers[name]
         self.lives += 1
         explorer.incarnation, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
@@ -192,7 +169,6 @@ class SimulatedMesh:
         return self.run(seconds)
 
     def send(self, now: float) -> None:
-        """Send one more task."""
         self.sent += 1
         name = f"task-{self.sent:08d}"
         self._write(now, TASKS, name.encode(), Task(task_id=name, workflow=WORKFLOWS[0], prompt="What is 17 + 25?"))
@@ -201,12 +177,10 @@ class SimulatedMesh:
 
     @property
     def now(self) -> float:
-        """Simulated seconds."""
         return self.coordinator.now
 
     @property
     def running(self) -> int:
-        """Attempts."""
         return sum(len(explorer.running) for explorer in self.explorers.values())
 
     @property
@@ -225,7 +199,6 @@ class SimulatedMesh:
         return spent
 
     def run_until(self, condition: Callable[[], bool], spent: CoordinatorCost | None = None) -> CoordinatorCost:
-        """Let time pass until something is so."""
         self.coordinator.spent = spent = spent or CoordinatorCost()
         while not condition():
             for _ in range(20):
@@ -248,7 +221,7 @@ class SimulatedMesh:
 
     def _trained(self) -> None:
         self.version += 1
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(self.version))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, self.trainer))
 
     def _is_served(self) -> bool:
         return all(explorer.version == self.version for explorer in self._alive)
@@ -303,23 +276,15 @@ class SimulatedMesh:
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
         life = explorer.incarnation
 
-        def synced(now: float) -> None:
+        def take(now: float) -> None:
             if not explorer.alive or explorer.incarnation != life:
                 return
             explorer.version, explorer.syncing = version.version, False
-            answer = WeightsSynced(
-                explorer=explorer.name,
-                incarnation=life,
-                model="policy",
-                version=version.version,
-                epoch=version.epoch,
-                ok=True,
-                checksum=version.checksum,
-            )
+            answer = synced(version, explorer.name, life)
             self._write(now, EXPLORER_EVENTS, explorer.key, answer)
             self._tell(explorer, now)
 
-        return synced
+        return take
 
     def _end_one(self, explorer: SimulatedExplorer, now: float) -> None:
         if not explorer.running:
@@ -332,16 +297,3 @@ class SimulatedMesh:
         self._write(now, EXPLORER_EVENTS, explorer.key, answer)
         if order.task.batch_id is None:
             self.send(now)
-
-    def _step_trained(self, version: int) -> StepTrained:
-        return StepTrained(
-            trainer="trainer-0",
-            incarnation=self.trainer,
-            model="policy",
-            step=version,
-            version=version,
-            publish=True,
-            checksum=f"{version:064x}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )

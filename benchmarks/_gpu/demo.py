@@ -10,12 +10,10 @@ from benchmarks._gpu.figures import Figures, run_part
 
 STEPS = 20
 LIMIT_S = 110.0
-"""Of the demo itself, which then tells what it was waiting for."""
 _KEPT = ("held-out reward", "time to first reward", "everything", "steps", "a step")
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Run it."""
     given = {}
     if options.device == "cuda":
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]

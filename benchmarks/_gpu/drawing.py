@@ -18,19 +18,10 @@ from trinity_bus.inference.engine import InferenceEngine
 
 MAX_LENGTH = 256
 _SHARE = 0.5
-"""Of a GPU's memory."""
 
 
 @asynccontextmanager
 async def started(model: Path, dtype: str, size: Size, **more: Any) -> AsyncIterator[InferenceEngine]:
-    """Provide an engine, and stop it.
-
-    Args:
-        model: Its folder.
-        dtype: Of weights and activations.
-        size: How many requests at a time.
-        more: Settings of the explorer beside these.
-    """
     engine = InferenceEngine(
         ExplorerSettings(
             model_path=str(model),
@@ -50,11 +41,10 @@ async def started(model: Path, dtype: str, size: Size, **more: Any) -> AsyncIter
 
 
 def prompt(number: int) -> list[int]:
-    """Return the prompt of a request."""
     return [3 + number, 4, 5]
 
 
-async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str) -> list[Completion]:
+async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str = "") -> list[Completion]:
     """Draw many answers at a time, twice, and tell the pace of the second time."""
     sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
     drawn: list[list[Completion]] = []
@@ -63,7 +53,8 @@ async def draw(engine: InferenceEngine, size: Size, figures: Figures, name: str)
         began = time.perf_counter()
         drawn = await asyncio.gather(*(engine.generate(prompt(i), sampling) for i in range(size.requests)))
         took = time.perf_counter() - began
-    figures.row(f"{name}: {size.requests} requests at a time", size.requests * size.tokens / took, "tokens/s")
+    what = f"{name}: " if name else ""
+    figures.row(f"{what}{size.requests} requests at a time", size.requests * size.tokens / took, "tokens/s")
     return [answers[0] for answers in drawn]
 
 

@@ -8,49 +8,34 @@ second must change it back. Both come from a server in this process by ``memory`
 import argparse
 import asyncio
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from benchmarks._gpu.drawing import draw, prompt, started
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES, Size
-from benchmarks._sources import announce
+from benchmarks._records import announce
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
-from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.weights.pull.server import WeightServer
 
-_MAX_LENGTH = 256
-_SHARE = 0.5
-"""Of the GPU's memory."""
 _TEXT = list(range(3, 67))
 _SAME = 0.1
 """How much a token's log-probability may differ between two computations with the same weights, in bfloat16."""
 _BUSY = 4
-"""Requests under way while weights come."""
-
-
-async def pace(engine: InferenceEngine, size: Size) -> float:
-    """Return the tokens a second of many requests at a time."""
-    sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
-    began = engine.tokens_generated, time.perf_counter()
-    await asyncio.gather(*(engine.generate([3 + i, 4, 5], sampling) for i in range(size.requests)))
-    return (engine.tokens_generated - began[0]) / (time.perf_counter() - began[1])
 
 
 def farthest(ones: list[float], others: list[float]) -> float:
-    """Return the largest difference."""
     return max(abs(one - other) for one, other in zip(ones, others, strict=True))
 
 
 async def versions(
     engine: InferenceEngine, model: Path, options: argparse.Namespace, size: Size, figures: Figures
 ) -> None:
-    """Take two versions while answers are drawn."""
     server = WeightServer(dtype=options.dtype)
     weights = load_file(model / "model.safetensors")
     turned = {name: torch.roll(tensor, 1, -1) for name, tensor in weights.items()}
@@ -63,7 +48,7 @@ async def versions(
         sampling = Sampling(max_tokens=size.tokens, ignore_eos=True)
         async with asyncio.TaskGroup() as drawn:
             for i in range(_BUSY):
-                drawn.create_task(engine.generate([3 + i, 4, 5], sampling))
+                drawn.create_task(engine.generate(prompt(i), sampling))
             outcomes.append(await engine.sync_weights(announced, announced.members[0]))
         scores.append(await engine.score(_TEXT, 1))
     server.close()
@@ -77,38 +62,17 @@ async def versions(
         raise RuntimeError(f"with the weights of before, a text is not as likely as before: {back:.3g}, {changed:.3g}")
 
 
-async def look(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Start, draw, take versions, stop."""
+async def measure(options: argparse.Namespace, figures: Figures) -> None:
     size = SIZES[options.size]
-    model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
-    settings = ExplorerSettings(
-        name="explorer-0",
-        model_path=str(model),
-        dtype=options.dtype,
-        max_model_len=_MAX_LENGTH,
-        max_num_seqs=size.requests,
-        gpu_memory_utilization=_SHARE,
-        seed=0,
-    )
-    engine = InferenceEngine(settings)
+    model = make_tiny_qwen3(options.folder, seed=0, shape=size.engine)
     began = time.perf_counter()
-    await engine.start()
-    figures.row("start", time.perf_counter() - began, "s", better="lower")
-    try:
+    async with started(model, options.dtype, size, name="explorer-0") as engine:
+        figures.row("start", time.perf_counter() - began, "s", better="lower")
         began = time.perf_counter()
-        await engine.generate([3, 4, 5], Sampling(max_tokens=1))
+        await engine.generate(prompt(0), Sampling(max_tokens=1))
         figures.row("first token", time.perf_counter() - began, "s", better="lower")
-        await pace(engine, size)
-        figures.row(f"{size.requests} requests at a time", await pace(engine, size), "tokens/s")
+        await draw(engine, size, figures)
         await versions(engine, model, options, size, figures)
-    finally:
-        await engine.stop()
-
-
-def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, on whatever the vLLM that is installed computes on."""
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-        asyncio.run(look(options, figures, Path(folder)))
 
 
 if __name__ == "__main__":

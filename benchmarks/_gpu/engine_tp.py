@@ -1,20 +1,16 @@
 """An engine on two GPUs (``explorer.tensor_parallel_size``): its pace, and log-probabilities beside those of one."""
 
 import argparse
-import asyncio
-import tempfile
-from pathlib import Path
 
 from benchmarks._gpu.drawing import draw, judge, started
-from benchmarks._gpu.figures import Figures, NotHereError, run_part
+from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._tiny_model import make_tiny_qwen3
 
 
-async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Draw from one after the other."""
+async def measure(options: argparse.Namespace, figures: Figures) -> None:
     size = SIZES[options.size]
-    model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
+    model = make_tiny_qwen3(options.folder, seed=0, shape=size.engine)
     async with started(model, options.dtype, size, tensor_parallel_size=2) as engine:
         answers = await draw(engine, size, figures, "two GPUs")
     async with started(model, options.dtype, size) as engine:
@@ -22,13 +18,5 @@ async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -
         await judge(engine, answers, figures, "two GPUs by one")
 
 
-def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, where there are GPUs."""
-    if options.device == "cpu":
-        raise NotHereError("an engine over two ranks is for GPUs")
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-        asyncio.run(compare(options, figures, Path(folder)))
-
-
 if __name__ == "__main__":
-    run_part(__doc__, measure)
+    run_part(__doc__, measure, not_on_cpu="an engine over two ranks is for GPUs")

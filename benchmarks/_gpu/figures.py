@@ -5,7 +5,9 @@ or ``{"skipped": why}``, which is the last one.
 """
 
 import argparse
+import asyncio
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,31 +25,24 @@ class NotHereError(Exception):
 
 
 class Figures:
-    """What a part has found.
-
-    Args:
-        path: Where to write it.
-    """
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def row(self, metric: str, value: float, unit: str, **more: Any) -> None:
-        """Add a figure; see :class:`Row`."""
         self.say({"row": asdict(Row(metric, value, unit, **more))})
 
     def say(self, what: Mapping[str, object]) -> None:
-        """Add anything else."""
         with self._path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(what) + "\n")
 
 
-def run_part(document: str | None, body: Callable[[argparse.Namespace, Figures], None]) -> None:
-    """Do a part as its command line says.
+def run_part(document: str | None, body: Callable[[argparse.Namespace, Figures], Any], *, not_on_cpu: str = "") -> None:
+    """Do a part as its command line says; ``options.folder`` is empty, and thrown away.
 
     Args:
-        document: Of its module.
-        body: Measures.
+        document: Of the part's module.
+        body: Measures; or a coroutine function that does.
+        not_on_cpu: Why there is nothing to measure on a CPU, if that is so.
     """
     told = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
     told.add_argument("figures", type=Path, help="file to add figures to")
@@ -57,7 +52,14 @@ def run_part(document: str | None, body: Callable[[argparse.Namespace, Figures],
     told.add_argument("--method", choices=("memory", "gloo", "nccl"), default="memory", help="of a transfer")
     options = told.parse_args()
     figures = Figures(options.figures)
+    if not_on_cpu and options.device == "cpu":
+        figures.say({"skipped": not_on_cpu})
+        return
     try:
-        body(options, figures)
+        with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
+            options.folder = Path(folder)
+            done = body(options, figures)
+            if asyncio.iscoroutine(done):
+                asyncio.run(done)
     except NotHereError as error:
         figures.say({"skipped": str(error)})

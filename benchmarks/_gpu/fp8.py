@@ -5,9 +5,6 @@ been to draw what the first one drew: what a trainer in bfloat16 sees as mismatc
 """
 
 import argparse
-import asyncio
-import tempfile
-from pathlib import Path
 
 import torch
 
@@ -17,10 +14,11 @@ from benchmarks._gpu.sizes import SIZES
 from benchmarks._tiny_model import make_tiny_qwen3
 
 
-async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Draw from one after the other."""
+async def measure(options: argparse.Namespace, figures: Figures) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        raise NotHereError(f"{torch.cuda.get_device_name()} does not multiply in FP8: Ada, Hopper or newer does")
     size = SIZES[options.size]
-    model = make_tiny_qwen3(folder, seed=0, shape=size.engine)
+    model = make_tiny_qwen3(options.folder, seed=0, shape=size.engine)
     async with started(model, options.dtype, size, quantization="fp8") as engine:
         answers = await draw(engine, size, figures, "FP8")
     async with started(model, options.dtype, size) as engine:
@@ -29,15 +27,5 @@ async def compare(options: argparse.Namespace, figures: Figures, folder: Path) -
         await judge(engine, answers, figures, f"FP8 by {options.dtype}")
 
 
-def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Do all of it, where the GPU can."""
-    if options.device == "cpu":
-        raise NotHereError("FP8 rollouts are for GPUs")
-    if torch.cuda.get_device_capability() < (8, 9):
-        raise NotHereError(f"{torch.cuda.get_device_name()} does not multiply in FP8: Ada, Hopper or newer does")
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-        asyncio.run(compare(options, figures, Path(folder)))
-
-
 if __name__ == "__main__":
-    run_part(__doc__, measure)
+    run_part(__doc__, measure, not_on_cpu="FP8 rollouts are for GPUs")

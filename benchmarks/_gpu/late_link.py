@@ -35,27 +35,21 @@ def alone() -> Link:
         return ProcessGroupNCCL(store, rank, 1, options)
 
     group = mock.Mock(side_effect=of_one, Options=ProcessGroupNCCL.Options)
-    with (
-        mock.patch("torch._C._distributed_c10d.ProcessGroupNCCL", group),
-        mock.patch.object(nccl, "meet"),
-    ):
+    with mock.patch("torch._C._distributed_c10d.ProcessGroupNCCL", group), mock.patch.object(nccl, "meet"):
         return Link(nccl.open_group(dist.HashStore(), 0, timedelta(seconds=2)), 0, "nccl")
 
 
 def move(link: Link, piece: torch.Tensor, limit_s: float = 10.0) -> float:
-    """Return the seconds that a broadcast takes."""
     began = time.monotonic()
     link.wait(link.broadcast(piece), began + limit_s, threading.Event())
     return time.monotonic() - began
 
 
 def busy(seconds: float) -> None:
-    """Have the current stream wait."""
     torch.cuda._sleep(int(seconds * CYCLES_A_SECOND))  # noqa: SLF001 - torch has no public one
 
 
 def measure(_: argparse.Namespace, figures: Figures) -> None:
-    """Move a piece, then one too late; live on."""
     os.environ |= {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "4", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
     torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)

@@ -15,7 +15,6 @@ LOOKED_FOR = (*DISTRIBUTIONS, "tokenizers", "matplotlib", "transformer-engine", 
 
 
 def why_no_cuda() -> str:
-    """Return why torch cannot compute on a GPU; empty where it can."""
     if torch.version.cuda is None:
         return "torch was built without CUDA"
     try:
@@ -26,7 +25,6 @@ def why_no_cuda() -> str:
 
 
 def look(_: argparse.Namespace, figures: Figures) -> None:
-    """Tell all of it."""
     why = why_no_cuda()
     found = [] if why else [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     figures.say(

@@ -10,26 +10,16 @@ from benchmarks._gpu.sizes import SIZES
 from trinity_bus.sizing.hardware import GPUS
 
 _SECONDS = 1.5
-"""Of each size, after warming up."""
 _AT_ONCE = 5
-"""Products between two looks at the clock."""
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done what it was told."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def tflops(device: str, dtype: str, edge: int, seconds: float) -> float:
-    """Return the most operations a second, in 10^12, that products of matrices of this size reach.
-
-    Args:
-        device: Where.
-        dtype: Of the elements.
-        edge: Rows and columns.
-        seconds: How long to measure.
-    """
+    """Return the most operations a second, in 10^12, that products of matrices of this size reach."""
     left, right = (torch.randn(edge, edge, device=device).to(getattr(torch, dtype)) for _ in range(2))
     out = torch.empty_like(left)
     best, until = float("inf"), None
@@ -50,13 +40,11 @@ def tflops(device: str, dtype: str, edge: int, seconds: float) -> float:
 
 
 def peak(device: str, dtype: str, size: str) -> float:
-    """Return the most that any of the matrices reaches."""
     seconds = _SECONDS if device == "cuda" else 0.1
     return max(tflops(device, dtype, edge, seconds) for edge in SIZES[size].edges)
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Measure each size."""
     reached = peak(options.device, options.dtype, options.size)
     figures.row("product of two matrices", reached, "TFLOP/s")
     name = torch.cuda.get_device_name() if options.device == "cuda" else ""

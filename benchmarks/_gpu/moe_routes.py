@@ -5,21 +5,19 @@ did: ``mismatch_k3`` is what the two disagree by, and is to be smaller with the 
 """
 
 import argparse
-import asyncio
-import tempfile
 from pathlib import Path
 
 from benchmarks._gpu.drawing import draw, prompt, started
-from benchmarks._gpu.figures import Figures, NotHereError, run_part
+from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.sizes import SIZES
-from schemas import ExperienceGroup, Rollout, Sampling, build_group
+from benchmarks._records import groups_of
+from schemas import Rollout, Sampling
 from trinity_bus.config import TrainerSettings
 
 _EXPERTS, _CHOSEN, _LAYERS = 32, 4, 8
 
 
 def make_model(folder: Path) -> Path:
-    """Write a random model with experts."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -27,18 +25,19 @@ def make_model(folder: Path) -> Path:
         vocab_size=16_384, hidden_size=1024, num_hidden_layers=_LAYERS, num_attention_heads=8, num_key_value_heads=2,
         head_dim=128, intermediate_size=2048, moe_intermediate_size=512, num_experts=_EXPERTS,
         num_experts_per_tok=_CHOSEN, norm_topk_prob=True, max_position_embeddings=512, initializer_range=0.05,
-        tie_word_embeddings=False, eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32",
+        tie_word_embeddings=False, eos_token_id=1, bos_token_id=None, pad_token_id=0, dtype="float32"
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> ExperienceGroup:
-    """Draw, and return what the trainer is given."""
-    size = SIZES[options.size]
-    async with started(model, options.dtype, size, capture_routes=True) as engine:
-        answers = await draw(engine, size, figures, "routes captured")
+async def measure(options: argparse.Namespace, figures: Figures) -> None:
+    from trinity_bus.training.megatron_engine import MegatronEngine
+
+    size, model = SIZES[options.size], make_model(options.folder)
+    async with started(model, options.dtype, size, capture_routes=True) as drawing:
+        answers = await draw(drawing, size, figures, "routes captured")
     rollouts = [
         Rollout(
             prompt_token_ids=prompt(number),
@@ -49,30 +48,16 @@ async def drawn(options: argparse.Namespace, model: Path, figures: Figures) -> E
         )
         for number, answer in enumerate(answers)
     ]
-    return build_group(
-        rollouts, version=0, sampling=Sampling(temperature=1.0), task_id="task", attempt=1, batch_id="batch",
-        batch_type="train", workflow="none", model="policy", explorer="explorer-0", incarnation="life",
-    )  # fmt: skip
-
-
-def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Draw, then compute both ways."""
-    if options.device == "cpu":
-        raise NotHereError("vLLM tells routes on GPUs alone: its second model runner needs Triton")
-    from trinity_bus.training.megatron_engine import MegatronEngine
-
-    with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-        model = make_model(Path(folder))
-        group = asyncio.run(drawn(options, model, figures))
-        for replay in (False, True):
-            engine = MegatronEngine(TrainerSettings(model_path=str(model), dtype=options.dtype, router_replay=replay))
-            metrics = engine.train_step([group])
-            engine.leave()
-            name = "the engine's routes" if replay else "the trainer's own routes"
-            figures.row(f"{name}: mismatch, k3", metrics["mismatch_k3"], "nats", better="lower")
-            if replay:
-                figures.row("samples without routes", metrics["samples_without_routes"], "", goal=0, better="lower")
+    groups = groups_of([rollouts], sampling=Sampling(temperature=1.0))
+    for replay in (False, True):
+        engine = MegatronEngine(TrainerSettings(model_path=str(model), dtype=options.dtype, router_replay=replay))
+        metrics = engine.train_step(groups)
+        engine.leave()
+        name = "the engine's routes" if replay else "the trainer's own routes"
+        figures.row(f"{name}: mismatch, k3", metrics["mismatch_k3"], "nats", better="lower")
+        if replay:
+            figures.row("samples without routes", metrics["samples_without_routes"], "", goal=0, better="lower")
 
 
 if __name__ == "__main__":
-    run_part(__doc__, measure)
+    run_part(__doc__, measure, not_on_cpu="vLLM tells routes on GPUs alone: its second model runner needs Triton")

@@ -25,7 +25,6 @@ def apart(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def of_logprobs(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Log-probabilities, entropy, and the gradients of hidden states and of the output layer's weight."""
     generator = torch.Generator().manual_seed(0)
     # The logits' standard deviation is 2.
     hidden, weight = (
@@ -44,7 +43,6 @@ def of_logprobs(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return what attention gives, and the gradients of queries, keys and values."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor(LENGTHS)
     bounds = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int().to(device)
@@ -56,11 +54,7 @@ def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     frequencies = (1e4 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)).to(device)
     longest = max(LENGTHS)
     packed = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
     )
     placed = rotary.PlacedSeqParams(**vars(packed), rotation=rotary.rotation_of(positions, frequencies, dtype))
     module = attention.SDPAttention.__new__(attention.SDPAttention)
@@ -74,7 +68,6 @@ def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Compare."""
     for name, compute, right_dtype, of in (
         (
             "log-probabilities",

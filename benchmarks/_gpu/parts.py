@@ -25,33 +25,24 @@ import psutil
 from benchmarks._report import Row
 
 _LINES = 15
-"""Of a part's output, that are kept."""
 _REAP_S = 5.0
 REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the check, which measures one thing."""
-
     name: str
     module: str
-    """Below this package."""
     limit_s: float
-    """Then it is killed."""
     method: str = "memory"
-    """Of a transfer."""
     gpus: int = 1
     needs: tuple[str, ...] = ()
-    """Distributions."""
     short: str = ""
     """Why the short form leaves it out; empty where it does not."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a part."""
-
     name: str
     state: Literal["ok", "skipped", "failed"]
     why: str = ""
@@ -60,7 +51,6 @@ class Outcome:
     said: list[dict[str, Any]] = field(default_factory=list)
     """Whatever else it has told."""
     output: list[str] = field(default_factory=list)
-    """The last lines, where it failed."""
 
 
 _GPUS_ALONE = "it computes on GPUs alone"
@@ -107,12 +97,7 @@ PARTS = (
 
 
 def why_not(part: Part, machine: Mapping[str, Any]) -> str | None:
-    """Return why a part cannot be run on the GPUs of a machine, and what would help; None where it can.
-
-    Args:
-        part: Which.
-        machine: As ``machine`` has described it.
-    """
+    """Return why a part cannot be run on the GPUs of a machine, and what would help; None where it can."""
     if machine["why_no_cuda"]:
         return f"torch sees no GPU: {machine['why_no_cuda']}"
     if (there := len(machine["gpus"])) < part.gpus:
@@ -125,13 +110,6 @@ def why_not(part: Part, machine: Mapping[str, Any]) -> str | None:
 
 
 def run(part: Part, arguments: Sequence[str], folder: Path) -> Outcome:
-    """Run a part's process, until it ends or its limit has passed.
-
-    Args:
-        part: Which.
-        arguments: Its device, type and size.
-        folder: For its output and figures, and for what it writes on the way.
-    """
     figures, log = folder / f"{part.name}.jsonl", folder / f"{part.name}.log"
     figures.touch()
     # What one that is killed leaves behind, models among it, goes with the folder.

@@ -11,18 +11,12 @@ LARGE_GIB = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What the parts compute with."""
-
     edges: tuple[int, ...]
-    """Of the square matrices."""
     training: Workload
     engine: TinyShape
     requests: int
-    """Of the engine, at a time."""
     tokens: int
-    """Of each answer."""
     transfer_mib: int
-    """Of a version."""
     bucket_mib: int
     rounds: int
 
@@ -32,7 +26,7 @@ def _training(name: str, *, hidden: int, layers: int, vocabulary: int, tokens: i
     return Workload(
         name=name, vocabulary=vocabulary, hidden=hidden, layers=layers, heads=hidden // 128, head_dim=128,
         groups=groups, group_size=8, prompt=tokens // 8, lengths=(tokens, tokens), updates=1,
-        micro_batch_tokens=8 * tokens, repeats=5,
+        micro_batch_tokens=8 * tokens, repeats=5
     )  # fmt: skip
 
 
@@ -53,22 +47,21 @@ SIZES = {
     "tiny": Size(
         edges=(256,),
         training=_training("tiny", hidden=256, layers=2, vocabulary=512, tokens=32, groups=2),
-        engine=TINY, requests=2, tokens=8, transfer_mib=8, bucket_mib=2, rounds=1,
+        engine=TINY, requests=2, tokens=8, transfer_mib=8, bucket_mib=2, rounds=1
     ),
     # 0.23 and about 1.4 thousand million parameters, of 18 bytes each while they are trained.
     "small": Size(
         edges=(4096, 8192),
         training=_training("small", hidden=1024, layers=16, vocabulary=32_768, tokens=512, groups=8),
-        engine=_engine(hidden=1024, layers=8), requests=32, tokens=64, transfer_mib=512, bucket_mib=64, rounds=3,
+        engine=_engine(hidden=1024, layers=8), requests=32, tokens=64, transfer_mib=512, bucket_mib=64, rounds=3
     ),
     "large": Size(
         edges=(4096, 8192, 16_384),
         training=_training("large", hidden=2048, layers=28, vocabulary=32_768, tokens=1024, groups=8),
-        engine=_engine(hidden=2048, layers=16), requests=64, tokens=128, transfer_mib=2048, bucket_mib=64, rounds=3,
+        engine=_engine(hidden=2048, layers=16), requests=64, tokens=128, transfer_mib=2048, bucket_mib=64, rounds=3
     ),
 }  # fmt: skip
 
 
 def size_for(gib: float) -> str:
-    """Return the size for GPUs of so much memory."""
     return "large" if gib >= LARGE_GIB else "small"

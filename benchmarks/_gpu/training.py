@@ -10,9 +10,7 @@ each other, and how long gradients are over the other's. On a CPU both are float
 import argparse
 import math
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
@@ -28,14 +26,12 @@ from trinity_bus.training.torch_engine import TorchEngine
 _MFU = 0.45
 """What is expected of a model of more than a thousand million parameters."""
 _SECONDS = 30.0
-"""Of timed steps, at most."""
 
 
-def throughput(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Time steps."""
+def throughput(options: argparse.Namespace, figures: Figures) -> None:
     load = SIZES[options.size].training
     reached = peak(options.device, options.dtype, options.size)
-    settings = training.settings_of(load, training.make_model(load, folder))
+    settings = training.settings_of(load, training.make_model(load, options.folder / "large"))
     groups = training.make_groups(load)
     engine = MegatronEngine(settings.model_copy(update={"dtype": options.dtype}))
     tokens = sum(len(group.tokens) for group in groups)
@@ -68,10 +64,9 @@ def throughput(options: argparse.Namespace, figures: Figures, folder: Path) -> N
     engine.leave()
 
 
-def beside_plain(options: argparse.Namespace, figures: Figures, folder: Path) -> None:
-    """Compare a step of both engines."""
+def beside_plain(options: argparse.Namespace, figures: Figures) -> None:
     load = SIZES["tiny"].training
-    settings = training.settings_of(load, training.make_model(load, folder))
+    settings = training.settings_of(load, training.make_model(load, options.folder / "tiny"))
     groups = training.make_groups(load)
     engine = MegatronEngine(settings.model_copy(update={"dtype": options.dtype}))
     ours, plain = (each.train_step(groups) for each in (engine, TorchEngine(settings)))
@@ -81,13 +76,11 @@ def beside_plain(options: argparse.Namespace, figures: Figures, folder: Path) ->
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Time, then compare."""
     if options.device == "cuda" and options.dtype == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
         raise NotHereError(f"{torch.cuda.get_device_name()} has no bfloat16: Ampere or newer has")
     torch.set_num_threads(training.THREADS)
-    for part in (throughput, beside_plain):
-        with tempfile.TemporaryDirectory(prefix="trinity-bus-gpu-") as folder:
-            part(options, figures, Path(folder))
+    throughput(options, figures)
+    beside_plain(options, figures)
 
 
 if __name__ == "__main__":

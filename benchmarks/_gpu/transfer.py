@@ -9,7 +9,6 @@ other.
 """
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import threading
@@ -19,25 +18,22 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from benchmarks._children import Side
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.matrix import synchronize
 from benchmarks._gpu.sizes import SIZES
-from benchmarks._sources import announce, source
+from benchmarks._records import announce, source
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 20.0
-"""Of each step, on either side."""
 _PARTS = 16
-"""Tensors of a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A version that the other process has taken."""
-
     transfer_s: float
     verify_s: float
     load_s: float
@@ -52,18 +48,10 @@ def visible_gpu(number: int) -> str:
 
 
 def digits_of(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bytes, computed where it is."""
     return int(tensor.reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
 
 
 def member(pipe: Connection, device: str, gpu: str | None) -> None:
-    """Body of the other process: take versions into tensors of its own.
-
-    Args:
-        pipe: Sources come by it; :class:`Taken`, or what went wrong, goes.
-        device: Where its tensors are.
-        gpu: The one that it may see.
-    """
     die_with_parent()
     if gpu is not None:
         # Nothing has asked CUDA for anything yet in this process.
@@ -115,7 +103,6 @@ def plain_copy(nbytes: int, method: str, device: str) -> float:
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:
-    """Send versions, one after the other."""
     size, device, method = SIZES[options.size], options.device, options.method
     nbytes = size.transfer_mib << 20
     dtype = getattr(torch, options.dtype)
@@ -123,12 +110,8 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
     bucket = size.bucket_mib << 20
     gpu = None if device == "cpu" else visible_gpu(1 if method == "nccl" else 0)
     # Before anything here has asked CUDA for something, or started a thread; what is imported need not be again.
-    context = multiprocessing.get_context("fork")
-    pipe, theirs = context.Pipe()
-    other = context.Process(target=member, args=(theirs, device, gpu))
-    other.start()
-    theirs.close()
-    pipe.recv()
+    other = Side(member, device, gpu, start="fork")
+    other.hear()
     server = WeightServer(bucket_bytes=bucket, timeout_s=LIMIT_S, method=method)
     found: list[tuple[float, Taken]] = []
     for version in range(size.rounds + 1):
@@ -139,15 +122,15 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         staged_s = time.perf_counter() - began
         announced = announce(version, checksum, server.address, method, "explorer-0")
         server.admit(announced)
-        pipe.send(source(announced, "explorer-0", LIMIT_S))
-        taken = pipe.recv()
+        other.pipe.send(source(announced, "explorer-0", LIMIT_S))
+        taken = other.pipe.recv()
         assert isinstance(taken, Taken), f"version {version} was not taken: {taken}"
         assert taken.digits == digits_of(weights), f"version {version} is not on the other's device what it was here"
         # The first one makes memory, and links.
         if version:
             found.append((staged_s, taken))
-    pipe.send(None)
-    other.join()
+    other.pipe.send(None)
+    other.process.join()
     server.close()
     columns = {
         "staging, with its hashes": [staged_s for staged_s, _ in found],

@@ -33,19 +33,11 @@ def number(text: str, answer: str) -> float:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return tasks, with their messages where they have any."""
     tasks = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{"prompt": task.get("messages") or task["prompt"], "answer": task["answer"]} for task in tasks]
 
 
 class Judge:
-    """Rewards answers.
-
-    Args:
-        tokenizer: Of the model.
-        chat: Whether prompts are messages, whose answers are numbers.
-    """
-
     def __init__(self, tokenizer: Any, *, chat: bool) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
@@ -53,20 +45,16 @@ class Judge:
         self.__name__ = "judge"
 
     def __call__(self, completion_ids: list[list[int]], answer: list[str], **_: object) -> list[float]:
-        """Return the rewards of completions, as token ids."""
-        of_one = self._of_numbers if self._chat else self._of_words
-        self.last = [of_one(ids, wanted) for ids, wanted in zip(completion_ids, answer, strict=True)]
+        self.last = [self._reward(ids, wanted) for ids, wanted in zip(completion_ids, answer, strict=True)]
         return list(self.last)
 
-    def _of_numbers(self, ids: list[int], wanted: str) -> float:
-        return number(self._tokenizer.decode(ids, skip_special_tokens=True), wanted)
-
-    def _of_words(self, ids: list[int], wanted: str) -> float:
+    def _reward(self, ids: list[int], wanted: str) -> float:
+        if self._chat:
+            return number(self._tokenizer.decode(ids, skip_special_tokens=True), wanted)
         words = self._tokenizer.convert_ids_to_tokens([token for token in ids if token >= SPECIAL])
         return reward(words, wanted, ended=self._tokenizer.eos_token_id in ids)
 
     def exact(self, model: Any, tasks: list[dict[str, Any]], max_tokens: int) -> float:
-        """Return the share of tasks that are answered exactly, without chance."""
         import torch
 
         texts = [task["prompt"] for task in tasks]
@@ -85,7 +73,6 @@ class Judge:
 
 
 def main() -> None:
-    """Train until the goal is reached, or all steps are done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tasks", type=Path, required=True, help="JSON lines with prompt or messages, and answer")
@@ -113,8 +100,6 @@ def main() -> None:
             out.write(json.dumps(line) + "\n")
 
     class Timed(GRPOTrainer):  # type: ignore[misc]  # it is not known here
-        """Notes when each batch is begun and when its rewards are known."""
-
         ended: tuple[float, float] | None = None
         steps_left: int = figures["steps"]
         reached = False

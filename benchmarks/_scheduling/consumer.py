@@ -18,7 +18,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained
+from benchmarks._records import step_trained
+from schemas import BatchLifecycleState, BatchRecord
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings
@@ -26,8 +27,6 @@ from trinity_bus.runtime.service import run_service
 
 TRAIN_S = 0.8
 CHECKPOINT_EVERY = 5
-"""Steps."""
-MODEL = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,11 @@ class Step:
     offset: int
     """In ``batches``, to read next."""
     at: float
-    """When, seconds since the Unix epoch."""
     tasks: tuple[str, ...] = ()
     is_checkpoint: bool = False
 
 
 class Consumer:
-    """One incarnation of a trainer that only consumes.
-
-    Args:
-        bus: Connected.
-        folder: Of the checkpoint and the log.
-    """
-
     def __init__(self, bus: Bus, folder: Path) -> None:
         self._bus = bus
         self._checkpoint = folder / "checkpoint.json"
@@ -62,7 +53,6 @@ class Consumer:
             self._step, self._offset = kept["step"], kept["offset"]
 
     async def run(self) -> None:
-        """Consumes until cancelled."""
         start = {(BATCHES.name, 0): self._offset}
         async with self._bus.producer() as producer, self._bus.reader(BATCHES, start=start) as batches:
             await self._publish(producer)
@@ -89,22 +79,11 @@ class Consumer:
             log.write(line + "\n")
 
     async def _publish(self, producer: Producer) -> None:
-        step = StepTrained(
-            trainer="trainer-0",
-            incarnation=self._incarnation,
-            model=MODEL,
-            step=self._step,
-            version=self._step,
-            publish=True,
-            checksum=f"{self._step}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        step = step_trained(self._step, self._incarnation)
         await (await producer.send(TRAINER_EVENTS, step.trainer, step))
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """Return the log so far, of all incarnations."""
     log = folder / "steps.jsonl"
     if not log.exists():
         return []
@@ -114,7 +93,6 @@ def steps_of(folder: Path) -> list[Step]:
 
 
 async def run(settings: Settings, folder: Path) -> None:
-    """Consumes until it is cancelled."""
     async with Bus(settings.kafka, client_id="trainer-0") as bus:
         await Consumer(bus, folder).run()
 

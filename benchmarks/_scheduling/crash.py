@@ -29,7 +29,6 @@ from trinity_bus.bus import Bus, Producer, Reader
 VICTIMS = ("coordinator", "consumer", "broker")
 BATCH = 64
 THINK_S = 2.0
-"""Seconds that the fake engine takes for a trajectory."""
 AHEAD = 10
 """Batches of tasks that are in the log and not finalized."""
 POLL_S = 0.02
@@ -46,24 +45,17 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A SIGKILL and what it cost."""
-
     victim: str
     position: int
     """Steps since the newest checkpoint."""
     at: float
-    """Seconds since the Unix epoch."""
     recovered_s: float
-    """Until the next step was trained."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """What the crashes of a whole history cost."""
-
     crashes: list[Crash] = field(default_factory=list)
     trajectories: int = 0
-    """That count."""
     again: int = 0
     """Trajectories that were generated although one was finished and durable."""
     again_s: float = 0.0
@@ -76,13 +68,6 @@ class Cost:
 
 
 class History:
-    """Crashes of a running mesh.
-
-    Args:
-        mesh: With coordinator and explorers; the broker must be ours.
-        bus: Connected to it.
-    """
-
     def __init__(self, mesh: Mesh, bus: Bus) -> None:
         self._mesh = mesh
         self._bus = bus
@@ -91,14 +76,12 @@ class History:
         self._finalized: list[BatchRecord] = []
         self._since = 0.0
 
-    async def live(self, plan: Sequence[tuple[int, str]], progress: Callable[[int, int], None]) -> Cost:
-        """Crashes each victim of the plan at its position of the cycle, and settles the account."""
+    async def live(self, plan: Sequence[tuple[int, str]]) -> Cost:
         cost = Cost()
         async with self.fed():
-            for number, (position, victim) in enumerate(plan):
+            for position, victim in plan:
                 await self._until(lambda position=position: self._is_at(position))  # type: ignore[misc]
                 cost.crashes.append(await self._crash(victim, position))
-                progress(number + 1, len(plan))
         await self.account(cost)
         return cost
 
@@ -125,13 +108,11 @@ class History:
                     task.result()
 
     async def go_on(self, until: float) -> None:
-        """Let it work until this moment of ``time.monotonic()``."""
         while (left := until - time.monotonic()) > 0:
             self._mesh.check()
             await asyncio.sleep(min(left, 1.0))
 
     async def kill(self, victim: str) -> None:
-        """Send SIGKILL to a process, and start it again."""
         if victim == "broker":
             broker = self._mesh.broker
             assert broker is not None
@@ -143,7 +124,6 @@ class History:
             await asyncio.to_thread(self._mesh.start_again, victim)
 
     async def _feed(self, producer: Producer) -> None:
-        """Keep so many tasks in the log that nobody lacks work, in whole batches."""
         while True:
             while self._sent < (len(self._finalized) + AHEAD) * BATCH:
                 for _ in range(BATCH):

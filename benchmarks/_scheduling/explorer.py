@@ -40,7 +40,6 @@ class ZeroCostEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
-        """``n`` times the same."""
         del prompt_token_ids, sampling, traceparent
         if self._think_s:
             await asyncio.sleep(self._think_s)
@@ -50,30 +49,25 @@ class ZeroCostEngine:
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[EngineDelta]:
-        """Yield the same."""
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions)
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Nothing is passed on."""
+        pass
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Nothing is moved."""
         del member
         self.model_version = announced.version
         return SyncOutcome(announced.checksum, 0.0, 0.0, 0.0)
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """Find all as likely."""
         return [0.0] * (len(token_ids) - start)
 
     async def wait_dead(self) -> EngineDeadError:
-        """Never."""
         return await asyncio.shield(self._death)
 
 
 async def run(settings: Settings) -> None:
-    """Explores until it is cancelled."""
     with ForkServer(settings, tokenizer="benchmarks._scheduling.tokenizer:load") as fork_server:
         telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:

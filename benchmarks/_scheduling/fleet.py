@@ -21,18 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks._answers import completed
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    Cancel,
-    Dispatch,
-    ExplorerHeartbeat,
-    ModelVersion,
-    StepTrained,
-    Task,
-    WeightsSynced,
-)
+from benchmarks._records import completed, step_trained, synced
+from schemas import BatchLifecycleState, BatchRecord, Cancel, Dispatch, ExplorerHeartbeat, ModelVersion, Task
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Input, Origin, TaskArrived, Tick, Write
 
@@ -46,8 +36,6 @@ INCARNATION = "life-1"
 
 @dataclass(slots=True)
 class Spent:
-    """Slot-seconds of one simulation, within the window that is measured."""
-
     busy_s: float = 0.0
     useful_s: float = 0.0
     window_s: float = 0.0
@@ -58,19 +46,15 @@ class Spent:
 
     @property
     def busy(self) -> float:
-        """Share of all slots' time."""
         return self.busy_s / (self.window_s * EXPLORERS * SLOTS)
 
     @property
     def useful(self) -> float:
-        """Share of all slots' time."""
         return self.useful_s / (self.window_s * EXPLORERS * SLOTS)
 
 
 @dataclass(slots=True)
 class Running:
-    """An attempt on an explorer."""
-
     order: Dispatch
     began: float
     version: int
@@ -79,12 +63,9 @@ class Running:
 
 @dataclass(slots=True)
 class Simulation:
-    """One run of a fleet over ``batches`` batches."""
-
     settings: CoordinatorSettings
     batches: int
     seed: int
-    progress: Callable[[int], None] = lambda _: None
     machine: CoordinatorMachine = field(init=False)
     now: float = 0.0
     versions: dict[str, int] = field(default_factory=dict)
@@ -100,12 +81,11 @@ class Simulation:
     _inbox: deque[Input] = field(default_factory=deque)
 
     def run(self) -> Spent:
-        """Until every task has its result."""
         self.machine = CoordinatorMachine(self.settings, SynchronizerSettings(sync_timeout_s=1e6))
         for number in range(EXPLORERS):
             self.versions[f"explorer-{number:02d}"] = 0
         self._inbox.extend(EventArrived(self._beat(name)) for name in self.versions)
-        self._inbox.append(EventArrived(_trained(0)))
+        self._inbox.append(EventArrived(step_trained(0, INCARNATION)))
         sent, total = 0, self.batches * BATCH
         while len(self.finalized) < self.batches:
             while sent < total and self.machine.wants_tasks():
@@ -127,7 +107,6 @@ class Simulation:
         self.machine.changes()
 
     def _advance(self) -> None:
-        """To the next thing that happens, and everything that happens with it, or to the next tick."""
         if not self._queue or self._queue[0][0] > self.now + TICK_S:
             self.now += TICK_S
             self._inbox.append(Tick())
@@ -155,9 +134,10 @@ class Simulation:
                 self._later(SYNC_S, lambda: self._sync(version))
             case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                 self.finalized.append((self.now, batch))
-                self.progress(len(self.finalized))
                 self.trainer_free_at = max(self.now, self.trainer_free_at) + TRAIN_S
-                self._later(self.trainer_free_at - self.now, lambda: EventArrived(_trained(batch.sequence)))
+                self._later(
+                    self.trainer_free_at - self.now, lambda: EventArrived(step_trained(batch.sequence, INCARNATION))
+                )
 
     def _start(self, order: Dispatch) -> None:
         key = order.task.task_id, order.attempt
@@ -181,15 +161,7 @@ class Simulation:
     def _sync(self, version: ModelVersion) -> None:
         for member in version.members:
             self.versions[member.explorer] = version.version
-            answer = WeightsSynced(
-                explorer=member.explorer,
-                incarnation=INCARNATION,
-                model=version.model,
-                version=version.version,
-                epoch=version.epoch,
-                ok=True,
-                checksum=version.checksum,
-            )
+            answer = synced(version, member.explorer, INCARNATION)
             self._inbox.append(EventArrived(answer))
 
     def _beat(self, name: str) -> ExplorerHeartbeat:
@@ -230,17 +202,3 @@ def best_possible(batches: int, seed: int) -> float:
         busy_until.append((began, ended))
     end = max(began for began, _ in busy_until)
     return sum(min(ended, end) - began for began, ended in busy_until) / (end * EXPLORERS * SLOTS)
-
-
-def _trained(step: int) -> StepTrained:
-    return StepTrained(
-        trainer="trainer-0",
-        incarnation=INCARNATION,
-        model="policy",
-        step=step,
-        version=step,
-        publish=True,
-        checksum=f"checksum-{step}",
-        master_address="127.0.0.1",
-        master_port=1,
-    )

@@ -9,7 +9,6 @@ the results of the last 1,000 batches. What grows after that grows with what wai
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgpack
 from aiokafka import AIOKafkaProducer
@@ -21,23 +20,15 @@ from trinity_bus.bus import Bus, partition_of
 
 SETTINGS = {"coordinator.dedup_window": "50000"}
 WARM_UP = 1_100 * 64
-"""Tasks, in batches of 64."""
 IN_FLIGHT = 64
 """Batches of the client that wait for the broker at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Memory at one moment."""
-
-    when: str
-    waiting: int
-    """Tasks in the log that nobody has read."""
-    rss_mib: dict[str, float]
+type Point = tuple[str, dict[str, float]]
+"""When, and MiB of each role."""
 
 
 async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
-    """Put ``count`` small tasks into the log, in whole batches of the client."""
     topic = TASKS.full_name(mesh.kafka.namespace)
     async with AIOKafkaProducer(
         bootstrap_servers=mesh.kafka.bootstrap_servers, acks="all", enable_idempotence=True, max_batch_size=256 << 10
@@ -76,44 +67,18 @@ async def _fill(mesh: Mesh, count: int, told: Callable[[int], None]) -> None:
         await asyncio.gather(*pending)
 
 
-async def _waiting(bus: Bus, group: str) -> int:
-    """Tasks that are in the log and not read."""
-    ends = await bus.end_offsets(TASKS)
-    read = await bus.committed_offsets(group, [TASKS])
-    return sum(end - read.get((TASKS.name, partition), 0) for partition, end in ends.items())
-
-
-async def memory(
-    mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float, progress: Callable[[int, int], None]
-) -> list[Point]:
-    """Measures memory around ``count`` queued tasks.
-
-    Args:
-        mesh: With its processes.
-        bus: Connected to it.
-        count: How many tasks.
-        warm_up: Tasks that are done before, in whole batches.
-        work_s: How long it goes on working with all of them queued, in seconds.
-        progress: Told how many are done, and then are in the log, of how many.
-
-    Returns:
-        The points of the curve, the first before anything is queued.
-    """
-    group = f"{mesh.kafka.namespace}.coordinator"
-
+async def memory(mesh: Mesh, bus: Bus, count: int, *, warm_up: int, work_s: float) -> list[Point]:
     async def point(when: str) -> Point:
         mesh.check()
-        rss = {role: used.rss_mib for role, used in mesh.usages().items() if role != "broker"}
-        return Point(when, max(0, await _waiting(bus, group)), rss)
+        return when, {role: used.rss_mib for role, used in mesh.usages().items()}
 
-    await run(mesh, bus, "warm-up", warm_up, progress=lambda done: progress(done, warm_up))
+    await run(mesh, bus, "warm-up", warm_up)
     points = [await point("before")]
     sent = 0
 
     def told(number: int) -> None:
         nonlocal sent
         sent = number
-        progress(number, count)
 
     filling = asyncio.create_task(_fill(mesh, count, told))
     deadline = time.monotonic() + max(LIMIT_S, count / 2000)

@@ -24,10 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and its descendants have used."""
-
     cpu_s: float
-    """User and system time."""
     rss_mib: float
 
 
@@ -44,67 +41,46 @@ def usage(pid: int) -> Usage:
 
 @dataclass(slots=True)
 class Mesh:
-    """A running mesh. ``pids`` names its processes."""
-
     kafka: KafkaSettings
     folder: Path
     environment: Mapping[str, str]
     broker: EmbeddedBroker | None
     children: dict[str, Child] = field(default_factory=dict)
     _started: dict[str, tuple[list[str | Path], Mapping[str, str]]] = field(default_factory=dict)
-    """What each was started with."""
 
     def start_coordinator(self) -> None:
-        """Run a real one, with the settings of the environment."""
         self.start("coordinator", service("coordinator"), {})
 
     def start_explorer(self, name: str, more: Mapping[str, str] | None = None) -> None:
-        """Run a real one around the fake engine."""
         command: list[str | Path] = [sys.executable, "-m", "benchmarks._scheduling.explorer"]
         self.start(name, command, {env_name("explorer.name"): name, **(more or {})})
 
     def start_console(self, port: int, folder: Path) -> None:
-        """Run a real one, whose index lies in a folder."""
         settings = {"console.port": str(port), "console.folder": str(folder)}
         self.start("console", service("console"), {env_name(setting): value for setting, value in settings.items()})
 
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
-        """Start a process.
-
-        Args:
-            name: Its name here, and its log's.
-            command: Program and arguments.
-            more: Environment beside the settings of the mesh.
-        """
         log = self.folder / f"{name}.log"
         self._started[name] = command, more
         self.children[name] = Child(command, env={**self.environment, **more}, output=log)
 
     def start_again(self, name: str) -> None:
-        """Send SIGKILL to a process, and start its like."""
         self.children[name].kill()
         self.start(name, *self._started[name])
 
     def check(self) -> None:
-        """Raise where a process has ended, with the last lines of its log.
-
-        Raises:
-            RuntimeError: One has.
-        """
         for name, child in self.children.items():
             if child.poll() is not None:
                 raise RuntimeError(f"{name} has ended with {child.returncode}: {tail(self.folder / f'{name}.log')}")
 
     @property
     def pids(self) -> dict[str, int]:
-        """Return the ids of every process, the broker's too where it is ours."""
         pids = {name: child.pid for name, child in self.children.items()}
         if self.broker is not None and self.broker.pid is not None:
             pids["broker"] = self.broker.pid
         return pids
 
     def usages(self) -> dict[str, Usage]:
-        """Return what each role uses; explorers are added up."""
         found: dict[str, Usage] = {}
         for name, pid in self.pids.items():
             role = "explorers" if name.startswith("explorer") else name
@@ -115,12 +91,6 @@ class Mesh:
 
 @contextlib.contextmanager
 def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
-    """Provide a mesh in a namespace of its own, without processes yet; they end with it.
-
-    Args:
-        cluster: Where the log is.
-        settings: Such as ``{"coordinator.batch_size": "64"}``.
-    """
     kafka = cluster.unused()
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     own = {**environment(kafka, settings), "PYTHONPATH": path}
@@ -135,11 +105,6 @@ def mesh(cluster: Cluster, settings: Mapping[str, str]) -> Iterator[Mesh]:
 
 
 async def ready(made: Mesh, bus: Bus, explorers: int) -> None:
-    """Wait until so many explorers have joined.
-
-    Raises:
-        TimeoutError: They do not, in time.
-    """
     seen: set[str] = set()
     deadline = time.monotonic() + LIMIT_S
     async with bus.reader(EXPLORER_EVENTS, start="beginning", expect=(ExplorerHeartbeat,)) as events:

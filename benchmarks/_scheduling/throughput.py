@@ -11,7 +11,6 @@ read again; no state, no transactions, the client's own defaults but for acks=al
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgpack
@@ -27,12 +26,8 @@ from schemas.topics import BATCHES, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 
-type Progress = Callable[[int], None]
-
 
 class BatchSeen(msgspec.Struct):
-    """The fields of a batch record that are looked at."""
-
     batch_id: str
     state: str
     expected_task_count: int | None = None
@@ -40,8 +35,6 @@ class BatchSeen(msgspec.Struct):
 
 
 class EventSeen(msgspec.Struct):
-    """The fields of an event that are looked at."""
-
     schema: str
     batch_id: str | None = None
 
@@ -52,18 +45,14 @@ _EVENT = msgspec.msgpack.Decoder(EventSeen)
 
 @dataclass(slots=True)
 class Measured:
-    """What a run measured."""
-
     tasks: int
     seconds: float
     latencies_ms: list[tuple[float, float]] = field(default_factory=list)
     """Of each batch: seconds after the last task was produced at which it was seen FINALIZED, and its latency."""
     cpu_us: dict[str, float] = field(default_factory=dict)
-    """CPU time of each role, microseconds a task."""
 
     @property
     def rate(self) -> float:
-        """Tasks a second."""
         return self.tasks / self.seconds
 
     def latency(self, quantile: float, *, produced: bool = False) -> float:
@@ -73,7 +62,6 @@ class Measured:
 
 
 async def _produce(producer: Producer, run: str, count: int, rate: float | None) -> float:
-    """Return when the last task was durable."""
     began = time.monotonic()
     for number in range(count):
         if rate is not None and (early := began + number / rate - time.monotonic()) > 0:
@@ -86,7 +74,7 @@ async def _produce(producer: Producer, run: str, count: int, rate: float | None)
     return time.time()
 
 
-async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, float]:
+async def _watch(batches: Reader, count: int) -> dict[str, float]:
     """When each batch was seen FINALIZED, until so many tasks are in such."""
     finalized: dict[str, float] = {}
     tasks = 0
@@ -103,14 +91,12 @@ async def _watch(batches: Reader, count: int, progress: Progress) -> dict[str, f
                     raise RuntimeError(f"{batch.failed_task_count} tasks of {batch.batch_id} have failed")
         if received:
             last = time.monotonic()
-            progress(tasks)
         elif time.monotonic() - last > LIMIT_S:
             raise TimeoutError(f"{tasks} of {count} tasks are FINALIZED, and no more for {LIMIT_S:g} s")
     return finalized
 
 
 async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str, float]:
-    """When the last result of each batch was sent, from the times of the records."""
     last: dict[str, float] = {}
     async with bus.reader(EXPLORER_EVENTS, start=start, expect=()) as events:
         async for item in events.replay():
@@ -120,19 +106,8 @@ async def _last_results(bus: Bus, start: dict[tuple[str, int], int]) -> dict[str
     return last
 
 
-async def run(
-    mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None, progress: Progress = lambda _: None
-) -> Measured:
-    """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED.
-
-    Args:
-        mesh: With its processes.
-        bus: Connected to it.
-        name: Of this run; stands in the ids of its tasks.
-        count: How many.
-        rate: Tasks a second; as fast as they go where absent.
-        progress: Told how many are FINALIZED.
-    """
+async def run(mesh: Mesh, bus: Bus, name: str, count: int, *, rate: float | None = None) -> Measured:
+    """Send ``count`` tasks, whole batches of them, and wait until all are FINALIZED."""
     ends = await bus.end_offsets(EXPLORER_EVENTS)
     start = {(EXPLORER_EVENTS.name, partition): offset for partition, offset in ends.items()}
     mine = psutil.Process()
@@ -140,7 +115,7 @@ async def run(
         before, client_before = mesh.usages(), sum(mine.cpu_times()[:2])
         began = time.monotonic()
         sending = asyncio.create_task(_produce(producer, name, count, rate))
-        finalized = await _watch(batches, count, progress)
+        finalized = await _watch(batches, count)
         seconds = time.monotonic() - began
         after, client_after = mesh.usages(), sum(mine.cpu_times()[:2])
         produced = await sending

@@ -1,27 +1,13 @@
-"""A FAKE tokenizer for the runners of the fake engine's explorer."""
-
-from collections.abc import Sequence
+"""The tokenizer of the FAKE engine's explorer, for its runners."""
 
 from trinity_bus.chat.renderer import TemplateOptions
+from trinity_bus.testing import CharacterTokenizer
 
 
-class FakeTokenizer:
-    """A token per character."""
-
+class PlainTokenizer(CharacterTokenizer):
     chat_template = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Code points."""
-        del add_special_tokens
-        return [ord(character) for character in text]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the inverse of ``encode``."""
-        del skip_special_tokens
-        return "".join(map(chr, token_ids))
-
-
-def load(model_path: str, options: TemplateOptions, **limits: object) -> FakeTokenizer:
-    """Load the tokenizer, as a fork server does."""
+def load(model_path: str, options: TemplateOptions, **limits: object) -> PlainTokenizer:
     del model_path, options, limits
-    return FakeTokenizer()
+    return PlainTokenizer()

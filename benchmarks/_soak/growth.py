@@ -15,7 +15,6 @@ LEAST_SHARE: Final = 0.02
 """Growth that is none: so many, or so much of the most that there was."""
 
 type Points = Sequence[tuple[float, float]]
-"""Seconds and values."""
 
 
 def growth(points: Points) -> float:

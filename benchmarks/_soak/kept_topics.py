@@ -13,24 +13,19 @@ from workers.coordinator.retention import counting, first_turns
 
 
 class KeptTopics:
-    """The two topics, and what is known of them."""
-
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
         """Key to the offset of its record."""
         self.versions: dict[str, int] = {}
         self.retention = Retention()
         self.needed = 0
-        """Experiences that were needed at the last look."""
         self._ends = {BATCHES.name: 0, VERSION_HISTORY.name: 0}
 
     @property
     def end(self) -> int:
-        """Of ``batches``."""
         return self._ends[BATCHES.name]
 
     def written(self, sent: Sent) -> None:
-        """Take in a record that was committed."""
         topic, key, record = sent
         if topic not in (BATCHES, VERSION_HISTORY):
             return
@@ -46,13 +41,6 @@ class KeptTopics:
             self.retention.batch(key, offset, record if isinstance(record, BatchRecord) else None)
 
     def look(self, coordinator: SimulatedCoordinator, needs_from: int, experiences: int) -> None:
-        """Have the coordinator forget what is old.
-
-        Args:
-            coordinator: That works.
-            needs_from: The first offset in ``batches`` that the trainer may still need.
-            experiences: How many have been written.
-        """
         machine = coordinator.machine
         self.retention.trained(needs_from)
         self.retention.look(

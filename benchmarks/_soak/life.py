@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks._fleet.coordinator import Sent
 from benchmarks._fleet.mesh import SimulatedExplorer, SimulatedMesh
+from benchmarks._records import step_trained, trainer_beat
 from benchmarks._soak.kept_topics import KeptTopics
 from schemas import (
     AbortBatch,
@@ -29,7 +30,6 @@ from schemas import (
     RolloutFinished,
     SubmitBatch,
     Task,
-    TrainerHeartbeat,
 )
 from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS, TRAINER_EVENTS
 
@@ -44,7 +44,6 @@ CLIENT_BATCH: Final = 8
 LACKING_EVERY: Final = 3
 ABORTED_EVERY: Final = 6
 PATIENCE_S: Final = 20.0
-"""Of a client that waits for its batch."""
 TWICE_EVERY: Final = 100
 """Tasks."""
 FAILS: Final = "50"
@@ -52,14 +51,6 @@ FAILS: Final = "50"
 
 
 class LivedInMesh(SimulatedMesh):
-    """A simulated mesh to which all of this happens.
-
-    Args:
-        explorers: How many.
-        slots: Of each.
-        seed: Of the order in which attempts end.
-    """
-
     def __init__(self, explorers: int, slots: int, seed: int) -> None:
         super().__init__(explorers, slots, seed, clock=lambda: 0.0)
         self.kept = KeptTopics()
@@ -69,7 +60,6 @@ class LivedInMesh(SimulatedMesh):
         self._trainers = self._clients = self._contributed = self._commands = self._minutes = 0
 
     def begin(self) -> None:
-        """Have all come, the trainer train, and tasks wait for slots."""
         self.join(1.0)
         self.publish()
         self.trains = True
@@ -79,7 +69,6 @@ class LivedInMesh(SimulatedMesh):
         self._every(TRAINER_BEATS_EVERY_S, self._trainer_beats)
 
     def minute(self, rate: float, seconds: float) -> None:
-        """Let a minute pass, at whose end members change."""
         end = self.kept.end
         self.work(rate, seconds, TOGETHER_S)
         self._minutes += 1
@@ -91,13 +80,12 @@ class LivedInMesh(SimulatedMesh):
         if self._minutes % TRAINER_EVERY == 0:
             self._trainers += 1
             self.trainer = f"trainer-life-{self._trainers}"
-            self._write(self.now, TRAINER_EVENTS, b"trainer-0", self._step_trained(self.version))
+            self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, self.trainer))
         # Those that explorers have taken along too often are answered without one that ends.
         for _ in range(self.wanted - len(self.coordinator.machine.ledger.tasks)):
             self.send(self.now)
 
     def send(self, now: float) -> None:
-        """Send one more task; some twice."""
         super().send(now)
         if self.sent % TWICE_EVERY == 0:
             name = f"task-{self.sent:08d}"
@@ -114,7 +102,6 @@ class LivedInMesh(SimulatedMesh):
     # -- members -----------------------------------------------------------------------------------------------------
 
     def _change_member(self, name: str) -> None:
-        """Another takes the place of the one that is there longest."""
         gone = self.explorers.pop(name)
         gone.alive = False
         if self._members % 2:
@@ -126,17 +113,7 @@ class LivedInMesh(SimulatedMesh):
         self._at(self.now, self._beating(come))
 
     def _trainer_beats(self, now: float) -> None:
-        beat = TrainerHeartbeat(
-            trainer="trainer-0",
-            incarnation=self.trainer,
-            state="training",
-            model="policy",
-            step=self.version,
-            version=self.version,
-            master_address="127.0.0.1",
-            master_port=1,
-            needs_from=self._checkpoint,
-        )
+        beat = trainer_beat(self.version, self.trainer, state="training", needs_from=self._checkpoint)
         self._write(now, TRAINER_EVENTS, b"trainer-0", beat)
 
     def _end_one(self, explorer: SimulatedExplorer, now: float) -> None:

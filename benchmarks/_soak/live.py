@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,8 +37,6 @@ SETTINGS: Final[Mapping[str, str]] = crash.SETTINGS | {
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a service and its children hold."""
-
     rss_mib: float
     files: float
     """Open, sockets not among them."""
@@ -48,8 +46,6 @@ class Holding:
 
 @dataclass(slots=True)
 class Soaked:
-    """What was measured, by service, and of the mesh."""
-
     seconds: float = 0.0
     kills: int = 0
     tasks: int = 0
@@ -61,7 +57,6 @@ class Soaked:
 
 
 def holding(pid: int) -> Holding:
-    """Return what a process and its descendants hold now."""
     rss = files = sockets = threads = 0
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):
@@ -74,16 +69,7 @@ def holding(pid: int) -> Holding:
     return Holding(rss / 2**20, files, sockets, threads)
 
 
-async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float, told: Callable[[int, int], None]) -> Soaked:
-    """Let the mesh work for so long, with a kill every ``kill_s`` seconds.
-
-    Args:
-        mesh: Without processes yet; the broker is ours.
-        folder: Where all that is written lies.
-        minutes: How long.
-        kill_s: From one kill to the next.
-        told: Of how many kills have been, of how many.
-    """
+async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float) -> Soaked:
     found = Soaked()
     mesh.start_coordinator()
     for name in ("explorer-0", "explorer-1"):
@@ -104,7 +90,7 @@ async def soak(mesh: Mesh, folder: Path, minutes: float, kill_s: float, told: Ca
                 await _look_around(bus, folder, found, time.monotonic() - began)
                 await history.kill(victim)
                 found.kills += 1
-                told(found.kills, kills)
+                print(f"kill {found.kills} of {kills}: {victim}", flush=True)
         cost = crash.Cost()
         await history.account(cost)
         found.seconds = time.monotonic() - began

@@ -11,7 +11,7 @@ import gc
 import math
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,6 @@ from trinity_bus.console.index.store import Store
 
 EXPLORERS, SLOTS = 2, 32
 RATE: Final = 60.0
-"""Tasks a second."""
 MINUTE_S: Final = 60.0
 TAKE_OVER_EVERY: Final = 10
 """Minutes."""
@@ -43,12 +42,9 @@ class Passed:
 
     records: int = 0
     measured: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    """Times and values."""
     ways: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
-    """The same of collections, by the way to them."""
 
     def add(self, at: float, **values: float) -> None:
-        """Note what is held at a moment."""
         _note(self.measured, at, values)
 
     def look_into(self, at: float, roots: Mapping[str, object]) -> int:
@@ -59,11 +55,9 @@ class Passed:
         return sum(found.values())
 
     def points(self, name: str) -> Points:
-        """Of one thing."""
         return list(zip(*self.measured[name], strict=True))
 
     def collections(self) -> dict[str, Points]:
-        """All points of collections, by the way to them."""
         return {way: list(zip(*points, strict=True)) for way, points in self.ways.items()}
 
 
@@ -75,20 +69,12 @@ def _note(measured: dict[str, tuple[array[float], array[float]]], at: float, val
 
 
 def own_memory_mib() -> float:
-    """Return what this process holds once it has let go of what it can."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return float(psutil.Process().memory_info().rss) / 2**20
 
 
-def through_coordinator(minutes: int, rate: float, told: Callable[[int, int], None]) -> Passed:
-    """Let so many simulated minutes pass, with all that happens meanwhile.
-
-    Args:
-        minutes: How many.
-        rate: Tasks a second.
-        told: Of how many minutes have passed, of how many.
-    """
+def through_coordinator(minutes: int, rate: float) -> Passed:
     mesh = LivedInMesh(EXPLORERS, SLOTS, SEED)
     mesh.begin()
     found = Passed()
@@ -101,7 +87,6 @@ def through_coordinator(minutes: int, rate: float, told: Callable[[int, int], No
         if minute % look_every == 0:
             found.records = mesh.answered
             _look(mesh, found)
-        told(minute + 1, minutes)
     return found
 
 
@@ -122,8 +107,7 @@ def _look(mesh: LivedInMesh, found: Passed) -> None:
     )
 
 
-def through_index(minutes: int, folder: Path, told: Callable[[int, int], None]) -> Passed:
-    """Have the records of so many minutes indexed."""
+def through_index(minutes: int, folder: Path) -> Passed:
     log, found, process = console.Mesh(), Passed(), psutil.Process()
     a_minute = console.BATCHES_A_MINUTE * console.BATCH * console.GROUP
     looks = max(4, math.ceil(minutes / INDEX_EVERY))
@@ -140,5 +124,4 @@ def through_index(minutes: int, folder: Path, told: Callable[[int, int], None]) 
                 stored_files=len(stored),
                 bytes_a_sample=sum(stored) / found.records,
             )
-            told(look + 1, looks)
     return found

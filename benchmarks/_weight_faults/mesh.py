@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks._cluster import environment, service
-from benchmarks._weight_faults.workers import (
-    PHASES,
-    TRAINER,
-    FaultMethod,
-    Phase,
-    Post,
-    explorer,
-    kill_order,
-    trainer,
-)
+from benchmarks._weight_faults.workers import PHASES, TRAINER, FaultMethod, Phase, Post, explorer, kill_order, trainer
 from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import KafkaSettings, Settings
@@ -51,24 +42,8 @@ class Recovery:
 
 
 class FaultyMesh:
-    """Started by ``running``.
-
-    Args:
-        kafka: A broker.
-        folder: Empty; for logs, traces and orders to die.
-        explorers: How many.
-        sync_timeout_s: Limit of a transfer.
-        method: How weights travel.
-    """
-
     def __init__(
-        self,
-        kafka: KafkaSettings,
-        folder: Path,
-        *,
-        explorers: int,
-        sync_timeout_s: float,
-        method: FaultMethod = "nccl",
+        self, kafka: KafkaSettings, folder: Path, *, explorers: int, sync_timeout_s: float, method: FaultMethod = "nccl"
     ) -> None:
         self.kafka = kafka.model_copy(update={"namespace": f"faults-{uuid.uuid4().hex[:12]}"})
         self.folder = folder
@@ -82,7 +57,6 @@ class FaultyMesh:
 
     @contextmanager
     def running(self) -> Iterator["FaultyMesh"]:
-        """All processes, until the end of the block."""
         (self.folder / "step").write_text("0")
         settings = {
             "telemetry.run_dir": self.folder,
@@ -109,7 +83,6 @@ class FaultyMesh:
                 coordinator.stop(_STOP_S)
 
     def start(self, name: str) -> None:
-        """Start an incarnation of this one."""
         post = Post(name, self.kafka, self.folder, self.sync_timeout_s, self.method)
         role = trainer if name == TRAINER else explorer
         process = self._context.Process(target=role, args=(post,), name=name, daemon=True)
@@ -117,7 +90,6 @@ class FaultyMesh:
         self._processes[name] = process
 
     def publish(self) -> int:
-        """Have the trainer publish its next version."""
         self.version += 1
         partial = self.folder / "step.partial"
         partial.write_text(str(self.version))
@@ -125,17 +97,6 @@ class FaultyMesh:
         return self.version
 
     async def fault(self, synchronizer: Synchronizer, phase: Phase, victim: Victim, limit_s: float) -> Recovery:
-        """Kill one, and measure the recovery.
-
-        Args:
-            synchronizer: Prepared.
-            phase: When.
-            victim: Who; of the explorers, the first.
-            limit_s: How long to wait for anything, so that what hangs is seen.
-
-        Raises:
-            TimeoutError: Something hangs.
-        """
         name = TRAINER if victim == "trainer" else self.names[0]
         kill_order(self.folder, name, phase).touch()
         version = self.publish()
@@ -148,25 +109,20 @@ class FaultyMesh:
         others_s = 0.0
         if victim == "explorer":
             async with asyncio.timeout(limit_s):
-                while not set(self.names[1:]) <= set(self._serving(synchronizer, version)):  # noqa: ASYNC110 - as above
+                while not set(self.names[1:]) <= set(synchronizer.serving(version)):  # noqa: ASYNC110 - as above
                     await asyncio.sleep(_POLL_S)
             others_s = time.monotonic() - killed_at
         started_at = time.monotonic()
         self.start(name)
         async with asyncio.timeout(limit_s):
-            while set(self._serving(synchronizer, version)) != set(self.names):  # noqa: ASYNC110 - as above
+            while set(synchronizer.serving(version)) != set(self.names):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(_POLL_S)
         torn = self.folder / "torn"
         assert not torn.exists(), torn.read_text()
         return Recovery(phase, victim, others_s, time.monotonic() - started_at)
 
-    @staticmethod
-    def _serving(synchronizer: Synchronizer, version: int) -> list[str]:
-        return synchronizer.serving(version)
-
 
 async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s: float = 120.0) -> list[Recovery]:
-    """Kills, one after another, in a mesh that runs."""
     async with (
         Bus(mesh.kafka, client_id="faults") as bus,
         Synchronizer(Settings(kafka=mesh.kafka), bus=bus) as synchronizer,
@@ -176,5 +132,4 @@ async def faults(mesh: FaultyMesh, kills: list[tuple[Phase, Victim]], *, limit_s
 
 
 def every_kill(rounds: int) -> list[tuple[Phase, Victim]]:
-    """Each phase and each victim, so many times."""
     return [(phase, victim) for _ in range(rounds) for phase in PHASES for victim in VICTIMS]

@@ -34,12 +34,19 @@ import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 from safetensors.torch import save_file
 
-from benchmarks._sources import source
-from schemas import ExplorerHeartbeat, Member, ModelVersion, StepTrained, TrainerHeartbeat
-from schemas.event import ExplorerState
+from benchmarks._receivers import follow
+from benchmarks._records import source, step_trained, trainer_beat
+from schemas import Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings, SynchronizerSettings, TelemetrySettings, TrainerSettings
+from trinity_bus.config import (
+    ExplorerSettings,
+    KafkaSettings,
+    Settings,
+    SynchronizerSettings,
+    TelemetrySettings,
+    TrainerSettings,
+)
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
@@ -52,9 +59,6 @@ from trinity_bus.weights.pull import server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
-from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.outcome import ExplorerIdentity
-from workers.explorer.weights import ServedVersion, WeightFollower
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
@@ -72,8 +76,6 @@ POLL_S = 0.005
 
 @dataclass(frozen=True)
 class Post:
-    """Where a process works."""
-
     name: str
     kafka: KafkaSettings
     folder: Path
@@ -81,7 +83,6 @@ class Post:
     method: FaultMethod = "nccl"
 
     def die_if_told(self, phase: Phase) -> None:
-        """End here, if somebody has asked for it."""
         order = kill_order(self.folder, self.name, phase)
         if order.exists():
             order.unlink()
@@ -98,7 +99,6 @@ class Post:
 
 
 def kill_order(folder: Path, name: str, phase: Phase) -> Path:
-    """Return the file that asks for a death."""
     return folder / f"{name}-{phase}"
 
 
@@ -116,8 +116,6 @@ def after_some[**P](call: Callable[P, None], every: int, then: Callable[[], None
 
 
 def explorer_dies_amid_buckets(post: Post) -> None:
-    """Let a part of the buckets arrive, and look then."""
-
     def look() -> None:
         post.die_if_told("bytes")
         post.trainer_may_die("bytes")
@@ -132,8 +130,6 @@ def explorer_dies_amid_buckets(post: Post) -> None:
 
 
 def trainer_dies_amid_buckets(post: Post) -> None:
-    """Send a part of the buckets, and look then."""
-
     def look() -> None:
         post.die_if_told("bytes")
 
@@ -150,19 +146,16 @@ def trainer_dies_amid_buckets(post: Post) -> None:
 
 
 class TornError(Exception):
-    """Tensors of two versions arrived together."""
+    pass
 
 
 class Engine:
-    """Takes weights and serves nobody."""
-
     def __init__(self, post: Post) -> None:
         self._post = post
         self._receiver = WeightReceiver()
         self.model_version = -1
 
     def let_in(self, announced: ModelVersion) -> None:
-        """Pass it on, as an engine's workers do."""
         if announced.members:
             self._receiver.let_in(source(announced, announced.members[0].explorer, self._post.sync_timeout_s))
 
@@ -190,7 +183,6 @@ class Engine:
 
 
 def explorer(post: Post) -> None:
-    """Live an explorer's incarnation."""
     die_with_parent()
     explorer_dies_amid_buckets(post)
     asyncio.run(_explorer(post))
@@ -206,34 +198,12 @@ async def _bus(post: Post) -> AsyncIterator[Bus]:
 
 
 async def _explorer(post: Post) -> None:
-    who = ExplorerIdentity(explorer=post.name, incarnation=uuid.uuid4().hex, model="policy")
-    served, engine = ServedVersion(), Engine(post)
-
-    def beat(state: ExplorerState) -> ExplorerHeartbeat:
-        return ExplorerHeartbeat(
-            explorer=who.explorer,
-            incarnation=who.incarnation,
-            state=state,
-            slots=1,
-            model_version=served.version,
-            workflows=["math"],
-        )
-
-    async with (
-        _bus(post) as bus,
-        bus.producer() as producer,
-        bus.reader(MODEL_VERSIONS, start="beginning") as announcements,
-        asyncio.TaskGroup() as loops,
-    ):
-        heartbeats = Heartbeats(producer, interval_s=BEAT_S, make=beat, settings={})
-        follower = WeightFollower(engine, producer, who, served=served, heartbeats=heartbeats)  # type: ignore[arg-type]  # all that it uses
-        loops.create_task(heartbeats.run())
-        loops.create_task(follower.run(announcements))
+    settings = Settings(kafka=post.kafka, explorer=ExplorerSettings(name=post.name, heartbeat_s=BEAT_S))
+    async with _bus(post) as bus:
+        await follow(settings, bus, Engine(post))
 
 
 class Server:
-    """The publisher, with the points at which a trainer may die."""
-
     def __init__(self, post: Post, publisher: Publisher) -> None:
         self._post = post
         self._publisher = publisher
@@ -263,7 +233,6 @@ def trainer(post: Post) -> None:
 
 
 def tensors(version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Make a model of this version."""
     for number in range(TENSORS):
         yield f"layer.{number}", torch.full((TENSOR_VALUES,), float(version))
 
@@ -299,18 +268,12 @@ async def _trainer(post: Post) -> None:
                 folder = await asyncio.to_thread(_save, directory, version) if post.method == "checkpoint" else None
                 checksum = await asyncio.to_thread(publisher.stage, version, tensors(version))
                 served.add(version, checksum)
-                host, port = publisher.address
-                told = StepTrained(
-                    trainer=post.name,
-                    incarnation=incarnation,
-                    model="policy",
-                    step=version,
-                    version=version,
-                    publish=True,
+                told = step_trained(
+                    version,
+                    incarnation,
+                    publisher.address,
                     method=publisher.method,
                     checksum=checksum,
-                    master_address=host,
-                    master_port=port,
                     checkpoint=None if folder is None else str(folder),
                 )
                 await (await producer.send(TRAINER_EVENTS, post.name, told))
@@ -339,17 +302,7 @@ def _die_when_reached(post: Post) -> None:
 
 
 async def _beat(producer: Producer, publisher: Publisher, name: str, incarnation: str) -> None:
-    host, port = publisher.address
     while True:
-        beat = TrainerHeartbeat(
-            trainer=name,
-            incarnation=incarnation,
-            state="ready",
-            model="policy",
-            step=0,
-            version=0,
-            master_address=host,
-            master_port=port,
-        )
+        beat = trainer_beat(0, incarnation, publisher.address)
         await producer.send(TRAINER_EVENTS, name, beat)
         await asyncio.sleep(BEAT_S)

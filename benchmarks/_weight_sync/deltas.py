@@ -7,18 +7,16 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from benchmarks._report import Row
-from benchmarks._sources import announce, source
-from benchmarks._weight_sync.raw import LIMIT_S
+from benchmarks._records import announce, source
+from benchmarks._report import Row, less
+from benchmarks._weight_sync.explorer import LIMIT_S
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 
 CHANGED = 50
-"""One value in so many changes from version to version."""
 
 
 def delta_rows(name: str, tensors: Mapping[str, torch.Tensor], rounds: int) -> Iterator[Row]:
-    """Return what it takes to bring a receiver from one version to the next, with and without deltas."""
     weights = {key: tensor.bfloat16() for key, tensor in tensors.items()}
     ways = {way: (WeightServer(deltas=way == "changes"), WeightReceiver()) for way in ("whole", "changes")}
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
@@ -43,5 +41,5 @@ def delta_rows(name: str, tensors: Mapping[str, torch.Tensor], rounds: int) -> I
         receiver.close()
         server.close()
         seconds, share = (statistics.median(column) for column in zip(*taken[way], strict=True))
-        yield Row(f"{name}, {way} sent to a receiver: all of it", seconds, "s", better="lower")
-        yield Row(f"{name}, {way} sent to a receiver: share of the bytes", share, "", better="lower")
+        yield less(f"{name}, {way} sent to a receiver: all of it", seconds, "s")
+        yield less(f"{name}, {way} sent to a receiver: share of the bytes", share, "")

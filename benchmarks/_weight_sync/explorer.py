@@ -1,16 +1,15 @@
-"""An explorer's process, and the benchmark's end of it."""
+"""An explorer's process; and what the wire can do: a plain gloo broadcast."""
 
 import asyncio
-import multiprocessing
+import time
+from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import uvloop
 
 from benchmarks._receivers import BareReceiver, Timed, follow
-from benchmarks._weight_sync.raw import LIMIT_S, raw_broadcast, raw_group
 from schemas import Sampling
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
@@ -19,19 +18,11 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.rendezvous import join_store
 from workers.explorer.service import ExplorerService
 
+LIMIT_S = 60.0
 BUSY_REQUESTS = 8
 
 
 class ExplorerSide:
-    """An explorer's process, which does what it is told through a pipe.
-
-    Args:
-        kafka: The broker.
-        name: The explorer's.
-        model: Of its engine; None for one without.
-        store_port: Of the store at which the raw group meets.
-    """
-
     def __init__(self, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
         self.settings = Settings(
             kafka=kafka,
@@ -47,7 +38,6 @@ class ExplorerSide:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Start what takes long."""
         if self.settings.explorer.model_path is not None:
             self._fork_server = ForkServer(self.settings)
             self._engine = Timed(InferenceEngine(self.settings.explorer))
@@ -92,15 +82,12 @@ class ExplorerSide:
         self._tasks += [asyncio.create_task(keep_busy(self._engine, i)) for i in range(BUSY_REQUESTS)]
 
     async def stop(self) -> None:
-        """End what was started."""
         if self._fork_server is not None:
             await self._engine.stop()
             self._fork_server.close()
 
 
 def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str | None, store_port: int) -> None:
-    """Body of an explorer's process."""
-
     async def main() -> None:
         side = ExplorerSide(kafka, name, model, store_port)
         await side.start()
@@ -116,25 +103,24 @@ def explorer_side(pipe: Connection, kafka: KafkaSettings, name: str, model: str 
 
 
 async def keep_busy(engine: Any, number: int) -> None:
-    """Generate without end."""
     while True:
         await engine.generate([3 + number, 4, 5], Sampling(), 4)
 
 
-class Side:
-    """This process's end of an explorer."""
+def raw_group(store: Any, prefix: str, rank: int, size: int) -> Any:
+    from torch._C._distributed_c10d import ProcessGroupGloo
+    from torch.distributed import PrefixStore
 
-    def __init__(self, kafka: KafkaSettings, name: str, model: Path | None, store_port: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        path = None if model is None else str(model)
-        self.process = context.Process(target=explorer_side, args=(theirs, kafka, name, path, store_port))
-        self.process.start()
-        # So that its death ends our waiting.
-        theirs.close()
+    return ProcessGroupGloo(PrefixStore(prefix, store), rank, size, timedelta(seconds=LIMIT_S))
 
-    async def tell(self, *command: Any) -> float:
-        """Send a command and wait until it is done; what it measured."""
-        self.pipe.send(command)
-        seconds: float = await asyncio.to_thread(self.pipe.recv)
-        return seconds
+
+def raw_broadcast(group: Any, buffer: torch.Tensor) -> float:
+    """Move a buffer from rank 0 to all others; seconds from when all were ready until this one is done."""
+    from torch._C._distributed_c10d import BroadcastOptions
+
+    options = BroadcastOptions()
+    options.rootRank = 0
+    group.barrier().wait()
+    began = time.perf_counter()
+    group.broadcast([buffer], options).wait()
+    return time.perf_counter() - began

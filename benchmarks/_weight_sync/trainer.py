@@ -4,37 +4,21 @@ import asyncio
 import statistics
 import time
 import uuid
-from dataclasses import dataclass
 
 import torch
 
-from benchmarks._weight_sync.explorer import Side
-from benchmarks._weight_sync.raw import LIMIT_S
-from schemas import ModelVersion, StepTrained, TrainerHeartbeat, WeightsSynced
+from benchmarks._children import Side
+from benchmarks._records import step_trained, trainer_beat
+from benchmarks._weight_sync.explorer import LIMIT_S
+from schemas import ModelVersion, WeightsSynced
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer, Reader
 from workers.trainer.published_tensors import Publisher
 
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Seconds of one version."""
-
-    total: float
-    staging: float
-    transfer: float
-    verify: float
-    prepare: float
-    pause: float
-    meeting: float
-    control: float = 0.0
-    news: float = 0.0
-    raw: float = 0.0
+type Round = dict[str, float]
 
 
 class Trainer:
-    """The trainer's part of the protocol, without training."""
-
     def __init__(self, publisher: Publisher, producer: Producer, events: Reader, versions: Reader) -> None:
         self._publisher = publisher
         self._producer = producer
@@ -43,10 +27,8 @@ class Trainer:
         self._incarnation = uuid.uuid4().hex
         self._version = -1
         self.announced_at = 0.0
-        """When the last version was announced, by its record."""
 
     async def serve(self) -> None:
-        """Serve every announcement, as the trainer's service does."""
         while True:
             for received in await self._versions.batch(1.0):
                 announced = received.record
@@ -55,19 +37,8 @@ class Trainer:
                     self._publisher.admit(announced)
 
     async def alive(self) -> None:
-        """Heartbeats, so that the coordinator counts on this trainer."""
-        host, port = self._publisher.address
         while True:
-            beat = TrainerHeartbeat(
-                trainer="trainer-0",
-                incarnation=self._incarnation,
-                state="ready",
-                model="policy",
-                step=max(self._version, 0),
-                version=self._version,
-                master_address=host,
-                master_port=port,
-            )
+            beat = trainer_beat(self._version, self._incarnation, self._publisher.address)
             await self._producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.5)
 
@@ -79,19 +50,8 @@ class Trainer:
         checksum = await asyncio.to_thread(self._publisher.stage, self._version, tensors.items())
         staged = time.perf_counter()
         told_at = time.time()
-        host, port = self._publisher.address
-        news = StepTrained(
-            trainer="trainer-0",
-            incarnation=self._incarnation,
-            model="policy",
-            step=self._version,
-            version=self._version,
-            publish=True,
-            method=self._publisher.method,
-            checksum=checksum,
-            master_address=host,
-            master_port=port,
-        )
+        where, own = self._publisher.address, {"method": self._publisher.method, "checksum": checksum}
+        news = step_trained(self._version, self._incarnation, where, **own)
         await (await self._producer.send(TRAINER_EVENTS, "trainer-0", news))
         answers: dict[str, WeightsSynced] = {}
         last_at = 0.0
@@ -104,19 +64,16 @@ class Trainer:
                     assert received.record.checksum == checksum
                     answers[received.record.explorer] = received.record
                     last_at = max(last_at, received.timestamp_ms / 1000)
-        transfer, verify, prepare, pause, meeting = (
-            max(getattr(a, name) for a in answers.values())
-            for name in ("transfer_s", "verify_s", "prepare_s", "pause_s", "control_s")
-        )
-        firsts = [await side.tell("first") for side in sides]
-        return Round(
-            last_at - began_at,
-            staged - began,
-            transfer,
-            verify,
-            prepare,
-            pause,
-            meeting,
-            control=statistics.median(firsts) - self.announced_at,
-            news=statistics.median(firsts) - told_at,
-        )
+        first = statistics.median([await side.tell(("first",)) for side in sides])
+        slowest = {
+            name: max(getattr(answer, f"{name}_s") for answer in answers.values())
+            for name in ("transfer", "verify", "prepare", "pause", "control")
+        }
+        return {
+            **slowest,
+            "total": last_at - began_at,
+            "staging": staged - began,
+            "meeting": slowest["control"],
+            "control": first - self.announced_at,
+            "news": first - told_at,
+        }

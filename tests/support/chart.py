@@ -68,7 +68,6 @@ def _merged(below: Any, above: Any) -> Any:
 
 
 def helm(command: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run Helm on the chart."""
     return subprocess.run([str(HELM), command, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -82,5 +81,4 @@ def rendered(case: str) -> str:
 
 @cache
 def resources_of(case: str) -> list[dict[str, Any]]:
-    """Return the same as what it says."""
     return [document for document in yaml.safe_load_all(rendered(case)) if document]

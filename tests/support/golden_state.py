@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 
+from benchmarks._records import synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -21,7 +22,6 @@ from schemas import (
     StepTrained,
     SubmitBatch,
     Task,
-    WeightsSynced,
 )
 from schemas.codec import decode, encode
 from tests.support.simulation import random_history
@@ -55,7 +55,6 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def machine_of(settings: dict[str, Any], entries: dict[str, bytes]) -> CoordinatorMachine:
-    """The coordinator that goes on from a state."""
     machine = CoordinatorMachine(CoordinatorSettings(**settings), SynchronizerSettings(sync_timeout_s=20))
     machine.restore(entries.items())
     return machine
@@ -101,7 +100,7 @@ class Rest:
                 case Write(record=Dispatch() as order):
                     answers.append(self._finished_order(order))
                 case Write(record=ModelVersion() as version):
-                    answers += [_synced(version, member.explorer, member.incarnation) for member in version.members]
+                    answers += [synced(version, member.explorer, member.incarnation) for member in version.members]
                 case Write(record=BatchRecord() as batch) if batch.state is BatchLifecycleState.FINALIZED:
                     self.finalized.append(encode(batch))
         return answers
@@ -155,18 +154,6 @@ def _beat(explorer: Explorer) -> ExplorerHeartbeat:
     )
 
 
-def _synced(version: ModelVersion, explorer: str, incarnation: str) -> WeightsSynced:
-    return WeightsSynced(
-        explorer=explorer,
-        incarnation=incarnation,
-        model=version.model,
-        version=version.version,
-        epoch=version.epoch,
-        ok=True,
-        checksum=version.checksum,
-    )
-
-
 def state(seed: int, events: int, *, choosing: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Settings and entries of a coordinator that has seen much, and is in the middle of it."""
     world = random_history(seed, events)
@@ -185,7 +172,6 @@ def state(seed: int, events: int, *, choosing: bool) -> tuple[dict[str, Any], di
 
 
 def main() -> None:
-    """Write the files that are missing."""
     for name, seed in HISTORIES.items():
         settings, entries = state(seed, EVENTS, choosing=name == "choosing")
         machine = machine_of(settings, entries)

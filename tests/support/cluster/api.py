@@ -16,14 +16,6 @@ LIMIT_S: Final = 120.0
 
 
 class Api:
-    """A client of one API server, of whoever the token is.
-
-    Args:
-        url: Of the server.
-        certificate: What its certificate is signed by.
-        token: Of a user.
-    """
-
     def __init__(self, url: str, certificate: Path, token: str) -> None:
         self._client = httpx.Client(
             base_url=url,
@@ -34,11 +26,9 @@ class Api:
         )
 
     def close(self) -> None:
-        """Close its connections."""
         self._client.close()
 
     def answer(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> httpx.Response:
-        """Return what the server answers, whatever it is."""
         return self._client.request(method, path, json=body, headers={"Content-Type": kind})
 
     def get(self, path: str) -> Any:
@@ -50,16 +40,13 @@ class Api:
         return _sound(answer)
 
     def items(self, path: str) -> list[dict[str, Any]]:
-        """Return the resources of a list."""
         found: list[dict[str, Any]] = self.get(path)["items"]
         return found
 
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Make a resource in a list."""
         return _sound(self.answer("POST", path, body))
 
     def patch(self, path: str, body: Any, kind: str = MERGE) -> Any:
-        """Change a resource."""
         return _sound(self.answer("PATCH", path, body, kind))
 
     def delete(self, path: str, **options: Any) -> None:
@@ -84,8 +71,6 @@ class Api:
 
 
 def until_served(url: str, certificate: Path, limit_s: float) -> None:
-    """Return once an API server says that it is ready."""
-
     def ready() -> bool:
         try:
             context = ssl.create_default_context(cafile=certificate)

@@ -74,7 +74,6 @@ class ControlPlane:
 
     @property
     def api(self) -> Api:
-        """Of its owner."""
         return self._apis[0]
 
     def another_api(self) -> Api:
@@ -83,7 +82,6 @@ class ControlPlane:
         return self._apis[-1]
 
     def kubeconfig(self, user: str) -> Path:
-        """Return the file with which programs come as this user."""
         path = self._folder / f"{user}.yaml"
         cluster = {"server": self.url, "certificate-authority": str(self._certificate)}
         config = {

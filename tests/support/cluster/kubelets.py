@@ -53,7 +53,6 @@ class Kubelets:
 
     @contextmanager
     def running(self) -> Iterator["Kubelets"]:
-        """Until the end of the block."""
         self._thread.start()
         try:
             yield self

@@ -37,7 +37,6 @@ class Site:
         return f"{root}/namespaces/{self.name}/{plural}" + (f"/{name}" if name else "")
 
     def helm(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Helm as the namespace's administrator."""
         own = [f"--kubeconfig={self._plane.kubeconfig(TENANT)}", f"--namespace={self.name}"]
         given = ["mesh", str(CHART)] if command in ("install", "upgrade") else ["mesh"]
         return subprocess.run(
@@ -51,7 +50,6 @@ class Site:
         assert "arning" not in found.stderr, found.stderr
 
     def pods(self, component: str = "") -> list[dict[str, Any]]:
-        """Return the pods of a service, or all; those that are told to end are not of them."""
         found = self.api.items(self.path("v1", "pods"))
         return [
             pod
@@ -61,7 +59,6 @@ class Site:
         ]
 
     def ready(self, component: str) -> list[dict[str, Any]]:
-        """Return the ready ones of them."""
         return [
             pod
             for pod in self.pods(component)

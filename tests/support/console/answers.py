@@ -51,5 +51,4 @@ ANSWERS: Final = {
 
 
 def random_answers() -> st.SearchStrategy[dict[str, str]]:
-    """Return forms that somebody may send."""
     return st.fixed_dictionaries({}, optional=ANSWERS)

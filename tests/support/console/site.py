@@ -24,7 +24,6 @@ def settings_of(folder: Path, **own: Any) -> Settings:
 
 @asynccontextmanager
 async def console(folder: Path, **own: Any) -> AsyncIterator[Client]:
-    """A console with some settings of its own."""
     async with TestClient(TestServer(Console(settings_of(folder, **own)).app())) as client:
         yield client
 
@@ -37,6 +36,5 @@ async def status_of(client: Client, path: str, method: str = "GET", **how: Any) 
 
 @asynccontextmanager
 async def with_tokens(folder: Path) -> AsyncIterator[Client]:
-    """A console with a token for operators, and one for viewers."""
     async with console(folder, token=SecretStr(TOKEN), viewer_token=SecretStr(VIEWERS)) as client:
         yield client

@@ -20,11 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-HANGING_S = 5.0
-
 
 def tell(**facts: object) -> None:
-    """Print a line of JSON."""
     print(json.dumps(facts), flush=True)
 
 
@@ -120,7 +117,6 @@ def _steps(engine: Any, inner: Any, groups: Any, **facts: object) -> None:
 
 
 def trainer(*words: str) -> None:
-    """A trainer of one rank, with settings."""
     import torch
 
     from trinity_bus.training import runner
@@ -248,7 +244,7 @@ def chain() -> None:
     """A trainer and two members over NCCL's links, of which one passes on: all bytes, twice."""
     import multiprocessing
 
-    from benchmarks._sources import announce, source
+    from benchmarks._records import announce, source
 
     context = multiprocessing.get_context("fork")
     pipes = []
@@ -311,7 +307,7 @@ async def engine(*words: str) -> None:
     import psutil
     from safetensors.torch import load_file
 
-    from benchmarks._sources import announce
+    from benchmarks._records import announce
     from trinity_bus.config import ExplorerSettings
     from trinity_bus.inference.engine import InferenceEngine
     from trinity_bus.inference.errors import EngineStartError
@@ -369,7 +365,6 @@ def _mix(folder: Path) -> None:
 
 
 def demo(*arguments: str) -> None:
-    """The whole demo, as the command line starts it."""
     from trinity_bus.runners import confinement
 
     # What services are forked from has no more of the environment than runners, and here its libraries come from there.

@@ -36,8 +36,6 @@ State = BatchLifecycleState
 
 @dataclass
 class FakeBatch:
-    """One batch."""
-
     submitted: SubmitBatch
     state: State = State.PENDING
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -61,8 +59,6 @@ class FakeBatch:
 
 
 class FakeCoordinator:
-    """Answers commands; gives results when told to."""
-
     def __init__(self, bus: FakeBus) -> None:
         self.bus = bus
         self.batches: dict[str, FakeBatch] = {}
@@ -78,7 +74,6 @@ class FakeCoordinator:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FakeCoordinator"]:
-        """Works until the end of the block."""
         async with (
             self.bus.producer() as self._producer,
             self.bus.reader(COMMANDS, OPERATOR_COMMANDS, start="beginning") as commands,
@@ -96,14 +91,12 @@ class FakeCoordinator:
                     assert task.cancelled(), task.exception()
 
     async def until(self, condition: Any) -> None:
-        """Waits until what it has seen is so."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def finish(
         self, task_id: str, status: TaskStatus = "completed", *, runs: int = 1, parts: int = 1, error: str | None = None
     ) -> None:
-        """Gives a task, by its id on the log, a result."""
         await self.until(lambda: task_id in self.tasks)
         task = self.tasks[task_id]
         total = task.repeat_times or 1
@@ -132,13 +125,11 @@ class FakeCoordinator:
             await self._end(batch, State.FINALIZED)
 
     async def refuse(self, task_id: str, reason: str) -> None:
-        """Sends a dead letter for a task."""
         await self.until(lambda: task_id in self.tasks)
         headers = [(DLQ_REASON, reason.encode()), (DLQ_DETAIL, b"says the fake"), (DLQ_TOPIC, TASKS.name.encode())]
         await self._producer.send_raw(DEAD_LETTERS, task_id, b"", headers=headers)
 
     async def say(self, event: Any, sender: str) -> None:
-        """Writes an event."""
         topic = next(topic for topic in EVENTS if type(event) in topic.records)
         await self._producer.send(topic, sender, event)
 

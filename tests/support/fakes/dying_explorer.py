@@ -12,11 +12,8 @@ from typing import Any
 from schemas import Position
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES
-from tests.support.fakes.engine import TOKENIZER, FakeEngine
+from tests.support.fakes.engine import FakeEngine, explore
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import Settings
-from trinity_bus.runners.fork_server import ForkServer
-from workers.explorer.service import ExplorerService
 
 
 class DyingProducer(Producer):
@@ -31,19 +28,12 @@ class DyingProducer(Producer):
 
 
 class DyingBus(Bus):
-    """Makes such producers."""
-
     def producer(self, *, transactional_id: str | None = None) -> Producer:
         return DyingProducer(self.settings, client_id=self.client_id, transactional_id=transactional_id)
 
 
 async def main() -> None:
-    """The explorer, with an answer of so many tokens as the environment says."""
-    settings = Settings()
-    engine = FakeEngine(answer="4" * int(os.environ["ANSWER_TOKENS"]))
-    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-        async with DyingBus(settings.kafka, client_id=settings.explorer.name) as bus:
-            await ExplorerService(settings, bus, engine, fork_server).run()
+    await explore(FakeEngine(answer="4" * int(os.environ["ANSWER_TOKENS"])), DyingBus)
 
 
 if __name__ == "__main__":

@@ -148,15 +148,19 @@ class FakePools:
             raise UnknownPoolError(f"there is no pool {pool!r}")
 
 
-async def main() -> None:
-    """An explorer to be killed."""
+async def explore(engine: FakeEngine, bus_type: type[Bus] = Bus) -> None:
+    """Be an explorer around an engine, with the settings of the environment, until killed."""
     settings = Settings()
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
+        async with bus_type(settings.kafka, client_id=settings.explorer.name) as bus:
+            await ExplorerService(settings, bus, engine, fork_server).run()
+
+
+async def main() -> None:
     engine = FakeEngine(answer=os.environ.get("ANSWER", ""))
     if "ANSWER" not in os.environ:
         engine.open.clear()
-    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-            await ExplorerService(settings, bus, engine, fork_server).run()
+    await explore(engine)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,8 @@ import os
 from collections.abc import Sequence
 
 from schemas import Sampling
-from tests.support.fakes.engine import TOKENIZER, FakeEngine
-from trinity_bus.bus import Bus
+from tests.support.fakes.engine import FakeEngine, explore
 from trinity_bus.chat.messages import Completion
-from trinity_bus.config import Settings
-from trinity_bus.runners.fork_server import ForkServer
-from workers.explorer.service import ExplorerService
 
 
 class CountingEngine(FakeEngine):
@@ -34,12 +30,7 @@ class CountingEngine(FakeEngine):
 
 
 async def main() -> None:
-    """The explorer."""
-    settings = Settings()
-    engine = CountingEngine("a", int(os.environ["HANG_AT"]))
-    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-        async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-            await ExplorerService(settings, bus, engine, fork_server).run()
+    await explore(CountingEngine("a", int(os.environ["HANG_AT"])))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ class LogRecords:
         partition: int = 0,
         **fields: Any,
     ) -> Received[Any]:
-        """Write a record at a time, in seconds."""
         topic = topic or _TOPIC_OF[type(record)]
         offset = self._ends[topic.name, partition]
         self._ends[topic.name, partition] += 1
@@ -38,7 +37,6 @@ class LogRecords:
         return made
 
     def take(self) -> tuple[list[Received[Any]], dict[tuple[str, int], int]]:
-        """Return what was added since the last call, and the positions behind it: arguments of ``Store.take``."""
         added, self._added = self._added, []
         return added, dict(self._ends)
 

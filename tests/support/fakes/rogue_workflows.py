@@ -324,7 +324,6 @@ class Spy:
 
 
 def _descriptors() -> list[str]:
-    """What this process has open."""
     paths = [Path(f"/proc/self/fd/{number}") for number in range(256)]
     return sorted(str(path.readlink()) for path in paths if path.is_symlink())
 

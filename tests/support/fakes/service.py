@@ -43,12 +43,10 @@ class PretendService:
         self._provider.shutdown()
 
     def set(self, name: str, value: float, **attributes: str) -> None:
-        """Sets a gauge. ``__`` in the name of an attribute stands for a dot."""
         self._meter.create_gauge(name, self._unit_of(name)).set(value, _dotted(attributes))
         self._provider.force_flush()
 
     def add(self, name: str, value: float, **attributes: str) -> None:
-        """Adds to a counter."""
         self._meter.create_counter(name, self._unit_of(name)).add(value, _dotted(attributes))
         self._provider.force_flush()
 

@@ -12,7 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained, TrainerHeartbeat
+from benchmarks._records import step_trained, trainer_beat
+from schemas import BatchLifecycleState, BatchRecord
 from schemas.topics import BATCHES, TRAINER_EVENTS
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer
@@ -25,8 +26,6 @@ HEARTBEAT_S = 0.5
 
 
 class Incarnation:
-    """One incarnation of a fake trainer."""
-
     def __init__(self, checkpoint: Path, producer: Producer) -> None:
         self._checkpoint = checkpoint
         self._producer = producer
@@ -40,7 +39,6 @@ class Incarnation:
         """What the last step was taken on."""
 
     async def train(self, batch: BatchRecord, offset: int) -> None:
-        """Takes a record of ``batches`` in."""
         if batch.state is BatchLifecycleState.FINALIZED and batch.batch_type == "train":
             if batch.sequence != self.step + 1:
                 raise TrinityError(f"after step {self.step} comes a batch of sequence {batch.sequence}")
@@ -52,40 +50,18 @@ class Incarnation:
         half.replace(self._checkpoint)
 
     async def publish(self) -> None:
-        """The version after the last step can be had."""
-        step = StepTrained(
-            trainer=NAME,
-            incarnation=self._incarnation,
-            model="policy",
-            step=self.step,
-            version=self.step,
-            batch_id=self.batch_id,
-            publish=True,
-            checksum=f"checksum-{self.step}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        checksum = f"checksum-{self.step}"
+        step = step_trained(self.step, self._incarnation, batch_id=self.batch_id, checksum=checksum)
         await (await self._producer.send(TRAINER_EVENTS, NAME, step))
 
     async def beat(self) -> None:
-        """Says that it lives, until cancelled."""
         while True:
-            alive = TrainerHeartbeat(
-                trainer=NAME,
-                incarnation=self._incarnation,
-                state="ready",
-                model="policy",
-                step=self.step,
-                version=self.step,
-                master_address="127.0.0.1",
-                master_port=1,
-            )
+            alive = trainer_beat(self.step, self._incarnation)
             await (await self._producer.send(TRAINER_EVENTS, NAME, alive))
             await asyncio.sleep(HEARTBEAT_S)
 
 
 async def run(settings: Settings, checkpoint: Path) -> None:
-    """Trains until it is cancelled or killed."""
     async with Bus(settings.kafka, client_id=NAME) as bus:
         await bus.ensure_topics()
         async with bus.producer() as producer:

@@ -33,7 +33,6 @@ class WeightsTrainer(FakeTrainer):
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator["WeightsTrainer"]:
-        """Serves version 0, and what it is told to publish."""
         with contextlib.closing(self._publisher):
             async with self._bus.reader(MODEL_VERSIONS, start="beginning") as announced, super().alive():
                 serving = asyncio.create_task(self._served.serve(announced))
@@ -44,11 +43,9 @@ class WeightsTrainer(FakeTrainer):
                     await asyncio.wait([serving])
 
     async def publish(self, producer: Producer, version: int) -> None:
-        """Offers a version to all explorers."""
         await self._tell(producer, version, publish=True)
 
     def offer(self, version: int) -> dict[str, Any]:
-        """In this process's memory."""
         checksum = self._publisher.stage(version, load_file(self.models[version] / "model.safetensors").items())
         self._served.add(version, checksum)
         host, port = self._publisher.address

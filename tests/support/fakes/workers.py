@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._records import completed, step_trained, synced, trainer_beat
 from schemas import (
     BatchRecord,
     Cancel,
@@ -18,12 +19,8 @@ from schemas import (
     ExperienceGroup,
     ExplorerHeartbeat,
     ModelVersion,
-    RolloutFinished,
-    StepTrained,
-    TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
-    WeightsSynced,
 )
 from schemas.topics import (
     BATCHES,
@@ -88,7 +85,6 @@ class FakeExplorer:
 
     @contextlib.asynccontextmanager
     async def alive(self, incarnation: str = "life-1") -> AsyncIterator["FakeExplorer"]:
-        """Joins the mesh, and vanishes from it at the end without a word."""
         async with (
             self._bus.producer() as producer,
             self._bus.reader(ROLLOUTS, partitions=[lane_partition(self.name)]) as lane,
@@ -144,22 +140,15 @@ class FakeExplorer:
         if order.batch_type == "train":
             sent = await producer.send(EXPERIENCES, order.task.task_id, experience(order, self.version))
             position = await sent
-        finished = RolloutFinished(
-            explorer=self.name,
-            incarnation=order.incarnation,
-            task_id=order.task.task_id,
-            attempt=order.attempt,
-            batch_id=order.batch_id,
+        finished = completed(
+            order,
+            version=self.version,
+            seconds=0.001,
             batch_type=order.batch_type,
-            status="completed",
             completed_runs=1,
             total_runs=1,
-            metrics=[{"reward": 1.0}],
             experience=position,
-            samples=0 if position is None else 1,
-            version_min=self.version,
-            version_max=self.version,
-            seconds=0.001,
+            samples=int(position is not None),
         )
         await producer.send(EXPLORER_EVENTS, self.name, finished, traceparent=received.traceparent)
 
@@ -170,16 +159,8 @@ class FakeExplorer:
                 if (self.name, incarnation) not in {(m.explorer, m.incarnation) for m in version.members}:
                     continue
                 self.version = version.version
-                synced = WeightsSynced(
-                    explorer=self.name,
-                    incarnation=incarnation,
-                    model=version.model,
-                    version=version.version,
-                    epoch=version.epoch,
-                    ok=True,
-                    checksum=version.checksum,
-                )
-                await producer.send(EXPLORER_EVENTS, self.name, synced)
+                answer = synced(version, self.name, incarnation)
+                await producer.send(EXPLORER_EVENTS, self.name, answer)
 
 
 class FakeTrainer:
@@ -207,7 +188,6 @@ class FakeTrainer:
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator["FakeTrainer"]:
-        """Trains until the end of the block."""
         async with (
             self._bus.producer() as producer,
             self._bus.reader(BATCHES, start="beginning") as batches,
@@ -227,7 +207,6 @@ class FakeTrainer:
                     task.cancel()
 
     async def until_trained(self, count: int) -> None:
-        """Waits for so many train batches."""
         async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(lambda: len(self.trained) >= count)
 
@@ -249,17 +228,8 @@ class FakeTrainer:
 
     async def _beat(self, producer: Producer) -> None:
         while True:
-            beat = TrainerHeartbeat(
-                trainer="trainer-0",
-                incarnation="trainer-life",
-                state="ready",
-                model="policy",
-                step=len(self.trained),
-                version=self.published[-1],
-                master_address="127.0.0.1",
-                master_port=1,
-                needs_from=self.needs_from,
-            )
+            step, version = len(self.trained), self.published[-1]
+            beat = trainer_beat(version, "trainer-life", step=step, needs_from=self.needs_from)
             await producer.send(TRAINER_EVENTS, "trainer-0", beat)
             await asyncio.sleep(0.2)
 
@@ -296,12 +266,9 @@ class FakeTrainer:
     async def _tell(self, producer: Producer, version: int, *, publish: bool, again: bool = False) -> None:
         if publish and not again:
             self.published.append(version)
-        step = StepTrained(
-            trainer="trainer-0",
-            incarnation="trainer-life",
-            model="policy",
-            step=version,
-            version=version,
+        step = step_trained(
+            version,
+            "trainer-life",
             publish=publish,
             again=again,
             batch_id=None if version == 0 else f"train-{version:06d}",

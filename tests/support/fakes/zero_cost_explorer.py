@@ -52,7 +52,6 @@ class ZeroCostEngine(FakeEngine):
 
 
 async def run(settings: Settings) -> None:
-    """Explores until it is cancelled or killed."""
     engine = ZeroCostEngine(float(os.environ.get("FAKE_ENGINE_DELAY_S", "0")))
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:

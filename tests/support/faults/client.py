@@ -18,7 +18,6 @@ LIMIT_S = 200.0
 
 
 def batch_of(number: int) -> list[Task]:
-    """The tasks of the batch of this number."""
     return [
         Task(
             task_id=f"task-{number}-{i}",
@@ -45,11 +44,9 @@ class FaultClient:
 
     @property
     def ended(self) -> int:
-        """Batches."""
         return sum(batch.state == "finalized" for batch in self._follower.state.batches.values())
 
     async def until(self, count: int) -> None:
-        """Waits for so many batches to end."""
         deadline = time.monotonic() + LIMIT_S
         while self.ended < count:
             self._mesh.check()
@@ -71,7 +68,6 @@ class FaultClient:
             await self._follower.changed(0.1)
 
     async def produce(self) -> None:
-        """Sends batches until it is told that they are enough; some ahead of those that have ended."""
         async with self._bus.producer() as producer:
             while not self.enough:
                 # What is waited for is seen by the other task of this test.

@@ -64,11 +64,9 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """Of the incarnation that runs."""
         return None if self._child is None or self._child.poll() is not None else self._child.pid
 
     def kill(self) -> bool:
-        """SIGKILL to the process itself; whether there was one."""
         pid = self.pid
         if pid is None or self._dying:
             return False
@@ -82,7 +80,6 @@ class Service:
         return True
 
     def tend(self) -> None:
-        """Starts it, where it does not run."""
         if self._child is not None and (code := self._child.poll()) is not None:
             self._child = None
             self._start_at = time.monotonic() + (0.0 if code == -signal.SIGKILL else PAUSE_S)
@@ -92,7 +89,6 @@ class Service:
             self._child = Child(self._command, env=self._env, output=self.log)
 
     def stop(self) -> None:
-        """Ends it for good."""
         if self._child is not None:
             self._child.kill()
 
@@ -147,19 +143,16 @@ class FaultMesh:
 
     @property
     def kafka(self) -> KafkaSettings:
-        """How to connect to its broker."""
         return self.broker.kafka_settings(KafkaSettings(namespace=self._namespace, outage_s=OUTAGE_S))
 
     @property
     def kills(self) -> Counter[str]:
-        """SIGKILLs by role."""
         counted = Counter({"broker": self.broker_kills}) + self._kills_below
         for service in self.services.values():
             counted[service.name.partition("-")[0]] += service.kills
         return counted
 
     def of_role(self, role: str) -> list[Service]:
-        """The services of a role."""
         return [service for service in self.services.values() if service.name.partition("-")[0] == role]
 
     def kill_broker(self) -> bool:

@@ -49,14 +49,14 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
     settled(receiver, 60)
 
 
-def stay_after_three_pieces() -> None:
+def stay_after(pieces: int) -> None:
     send = carrier.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
         send(channel, piece)
         sent.append(piece)
-        if len(sent) == 3:
+        if len(sent) == pieces:
             say("amid")
             sys.stdin.read()
 
@@ -64,7 +64,7 @@ def stay_after_three_pieces() -> None:
 
 
 def serve_chunks() -> None:
-    stay_after_three_pieces()
+    stay_after(3)
     made = server.WeightServer("127.0.0.2", bucket_bytes=1 << 20)
     checksum = made.stage(0, CHUNKED.items())
     announcement(made, 0, checksum, "a")
@@ -73,7 +73,7 @@ def serve_chunks() -> None:
 
 
 def pass_on(host: str, port: str, checksum: str) -> None:
-    stay_after_three_pieces()
+    stay_after(3)
     receiver = WeightReceiver()
     at = where(host, port, checksum)
     receiver.start(at)
@@ -100,18 +100,8 @@ def where(host: str, port: str, checksum: str, method: Method = "memory") -> Sou
 def serve() -> None:
     made = server.WeightServer(bucket_bytes=1 << 20)
     checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
-    send = carrier.send_piece
-    sent = []
-
-    def send_and_stay(channel: Channel, piece: memoryview) -> None:
-        send(channel, piece)
-        sent.append(piece)
-        if len(sent) == 6:
-            say("amid")
-            sys.stdin.read()
-
     # To a member on its own machine it sends all at once, and no frames.
-    carrier.send_piece = send_and_stay
+    stay_after(6)
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()

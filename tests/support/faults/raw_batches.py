@@ -37,18 +37,15 @@ def marker(producer: int, *, base: int, commit: bool) -> bytes:
 
 
 def based(raw: bytes, base: int) -> bytes:
-    """The batch at another offset, which its checksum does not cover."""
     return struct.pack(">q", base) + raw[8:]
 
 
 def signed(raw: bytes | bytearray) -> bytes:
-    """The batch with the length and the checksum that it should have."""
     body = bytes(raw[21:])
     return bytes(raw[:8]) + struct.pack(">i", len(raw) - 12) + bytes(raw[12:17]) + struct.pack(">I", crc(body)) + body
 
 
 def crc(body: bytes) -> int:
-    """Kafka's checksum."""
     return int(calc_crc32c(body))
 
 
@@ -60,7 +57,6 @@ def packed_with(raw: bytes, codec: int, body: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A number of varying length."""
     value = ((value << 1) ^ (value >> 63)) & 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value > 0x7F:

@@ -4,64 +4,40 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from schemas import Member, ModelVersion
+from benchmarks._records import source
+from schemas import ModelVersion
+from tests.support.fakes.announcements import announced
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source
 from workers.trainer.published_tensors import Publisher
 
+__all__ = ["SECRET", "announcement", "settled", "source"]
+
 SECRET = "5e" * 32
 
 
 def announcement(
-    publisher: Publisher,
-    version: int,
-    checksum: str,
-    *explorers: str,
-    epoch: int = 1,
-    incarnation: str = "life",
-    checkpoint: Path | None = None,
-    secret: str = SECRET,
+    publisher: Publisher, version: int, checksum: str, *explorers: str, checkpoint: Path | None = None, **changes: Any
 ) -> ModelVersion:
     """A version for these explorers, as the coordinator would announce it; the trainer has read it."""
     host, port = publisher.address
-    announced = ModelVersion(
-        model="policy",
-        version=version,
-        step=version,
-        method=publisher.method,
-        epoch=epoch,
-        members=[
-            Member(explorer=name, incarnation=incarnation, rank=rank) for rank, name in enumerate(explorers, start=1)
-        ],
-        trainer="trainer-0",
-        trainer_incarnation="trainer-life",
-        master_address=host,
-        master_port=port,
-        checksum=checksum,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        secret=secret,
-    )
-    publisher.admit(announced)
-    return announced
-
-
-def source(announced: ModelVersion, explorer: str, timeout_s: float) -> Source:
-    """Where ``explorer`` finds an announced version."""
-    return Source(
-        method=announced.method,
-        host=announced.master_address,
-        port=announced.master_port,
-        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
-        version=announced.version,
-        checksum=announced.checksum,
-        secret=announced.secret or "",
-        folder=announced.checkpoint or "",
-        timeout_s=timeout_s,
-    )
+    staged: dict[str, Any] = {
+        "method": publisher.method,
+        "trainer_incarnation": "trainer-life",
+        "master_address": host,
+        "master_port": port,
+        "checksum": checksum,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "secret": SECRET,
+    }
+    made = announced(version, *explorers, **staged | changes)
+    publisher.admit(made)
+    return made
 
 
 def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> TransferProgress:

@@ -104,7 +104,6 @@ def altered(rng: random.Random, data: Any) -> Any:
 
 
 def _place(rng: random.Random, data: Any) -> tuple[Any, Any] | None:
-    """A container and a key or index of it."""
     found = None
     while isinstance(data, dict | list) and data:
         step = rng.choice(list(data)) if isinstance(data, dict) else rng.randrange(len(data))

@@ -57,8 +57,6 @@ GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A decoder."""
-
     name: str
     run: Callable[[bytes], object]
     """Reads a message, and uses what it has read as its readers do."""
@@ -317,5 +315,4 @@ def _manifest(value: bytes) -> None:
 
 
 def scratch() -> "tempfile.TemporaryDirectory[str]":
-    """A folder in memory, where there is such a thing."""
     return tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108 - private

@@ -138,7 +138,6 @@ class Machine:
         self._steps = 0
 
     def take(self, step: Step) -> list[Effect]:
-        """What it decides. Raises whatever it raises."""
         self._steps += 1
         one = given(step, self._steps)
         if one is None:
@@ -178,7 +177,6 @@ class Mesh:
     sent: deque[bytes] = field(default_factory=lambda: deque(maxlen=100))
 
     def next(self) -> Step:
-        """The next thing that the machine is given."""
         rng = self.rng
         self.now += (
             rng.choice([0.0, 0.01, 0.01, 0.1, 0.1, 1.0]) if rng.random() < 0.98 else rng.choice([12.0, -5.0, 1e7])

@@ -38,8 +38,6 @@ FOLDER = Path("fuzz-failures")
 
 @dataclass
 class Failure:
-    """An input, or the inputs of a machine, with what went wrong."""
-
     target: str
     problem: str
     inputs: list[tuple[float, str | None]]
@@ -48,7 +46,6 @@ class Failure:
     """Seed of the machine's settings."""
 
     def save(self, folder: Path) -> Path:
-        """Writes it to a file of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(
             {"target": self.target, "problem": self.problem, "inputs": self.inputs, "settings": self.settings}
@@ -61,8 +58,6 @@ class Failure:
 
 @dataclass
 class Report:
-    """What came of it."""
-
     inputs: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     answered: int = 0
@@ -78,18 +73,10 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether all that was asked holds."""
         return not self.failures and self.grown <= GROWTH_BYTES
 
 
 def fuzz(count: int, seed: int, told: Callable[[Report, int], None] = lambda _report, _done: None) -> Report:
-    """Runs so many inputs.
-
-    Args:
-        count: Inputs.
-        seed: The same one gives the same inputs.
-        told: Called now and then with how far it is.
-    """
     report = Report()
     rng = random.Random(seed)  # noqa: S311 - inputs, not secrets
     with scratch() as folder:
@@ -231,7 +218,6 @@ def _with_bar(count: int, seed: int) -> Report:
 
 
 def lines(report: Report, seconds: float) -> Iterator[str]:
-    """The report for people."""
     yield f"{report.inputs.total():,} inputs in {seconds:.0f} s, {len(report.failures)} failures"
     for name, count in report.inputs.most_common():
         yield f"  {name:28} {count:>9,} inputs, slowest {1000 * report.slowest.get(name, 0.0):6.1f} ms"
@@ -240,7 +226,6 @@ def lines(report: Report, seconds: float) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
     parser = argparse.ArgumentParser(
         description="Gives damaged inputs to every decoder and to the coordinator's machine."
     )

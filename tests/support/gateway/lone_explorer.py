@@ -17,7 +17,6 @@ from workers.explorer.weights import ServedVersion
 
 
 async def main() -> None:
-    """Answers."""
     engine = FakeEngine(answer="abcdef", version=1)
     engine.hang_after = 3
     settings = ExplorerSettings(http_port=0, http_key=SECRET)

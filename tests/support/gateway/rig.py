@@ -38,8 +38,6 @@ JUDGE = ExplorerHeartbeat(
 
 @dataclass(slots=True)
 class Rig:
-    """A gateway, and what it needs."""
-
     log: FakeLog
     gateway: Gateway
     engines: dict[str, FakeEngine] = field(default_factory=dict)
@@ -52,7 +50,6 @@ class Rig:
         return f"http://{self.gateway.address}"
 
     def client(self, key: str = KEY, session: str | None = None, **options: Any) -> AsyncOpenAI:
-        """OpenAI's own, of which the caller disposes."""
         path = "" if session is None else f"/sessions/{session}"
         return AsyncOpenAI(base_url=f"{self.url}{path}/v1", api_key=key, max_retries=0, **options)
 

@@ -84,7 +84,6 @@ class BrokerCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All of them."""
         return ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
     @property
@@ -98,7 +97,6 @@ class BrokerCluster:
         return self.children[self._turn].pid if self._turn in self.children else None
 
     def kafka_settings(self, base: KafkaSettings | None = None) -> KafkaSettings:
-        """Return ``base`` with these addresses."""
         return (base or KafkaSettings()).model_copy(update={"bootstrap_servers": self.bootstrap_servers})
 
     def poll(self) -> int | None:
@@ -106,7 +104,6 @@ class BrokerCluster:
         return next((code for child in self.children.values() if (code := child.poll()) is not None), None)
 
     def start(self) -> "BrokerCluster":
-        """Start every node that does not run, and wait until all serve."""
         for node in self.nodes:
             if node not in self.children or self.children[node].poll() is not None:
                 self._turn = node % self.size + 1
@@ -126,35 +123,28 @@ class BrokerCluster:
 
     @property
     def has_disks(self) -> bool:
-        """Whether each node has a disk of its own."""
         return bool(self._disks)
 
     # -- each of them ------------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """How many nodes there are, running or not."""
         return len(self.ports)
 
     @property
     def nodes(self) -> range:
-        """Ids of all nodes, running or not."""
         return range(1, self.size + 1)
 
     def kill(self, node: int) -> None:
-        """SIGKILL."""
         self.children.pop(node).kill()
 
     def end(self, node: int) -> None:
-        """Have it hand over what it leads, and end."""
         self.children.pop(node).stop(LIMIT_S)
 
     def pause(self, node: int) -> None:
-        """Have it say nothing any more, with all its connections open."""
         os.kill(self.children[node].pid, signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
-        """Have it go on where it was."""
         os.kill(self.children[node].pid, signal.SIGCONT)
 
     def fill(self, node: int) -> None:
@@ -193,7 +183,6 @@ class BrokerCluster:
         return await self.leader(TRANSACTIONS, (code & 0x7FFF_FFFF) % TRANSACTION_PARTITIONS)
 
     async def until_whole(self) -> None:
-        """Wait until every copy of every partition is up to date."""
         async with asyncio.timeout(LIMIT_S):
             while not await self._is_whole():  # noqa: ASYNC110 - it happens in another process
                 await asyncio.sleep(0.5)

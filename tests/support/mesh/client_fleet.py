@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from schemas import Dispatch, RolloutFinished, Task, TaskResult
+from benchmarks._records import completed
+from schemas import Dispatch, Task, TaskResult
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer, experience
 from tests.support.mesh.mesh import Mesh
@@ -72,22 +73,16 @@ class Fleet:
         order: Dispatch = record_of(received)
         group = experience(order, self.explorer.version)
         position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
-        finished = RolloutFinished(
-            explorer=self.explorer.name,
-            incarnation=order.incarnation,
-            task_id=order.task.task_id,
-            attempt=order.attempt,
-            batch_id=order.batch_id,
+        finished = completed(
+            order,
+            version=self.explorer.version,
+            seconds=0.001,
             batch_type=order.batch_type,
             status="partial" if completed_runs else "failed",
             completed_runs=completed_runs,
-            total_runs=order.repeat_times,
             metrics=[{"reward": 1.0}] * completed_runs,
             experience=position if completed_runs else None,
             samples=completed_runs,
-            version_min=self.explorer.version,
-            version_max=self.explorer.version,
-            seconds=0.001,
             error=error,
         )
         await self._producer.send(EXPLORER_EVENTS, self.explorer.name, finished)

@@ -49,7 +49,6 @@ JAEGER_CHECK_WITHOUT_WGET = ["CMD", "bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/13
 
 
 def docker(*args: str, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run ``docker``; its output is text, its failure is in the return code."""
     return subprocess.run(["docker", *args], capture_output=True, text=True, timeout=limit_s, check=False)
 
 
@@ -114,8 +113,6 @@ def _has_wget(image: str) -> bool:
 
 @dataclass(slots=True)
 class ComposeStack:
-    """A running compose project."""
-
     project: str
     files: list[Path]
     ports: dict[str, int]
@@ -131,12 +128,10 @@ class ComposeStack:
 
     @property
     def bootstrap(self) -> str:
-        """``host:port`` of Kafka, from this machine."""
         return f"127.0.0.1:{self.ports['KAFKA_PORT']}"
 
     @property
     def kafka(self) -> KafkaSettings:
-        """To connect from this machine."""
         return self.kafka_of(**self.login)
 
     def kafka_of(self, **login: str) -> KafkaSettings:
@@ -146,27 +141,22 @@ class ComposeStack:
 
     @property
     def prometheus_url(self) -> str:
-        """Where Prometheus answers."""
         return f"http://localhost:{self.ports['PROMETHEUS_PORT']}"
 
     @property
     def jaeger_url(self) -> str:
-        """Where Jaeger answers."""
         return f"http://localhost:{self.ports['JAEGER_PORT']}"
 
     @property
     def otlp_url(self) -> str:
-        """Where the collector takes OTLP over HTTP."""
         return f"http://localhost:{self.ports['OTLP_PORT']}"
 
     @property
     def gateway_url(self) -> str:
-        """Where agents ask."""
         return f"http://localhost:{self.ports['GATEWAY_PORT']}"
 
     @property
     def gateway_login(self) -> dict[str, str]:
-        """The headers that agents ask with."""
         return {"Authorization": f"Bearer {defaults()['GATEWAY_API_KEYS'].partition(':')[2]}"}
 
     def compose(self, *args: str, limit_s: float = 300.0, stdin: str | None = None) -> str:
@@ -191,7 +181,6 @@ class ComposeStack:
         return result.stdout
 
     def containers(self, service: str) -> list[str]:
-        """Ids of a service's containers, ended ones too."""
         return self.compose("ps", "--all", "--quiet", service).split()
 
     def state(self, container: str) -> dict[str, Any]:
@@ -242,30 +231,18 @@ class ComposeStack:
         return asyncio.run(within_limit())
 
     def query(self, promql: str) -> list[dict[str, Any]]:
-        """The vector that an instant query of Prometheus gives."""
         found = self.get_json(f"{self.prometheus_url}/api/v1/query", query=promql)
         result = found["data"]["result"]
         assert isinstance(result, list)
         return result
 
     def get_json(self, url: str, **parameters: str) -> Any:
-        """What an address answers, parsed.
-
-        Raises:
-            OSError: It does not answer, or with an error.
-        """
         query = f"?{urlencode(parameters)}" if parameters else ""
         with urlopen(url + query, timeout=30) as answer:  # noqa: S310 - of this machine
             return json.load(answer)
 
 
 def new_stack(folder: Path, found: Images) -> ComposeStack:
-    """A stack that is not up yet.
-
-    Args:
-        folder: For the file of what differs here.
-        found: The images that there are.
-    """
     names = (
         "KAFKA_PORT",
         "OTLP_PORT",

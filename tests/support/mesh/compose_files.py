@@ -63,7 +63,6 @@ def filled(text: str, **changed: str) -> str:
 
 
 def services() -> list[tuple[str, str, dict[str, Any]]]:
-    """Every service that a file defines, rather than changes: file, name, definition."""
     base = parsed(FOLDER / "compose.yaml")["services"]
     return [
         (path.name, name, service)

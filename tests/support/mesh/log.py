@@ -74,7 +74,6 @@ class MeshLog:
 
     @classmethod
     async def read(cls, bus: Bus) -> "MeshLog":
-        """Reads all of it, as it is now."""
         topics = (TASKS, ROLLOUTS, EXPERIENCES, EXPLORER_EVENTS, RESULTS, BATCHES, DEAD_LETTERS, COORDINATOR_STATE)
         return cls(*[await _all_of(bus, topic) for topic in topics])
 
@@ -82,23 +81,19 @@ class MeshLog:
 
     @property
     def finalized(self) -> list[BatchRecord]:
-        """In the order in which they were."""
         return [record_of(item) for item in self.batches if record_of(item).state is State.FINALIZED]
 
     @property
     def sent(self) -> Counter[str]:
-        """Task ids, as clients sent them."""
         return Counter(item.record.task_id for item in self.tasks if isinstance(item.record, Task))
 
     def contents(self) -> dict[str, Content]:
-        """Of each finalized batch."""
         groups = {(item.partition, item.offset): record_of(item) for item in self.experiences}
         return {batch.batch_id: _content(batch, groups) for batch in self.finalized}
 
     # -- the invariants ----------------------------------------------------------------------------------------------
 
     def check(self, *, max_staleness: int, max_inflight_batches: int) -> None:
-        """All invariants."""
         assert not self.dead_letters, [(item.raw, item.headers) for item in self.dead_letters]
         self.check_transitions(max_inflight_batches)
         self.check_order_of_training()

@@ -17,8 +17,6 @@ from trinity_bus.runtime.process import Child, tail
 
 
 class Mesh:
-    """A namespace of its own, and coordinators in it."""
-
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
         self.folder = folder
@@ -51,12 +49,10 @@ class Mesh:
             yield child
 
     def log(self, number: int = 1) -> str:
-        """What a coordinator has said."""
         return tail(self.folder / f"coordinator-{number}.log", 200)
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[Bus, Producer]]:
-        """A bus with all topics, and a producer."""
         async with Bus(self.kafka, client_id="test") as bus:
             await bus.ensure_topics()
             async with bus.producer() as producer:

@@ -63,14 +63,11 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Query:
-    """One expression of a dashboard or an alert."""
-
     where: str
     expression: str
 
     @property
     def metrics(self) -> set[str]:
-        """The names of metrics in it."""
         bare = re.sub(r'"(?:[^"\\\\]|\\\\.)*"', '""', self.expression)
         # Neither the labels of a selector nor those of a grouping, nor durations.
         bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", bare)
@@ -86,7 +83,6 @@ def instruments() -> frozenset[tuple[str, str, str]]:
 
 
 def series(kind: str, name: str, unit: str) -> set[str]:
-    """The series that an instrument makes."""
     full = name.replace(".", "_")
     if unit == "1":
         unit = "ratio" if "gauge" in kind else ""
@@ -101,7 +97,6 @@ def series(kind: str, name: str, unit: str) -> set[str]:
 
 
 def known_series() -> set[str]:
-    """All series of the mesh."""
     return {name for instrument in instruments() for name in series(*instrument)} | gateway_series()
 
 
@@ -116,18 +111,15 @@ def gateway_series() -> set[str]:
 
 
 def dashboards() -> list[dict[str, Any]]:
-    """As Grafana reads them."""
     return [json.loads(path.read_text()) for path in sorted((COMPOSE / "grafana" / "dashboards").glob("*.json"))]
 
 
 def alert_rules() -> list[dict[str, Any]]:
-    """As Prometheus reads them."""
     groups = yaml.safe_load((COMPOSE / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def panel_queries() -> Iterator[Query]:
-    """Of every panel of every dashboard."""
     for board in dashboards():
         for panel in board["panels"]:
             for target in panel["targets"]:
@@ -135,6 +127,5 @@ def panel_queries() -> Iterator[Query]:
 
 
 def alert_queries() -> Iterator[Query]:
-    """Of every alert."""
     for rule in alert_rules():
         yield Query(f"alert {rule['alert']}", rule["expr"])

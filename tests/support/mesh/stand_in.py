@@ -11,7 +11,6 @@ from tests.support.fakes import trainer, zero_cost_explorer
 
 
 def command(*arguments: str) -> list[str]:
-    """A command line of it."""
     return [sys.executable, "-m", "tests.support.mesh.stand_in", *arguments]
 
 
@@ -29,7 +28,6 @@ def _up(folder: Path, explorers: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
     arguments = sys.argv[1:]
     if arguments[0] == "up":
         _up(Path(arguments[1]), int(arguments[2]))

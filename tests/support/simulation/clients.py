@@ -24,12 +24,6 @@ RECENT = 12
 
 
 class Clients:
-    """What clients send next.
-
-    Args:
-        rng: Decides.
-    """
-
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._tasks = 0
@@ -77,7 +71,6 @@ class Clients:
         )
 
     def submit(self) -> SubmitBatch:
-        """Registers a batch, and owes its tasks; sometimes with an id that is taken."""
         self._batches += 1
         batch_type: BatchType = "eval" if self._rng.random() < 0.25 else "train"
         batch_id = f"{self._batches}/{batch_type}"
@@ -113,13 +106,11 @@ class Clients:
         )
 
     def abort(self, batch_id: str | None = None) -> AbortBatch:
-        """Gives a batch up."""
         keep = self._rng.random() < 0.5
         batch_id = batch_id or self._some_batch()
         return self._send(AbortBatch(**self._names(batch_id), reason="no longer wanted", keep_partial_results=keep))
 
     def cancel(self) -> CancelTasks:
-        """Ends the unfinished tasks of a batch."""
         return self._send(
             CancelTasks(
                 **self._names(self._some_batch()),

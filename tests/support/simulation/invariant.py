@@ -12,8 +12,6 @@ type CommandName = tuple[str, str]
 
 
 class Invariant(StrEnum):
-    """What must hold, whatever happens."""
-
     ONE_RESULT = "every accepted task ends in exactly one TaskResult"
     REAL = "a result names only experiences that were produced, by attempts that counted"
     WHOLE = "a completed task has each of its runs exactly once"
@@ -44,7 +42,6 @@ class InvariantViolatedError(AssertionError):
 
 
 def hold(condition: object, invariant: Invariant, detail: str) -> None:
-    """Raises unless the condition is true."""
     if not condition:
         raise InvariantViolatedError(invariant, detail)
 

@@ -93,7 +93,6 @@ class Invariants:
     # -- one transaction ---------------------------------------------------------------------------------------------
 
     def transaction(self, inputs: Sequence[Input], effects: Sequence[Effect]) -> None:
-        """Looks at a committed transaction."""
         self._incarnations = {(name, told.incarnation) for name, told in self.told.items()}
         answered = {result.task_id for result in written(effects, TaskResult)}
         refused = {command.origin for command in effects if isinstance(command, RejectTask)}
@@ -365,7 +364,6 @@ class Invariants:
         return task.repeat_times or self.settings.group_size
 
     def open_batches(self) -> set[str]:
-        """Batches that have not ended."""
         return {batch.batch_id for batch in self.batches.values() if batch.state not in ENDED}
 
     def without_result(self) -> set[str]:
@@ -378,5 +376,4 @@ class Invariants:
 
 
 def runs_of(dispatch: Dispatch) -> range:
-    """The runs that an order asks for."""
     return range(dispatch.run_id_base, dispatch.run_id_base + dispatch.repeat_times)

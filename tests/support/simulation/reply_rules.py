@@ -38,7 +38,6 @@ class ReplyRules:
         self._told_results: dict[str, BatchResult | None] = {}
 
     def check(self, reply: CommandReply) -> None:
-        """Look at a reply."""
         seen = self._seen
         name = (reply.client, reply.command_id)
         replies = seen.replies[name]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from benchmarks._records import step_trained, trainer_beat
 from schemas import (
     Cancel,
     Dispatch,
@@ -48,8 +49,6 @@ def stored(rng: random.Random, samples: int, offset: int) -> list[ExperiencePiec
 
 @dataclass(slots=True)
 class Running:
-    """An attempt under way."""
-
     dispatch: Dispatch
     version_min: int
 
@@ -193,26 +192,7 @@ class Trainer:
         return f"trainer-life-{self.incarnations}"
 
     def publication(self) -> StepTrained:
-        return StepTrained(
-            trainer="trainer",
-            incarnation=self.incarnation,
-            model="policy",
-            step=self.step,
-            version=self.step,
-            publish=True,
-            checksum=f"sum-of-{self.step}",
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        return step_trained(self.step, self.incarnation, trainer="trainer", checksum=f"sum-of-{self.step}")
 
     def beat(self) -> TrainerHeartbeat:
-        return TrainerHeartbeat(
-            trainer="trainer",
-            incarnation=self.incarnation,
-            state="ready",
-            model="policy",
-            step=self.step,
-            version=self.step,
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        return trainer_beat(self.step, self.incarnation, trainer="trainer")

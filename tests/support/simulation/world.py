@@ -53,14 +53,6 @@ ROUNDS_PER_BATCH = 6
 
 
 class World:
-    """The mesh.
-
-    Args:
-        rng: Decides everything.
-        settings: Of the coordinator.
-        witness: Shows the observer what the coordinator does.
-    """
-
     def __init__(self, rng: random.Random, settings: CoordinatorSettings, witness: Honest | None = None) -> None:
         self.rng = rng
         self.settings = settings

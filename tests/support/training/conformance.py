@@ -70,8 +70,6 @@ LORA: Final[dict[str, Any]] = {"lora_rank": 3, "lora_alpha": 6.0, "kl_coef": 0.1
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine in a layout, and what it is tried on."""
-
     open: Callable[[TrainerSettings], RankEngine]
     folder: Path
     """Of a model."""
@@ -139,8 +137,6 @@ def lonely(_step: int) -> list[ExperienceGroup]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the reference came to."""
-
     metrics: list[dict[str, float]]
     """Of each step."""
     weights: dict[str, torch.Tensor]
@@ -170,7 +166,6 @@ def reference_logits(told: str) -> list[torch.Tensor]:
 
 @cache
 def reference_gradients(told: str) -> dict[str, torch.Tensor]:
-    """Of its first update."""
     return gradients_of_first_update(_engine(told))
 
 
@@ -278,7 +273,6 @@ def gradients_of_one_update(subject: Subject) -> None:
 
 
 def saved(engine: RankEngine, written: Future[Path]) -> Path:
-    """The checkpoint, when it is there for all ranks."""
     folder = written.result()
     engine._barrier()
     return folder

@@ -1,1 +1,0 @@
-"""What ``benchmarks.peers`` runs in environments of their own."""

@@ -1,1 +1,0 @@
-"""The parts of ``benchmarks/weight_faults.py``, which tests use as well."""
