@@ -2,14 +2,14 @@ from typing import Any
 
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS, TASKS
-from tests.support.fakes.log_records import LogRecords
+from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, dead_letter
 from workers.cli.dead_letters import describe
 
 
 def received(raw: bytes, topic: Topic = TASKS, **changes: Any) -> Received[Any]:
-    given: dict[str, Any] = {"partition": 3, "offset": 41, "key": "t1", "raw_key": b"t1", "raw": raw, **changes}
-    return LogRecords().add(raw, 1_700_000_000.123, topic=topic, **given)
+    given: dict[str, Any] = {"partition": 3, "key": "t1", "raw_key": b"t1", "timestamp_ms": 1_700_000_000_123, **changes}
+    return at_place(raw, topic, 41, raw=raw, **given)
 
 
 def test_a_dead_letter_tells_when_why_and_where_from() -> None:
