@@ -8,7 +8,7 @@ from workers.cli.dead_letters import describe
 
 
 def received(raw: bytes, topic: Topic = TASKS, **changes: Any) -> Received[Any]:
-    given: dict[str, Any] = {"partition": 3, "key": "t1", "raw_key": b"t1", "timestamp_ms": 1_700_000_000_123, **changes}
+    given = {"partition": 3, "key": "t1", "raw_key": b"t1", "timestamp_ms": 1_700_000_000_123} | changes
     return at_place(raw, topic, 41, raw=raw, **given)
 
 
