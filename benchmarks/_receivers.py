@@ -47,10 +47,6 @@ class BareReceiver:
             verify_s=progress.verified_at - progress.received_at,
         )
 
-    def let_in(self, announced: ModelVersion) -> None:
-        if announced.members:
-            self._receiver.let_in(source(announced, announced.members[0].explorer))
-
 
 class Timed:
     """An engine, and the moment of the last first byte, by the clock of the machine."""

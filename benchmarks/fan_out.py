@@ -1,4 +1,4 @@
-"""How long a version takes to reach many members by ``memory``, and over links of gloo, over the time for one of them.
+"""How long a version takes to reach many members by ``memory``, over the time for one of them.
 
 Real: the trainer's server, receivers as engines' workers have them, proofs of both ends, every byte hashed and proven.
 Neither a broker nor engines: what is measured begins with the announcement in the members' hands, and ends when the
@@ -9,10 +9,6 @@ last one has all bytes, and their checksum is right.
               ``tc``; left out, with a line, where they are not to be had.
 ``killed``    one member kills itself when it has half of the version: how much later the others have it. Who takes from
               whom is left to chance, so several are killed, one in each round.
-``late``      some have a version, and others join: how long these take, and what the trainer's card has sent meanwhile.
-              The same where one is killed amid it that sends it to one of them.
-``slow``      the card of one member is a hundredth as fast, both ways: how much later the others have it. On slower
-              cards, so that a transfer takes longer than it takes to find out. The round before has told what is usual.
 ``loopback``  all on this machine, nothing shaped, with fan-out and without it, in turns.
 
 Of a version as large as SmolLM2's only the first and the last are measured, to no more than four members.
@@ -23,21 +19,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from benchmarks._fan_out.members import FanOutMethod, Receivers, Where, fleet
-from benchmarks._fan_out.network import network, reshape, sent, why_not
+from benchmarks._fan_out.members import Receivers, Where, fleet
+from benchmarks._fan_out.network import network, why_not
 from benchmarks._options import parser, subjects_of
 from benchmarks._report import Row, less, report
 from trinity_bus.weights.layout import chunk_hash
 
 MBIT_S = 200
-SLOW_MBIT_S = 40
 FEW, MANY = 4, 16
-FEW_GOAL, MANY_GOAL, KILL_GOAL, SLOW_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 1.1, 0.05, 1.1
-LATE_GOAL, CARD_GOAL = 1.15, 0.05
+FEW_GOAL, MANY_GOAL, KILL_GOAL, HASH_GOAL, BESIDE_GOAL = 1.15, 1.4, 1.1, 0.05, 1.1
 _PIECE = 256 << 10
-BY: dict[FanOutMethod, str] = {"memory": "", "gloo": "links, "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +37,18 @@ class Size:
     rounds: int = 3
     kills: int = 4
     members: tuple[int, ...] = (1, FEW, MANY)
-    have_it: int = 8
-    late: int = 4
     nbytes: int = 48 << 20
-    slow_mib: int = 192
 
 
-SHORT = Size(rounds=1, kills=1, members=(1, 2), have_it=2, late=1, nbytes=4 << 20, slow_mib=4)
+SHORT = Size(rounds=1, kills=1, members=(1, 2), nbytes=4 << 20)
 
 
-def scaling(size: Size, places: Sequence[Where], method: FanOutMethod) -> tuple[list[Row], dict[int, float]]:
-    cards = f"{BY[method]}{MBIT_S} Mbit/s"
+def scaling(size: Size, places: Sequence[Where]) -> tuple[list[Row], dict[int, float]]:
+    cards = f"{MBIT_S} Mbit/s"
     times: dict[int, float] = {}
     rows = []
     for count in size.members:
-        with fleet(places[: count + 1], size.nbytes, method=method) as members:
+        with fleet(places[: count + 1], size.nbytes) as members:
             times[count] = median(members, size.rounds)
         rows.append(less(f"{cards}, {count} members: until all have it", times[count], "s"))
         if count > 1:
@@ -69,16 +58,15 @@ def scaling(size: Size, places: Sequence[Where], method: FanOutMethod) -> tuple[
     return rows, times
 
 
-def shaped(size: Size, method: FanOutMethod) -> list[Row]:
-    cards, most = f"{BY[method]}{MBIT_S} Mbit/s", max(size.members)
+def shaped(size: Size) -> list[Row]:
+    cards, most = f"{MBIT_S} Mbit/s", max(size.members)
     with network(most + 1, MBIT_S) as places:
-        rows, times = scaling(size, places, method)
+        rows, times = scaling(size, places)
         killed = []
         for number in range(size.kills):
-            with fleet(places, size.nbytes, method=method) as members:
+            with fleet(places, size.nbytes) as members:
                 members.round()
                 killed.append(members.round(victim=number * most // size.kills))
-    rows += late(size, times[1], method)
     others = f"{cards}, {most} members, one killed: the others have it, over nobody killed"
     rows.append(less(f"{others}, median", statistics.median(killed) / times[most], "", KILL_GOAL))
     rows.append(less(f"{others}, worst", max(killed) / times[most], ""))
@@ -86,58 +74,6 @@ def shaped(size: Size, method: FanOutMethod) -> list[Row]:
         share = hashing(size.nbytes, digest) / times[1]
         rows.append(less(f"{cards}: hashing all {what}, over the transfer to one", share, "", HASH_GOAL))
     return rows
-
-
-def late(size: Size, alone_s: float, method: FanOutMethod) -> list[Row]:
-    have_it, joiners = range(size.have_it), range(size.have_it, size.have_it + size.late)
-    took, killed, cards = [], [], []
-    with network(len(have_it) + len(joiners) + 1, MBIT_S) as places:
-        for number in range(2 * size.rounds):
-            with fleet(places, size.nbytes, method=method) as members:
-                # Makes memory and listeners.
-                members.round()
-                members.round(members=have_it)
-                before = [sent(place) for place in places]
-                if number % 2:
-                    killed.append(members.join_late(joiners, partial(kill_a_holder, members, places, before, alone_s)))
-                else:
-                    took.append(members.join_late(joiners))
-                    cards.append(sent(places[0]) - before[0])
-    title = f"{BY[method]}{MBIT_S} Mbit/s, {len(have_it)} have it, {len(joiners)} join late"
-    this, sent_share = "until these have it, over the time for one", max(cards) / size.nbytes
-    return [
-        less(f"{title}: {this}", statistics.median(took) / alone_s, "", LATE_GOAL),
-        less(f"{title}: what the trainer's card sends, over the version, worst", sent_share, "", CARD_GOAL),
-        less(f"{title}, a holder killed: {this}, worst", max(killed) / alone_s, "", LATE_GOAL),
-    ]
-
-
-def kill_a_holder(members: Receivers, places: list[tuple[str, str]], before: list[int], alone_s: float) -> None:
-    """Kill a member that has sent something, after half of the time for one."""
-    time.sleep(alone_s / 2)
-    # The first place is the trainer's.
-    gains = [sent(place) - had for place, had in zip(places, before, strict=True)][1:]
-    members.kill(gains.index(max(gains)))
-
-
-def slow(size: Size, method: FanOutMethod) -> list[Row]:
-    most, nbytes = max(size.members), size.slow_mib << 20
-    undisturbed, disturbed = [], []
-    for number in range(size.kills):
-        with network(most + 1, SLOW_MBIT_S) as places, fleet(places, nbytes, method=method) as members:
-            members.round()
-            undisturbed.append(members.round())
-            victim = number * most // size.kills
-            reshape(places[victim + 1], SLOW_MBIT_S / 100)
-            disturbed.append(members.round(slow=victim))
-    usual = statistics.median(undisturbed)
-    title = f"{BY[method]}{SLOW_MBIT_S} Mbit/s, {size.slow_mib} MiB, {most} members"
-    others = f"{title}, the card of one at 1 %: the others have it, over none slow"
-    return [
-        less(f"{title}: until all have it", usual, "s"),
-        less(f"{others}, median", statistics.median(disturbed) / usual, "", SLOW_GOAL),
-        less(f"{others}, worst", max(disturbed) / usual, ""),
-    ]
 
 
 def loopback(size: Size) -> list[Row]:
@@ -190,15 +126,14 @@ def main() -> None:
         notes = ["trainer, members and links share this machine's cores"]
         rows = loopback(size)
         lacking = why_not()
-        for method in reversed(list(BY) if lacking is None else []):
-            if folder is None:
-                rows = shaped(size, method) + slow(size, method) + rows
-            else:
-                with network(max(size.members) + 1, MBIT_S) as places:
-                    rows = scaling(size, places, method)[0] + rows
         if lacking is not None:
             notes.append(f"nothing is shaped: {lacking}")
-        title = f"{size.nbytes >> 20} MiB from the trainer to its members, by memory and over links"
+        elif folder is None:
+            rows = shaped(size) + rows
+        else:
+            with network(max(size.members) + 1, MBIT_S) as places:
+                rows = scaling(size, places)[0] + rows
+        title = f"{size.nbytes >> 20} MiB from the trainer to its members, by memory"
         report("fan_out", title, rows, options, subject=subject, notes=notes)
 
 

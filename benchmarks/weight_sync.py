@@ -20,9 +20,6 @@ millisecond, by the clock of this one machine.
 The baseline is a raw gloo broadcast of the same bytes, in the same processes at the same moment, into warm memory,
 verified by nobody: what the wire can do. Versions and raw broadcasts take turns.
 
-The rows on deltas are of a real server and a real receiver in this process, without a mesh: bfloat16 weights of which
-one in fifty changes from version to version, sent whole and as what has changed, in turns. Their gain is in the bytes:
-both ends hash all of a version in any case.
 """
 
 import asyncio
@@ -43,7 +40,6 @@ from benchmarks._cluster import Cluster, cluster_to_measure
 from benchmarks._options import REAL, parser, subjects_of
 from benchmarks._report import Row, less, report
 from benchmarks._tiny_model import SMALL, TINY, make_tiny_qwen3
-from benchmarks._weight_sync.deltas import delta_rows
 from benchmarks._weight_sync.explorer import LIMIT_S, explorer_side, raw_broadcast, raw_group
 from benchmarks._weight_sync.trainer import Round, Trainer
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
@@ -161,7 +157,6 @@ async def run(cluster: Cluster, size: Size, real: Path | None) -> list[Row]:
                 await asyncio.gather(*(side.tell(("stop",)) for side in sides))
                 for side in sides:
                     await asyncio.to_thread(side.process.join)
-        rows += await asyncio.to_thread(list, delta_rows(name, tensors, size.rounds))
     return rows
 
 

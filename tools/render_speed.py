@@ -171,23 +171,6 @@ COMPARISONS: Final = (
         lambda _: "one after another, computed: 4 / 16",
     ),
     Comparison(
-        "weight sync to 4 / 16 explorers by links (gloo), relative to one",
-        "fan_out",
-        tuple(f"links, 200 Mbit/s, {n} members: over the time for one" for n in (4, 16)),
-        lambda v: f"{v[0]:.2f} / {v[1]:.2f}",
-        lambda _: "one after another, computed: 4 / 16",
-    ),
-    Comparison(
-        "weight sync to 4 late explorers: time relative to one / share sent by the trainer",
-        "fan_out",
-        (
-            "200 Mbit/s, 8 have it, 4 join late: until these have it, over the time for one",
-            "200 Mbit/s, 8 have it, 4 join late: what the trainer's card sends, over the version, worst",
-        ),
-        lambda v: f"{v[0]:.2f} / {v[1]:.4f}",
-        lambda _: "all from the trainer, computed: 4 / 4",
-    ),
-    Comparison(
         "weight sync to 16 by `memory`, one killed during it: time of the others",
         "fan_out",
         tuple(

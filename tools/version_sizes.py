@@ -4,7 +4,7 @@
 
     trainer's GPUs   each rank gathers V - V / n, tensor by tensor: the largest is there twice for a moment
     trainer's host   V over the bus; as files, or three times in memory with ``publish=staged``
-    network          V from the trainer, and V into each engine's machine: explorers pass it on to each other
+    network          V into each engine's machine; V from the trainer with ``memory``, where explorers pass it on
     engine's host    V, by one of its ranks, in memory that the others map
     engine's GPUs    V / t over the bus into each, layer by layer: one layer more than the model for a moment
 
@@ -19,7 +19,7 @@ from trinity_bus.sizing.parameters import parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
 
 _BFLOAT16: Final = 2
-_UNDER_WAY: Final = 2 * (64 << 20)  # ``trinity_bus.weights.link.carrier``: so many parts of so many bytes
+_UNDER_WAY: Final = 2 * (64 << 20)  # ``trinity_bus.weights.link.end``: so many parts of so many bytes
 PINNED_BYTES_S: Final = 52e9  # From pinned host memory to a GPU: measured on an H100, ``benchmarks/results/gpu.json``
 
 

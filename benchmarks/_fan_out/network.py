@@ -7,7 +7,6 @@
 Rights of root, ``ip`` and ``tc`` are needed; :func:`why_not` says what is lacking.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -49,25 +48,10 @@ def network(machines: int, mbit_s: int) -> Iterator[list[tuple[str, str]]]:
             _do(f"ip -n {hub} link set {port} master hub0 up")
             for where, device in ((name, "nic"), (hub, port)):
                 _do(f"ip -n {where} link set {device} up")
-                _shape("add", where, device, mbit_s)
+                _do(f"tc -n {where} qdisc add dev {device} root tbf rate {mbit_s}mbit burst {_BURST} latency 50ms")
             _do(f"ip -n {name} link set lo up")
             made.append((name, address))
         yield made
-
-
-def reshape(machine: tuple[str, str], mbit_s: float) -> None:
-    base, _, number = machine[0].rpartition("-")
-    for where, device in ((machine[0], "nic"), (f"{base}-hub", f"port{number}")):
-        _shape("change", where, device, mbit_s)
-
-
-def sent(machine: tuple[str, str]) -> int:
-    (told,) = json.loads(_do(f"ip -n {machine[0]} -j -s link show dev nic"))
-    return int(told["stats64"]["tx"]["bytes"])
-
-
-def _shape(verb: str, where: str, device: str, mbit_s: float) -> None:
-    _do(f"tc -n {where} qdisc {verb} dev {device} root tbf rate {mbit_s}mbit burst {_BURST} latency 50ms")
 
 
 def enter(namespace: str) -> None:

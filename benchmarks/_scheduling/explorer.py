@@ -52,9 +52,6 @@ class ZeroCostEngine:
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions)
 
-    def let_in(self, announced: ModelVersion) -> None:
-        pass
-
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         del member
         self.model_version = announced.version

@@ -51,11 +51,10 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.weights import carrier
 from trinity_bus.weights.checkpoint import WEIGHTS, CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
-from trinity_bus.weights.pull import server
+from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.plugin import die_with_parent
@@ -134,7 +133,7 @@ def trainer_dies_amid_buckets(post: Post) -> None:
         post.die_if_told("bytes")
 
     Link.wait = after_some(Link.wait, TENSORS, look)  # type: ignore[method-assign]
-    carrier.send_piece = after_some(carrier.send_piece, TENSORS, look)
+    frames.send_piece = after_some(frames.send_piece, TENSORS, look)
     answer = server.WeightServer._answer
 
     def answering(self: Any, *arguments: Any) -> Any:
@@ -154,10 +153,6 @@ class Engine:
         self._post = post
         self._receiver = WeightReceiver()
         self.model_version = -1
-
-    def let_in(self, announced: ModelVersion) -> None:
-        if announced.members:
-            self._receiver.let_in(source(announced, announced.members[0].explorer, self._post.sync_timeout_s))
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         self._post.die_if_told("rendezvous")

@@ -111,7 +111,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     with TensorFile(tensor_file(tmp_path, table, data)) as file:
         assert [meta.name for meta in file.metas] == ["a", "b"]
         place = bytearray(8)
-        file.read_into("b", memoryview(place))
+        file.read_part("b", 0, memoryview(place))
         assert bytes(place) == data[8:]
         with pytest.raises(TensorFileError, match="has no tensor 'c'"):
             file.meta("c")

@@ -1,6 +1,5 @@
 """A member that has proven itself, and then is none: it costs others a moment, and each machine a bounded number."""
 
-import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,14 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mesh.waiting import wait_until
-from tests.unit.weights.link.test_carrier import Pair, met
 from tests.unit.weights.pull.test_relay import NAMES, SIZE, PassersOn, source
 from trinity_bus.weights.channel import Channel, meet
-from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.listener import PER_MEMBER
 from trinity_bus.weights.pull import transport
 from trinity_bus.weights.pull.fan_out import MOST_CLAIMS, TRAINER, FanOut
-from trinity_bus.weights.wire import ANSWER, WeightsAnswer
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassersOn]:
     made.close()
 
 
-def test_a_holder_that_is_never_silent_and_sends_next_to_nothing_is_left(
+def test_a_source_that_is_never_silent_and_sends_next_to_nothing_is_left(
     fleet: PassersOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "CHUNK_S", 0.5)
@@ -42,32 +38,6 @@ def test_a_holder_that_is_never_silent_and_sends_next_to_nothing_is_left(
     fleet.all_have_it()
     over.set()
     assert fleet.sent_by_trainer == 2 * SIZE
-
-
-@pytest.mark.parametrize("what", ["messages", "one message, byte by byte"])
-def test_a_holder_that_says_over_and_over_that_it_lives_and_sends_nothing_is_left(what: str) -> None:
-    pair = Pair(*met(5))
-    over = threading.Event()
-    alive = ANSWER.encode(WeightsAnswer("", alive=True))
-
-    def talk() -> None:
-        pair.sender._open()
-        if what == "messages":
-            while not over.is_set():
-                pair.sending.send(alive)
-        else:
-            pair.sending.write(len(alive).to_bytes(4))
-            for byte in itertools.cycle(alive):
-                if over.wait(0.7):
-                    break
-                pair.sending.write(bytes([byte]))
-
-    talked = pair.beside(talk)
-    took = pair.beside(lambda: pair.take(1.0))
-    assert isinstance(took(), LinkError)
-    over.set()
-    pair.close()
-    talked()
 
 
 def test_who_comes_to_a_member_under_a_thousand_names_has_a_few_connections(fleet: PassersOn) -> None:
@@ -93,6 +63,6 @@ def test_a_machine_that_says_of_everybody_that_they_have_failed_is_believed_a_fe
         liar = tree.join("liar", 1)
         for _ in range(40):
             tree.move(liar, alone=False)
-        assert tree._places[liar].holder == TRAINER
+        assert tree._places[liar].source == TRAINER
         tree.leave(liar)
     assert sum(tree._places[number].failed for number in others) == MOST_CLAIMS

@@ -73,6 +73,6 @@ def test_a_late_link_costs_the_link_and_not_the_process(rehearse: Rehearse) -> N
     assert made == {"blocks_while_made": 0, "most_blocks": 4, "pinned": [True, True]}
 
 
-def test_versions_pass_from_gpu_to_gpu_and_on(rehearse: Rehearse) -> None:
+def test_versions_pass_from_gpu_to_gpu(rehearse: Rehearse) -> None:
     for told in rehearse("chain", gpus=3):
         assert told["found"] == [["", told["wanted"]]] * 2

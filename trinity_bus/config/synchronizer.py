@@ -19,14 +19,10 @@ class SynchronizerSettings(Section):
     sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
     """Type in which weights are sent; use the engines' type, to send no more than they need. ``same``: the trained
     type."""
-    sync_delta: bool = False
-    """With ``memory`` and ``checkpoint``: send only changed values to explorers with an earlier version, if that is
-    smaller; useful on slow links, with 16-bit weights. With ``checkpoint`` it costs the trainer one more copy of the
-    weights in memory; explorers keep a copy in any case."""
     sync_fan_out: bool = True
-    """With ``nccl`` and ``memory``: explorers pass a version on to each other, so that it leaves each machine once.
-    Each listens on a port chosen by the operating system, on the address from which it reaches the trainer. If others
-    cannot reach it, the trainer sends to them. Not with TLS."""
+    """With ``memory``: explorers pass a version on to each other, so that it leaves each machine once. Each listens on
+    a port chosen by the operating system, on the address from which it reaches the trainer. If others cannot reach it,
+    the trainer sends to them. A slow machine delays those behind it. Not with TLS."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"
     """What decides when versions are published and loaded. ``fixed``: the batch's number. ``explorer_driven``: the
     explorers' side requests them. ``trainer_driven``: the trainer publishes, and later batches wait for it.

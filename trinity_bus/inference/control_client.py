@@ -29,7 +29,6 @@ from trinity_bus.weights.vllm.control import (
     TO_WORKER,
     AskProgress,
     BeginTransfer,
-    LetIn,
     ToWorker,
     TransferTold,
 )
@@ -89,10 +88,6 @@ class ControlClient:
             worker.say(BeginTransfer(token, source, received.shared))
         prepared = [(await self._ended(worker, token)).prepared_at for worker in others]
         return replace(received, prepared_at=max([received.prepared_at, *prepared]))
-
-    def let_in(self, source: Source) -> None:
-        """Have the version passed on to the members of another announcement, too, if it is of that version."""
-        self._workers[0].say(LetIn(source))
 
     async def drained(self, limit_s: float) -> None:
         """Wait until every worker has done all that it was told: whatever is asked through vLLM takes another way."""

@@ -43,7 +43,7 @@ from trinity_bus.inference.errors import (
 from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
-from trinity_bus.inference.weight_sync import SyncOutcome, source_of, sync_weights
+from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import unfreeze_gc
 
@@ -304,12 +304,6 @@ class InferenceEngine:
             raise GenerationError(f"the engine failed on a request: {error.__cause__ or error}") from error
         except (VLLMClientError, ValueError) as error:
             raise RequestRefusedError(str(error)) from error
-
-    def let_in(self, announced: ModelVersion) -> None:
-        """Pass the version on that was taken last to the members of another announcement, if it is of that version."""
-        if announced.members and announced.secret is not None:
-            limit_s, cafile = self._sync_timeout_s, self._weights_cafile
-            self._open_control.let_in(source_of(announced, announced.members[0], limit_s, cafile))
 
     def _compare_types(self, trained_in: str | None) -> None:
         # Said once.

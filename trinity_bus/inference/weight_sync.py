@@ -41,7 +41,6 @@ class SyncOutcome:
     verify_s: float = 0.0  # from the last byte until its checksum was found right
     prepare_s: float = 0.0  # from then until everything was done that could be done beside generation
     nbytes: int = 0  # of the version
-    received_nbytes: int = 0  # how many of them came
 
 
 async def sync_weights(
@@ -80,7 +79,6 @@ async def sync_weights(
         prepare_s=progress.prepared_at - progress.verified_at,
         pause_s=pause_s,
         nbytes=progress.nbytes,
-        received_nbytes=progress.received_nbytes,
     )
 
 

@@ -43,9 +43,6 @@ class ExplorerEngine(Protocol):
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
 
-    def let_in(self, announced: ModelVersion) -> None:
-        """Let the members of an announcement that names others take the version from here, where it has that one."""
-
     async def wait_dead(self) -> EngineDeadError: ...
 
 

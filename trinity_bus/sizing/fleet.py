@@ -16,8 +16,7 @@ second, samples of ``p`` prompt and ``r`` response tokens:
 * **Bytes.** A task is written to ``tasks``, and in its order to ``rollouts``; a sample's tokens take what
   ``benchmarks/codec.py`` measures.
 * **Versions.** A version leaves the trainer's machine once for each explorer, one after the other; once in all where
-  explorers pass it on (``sync_fan_out``, but with ``checkpoint``), and a chunk's time later at each that it is passed
-  on to: a piece's with links.
+  explorers pass it on (``memory`` with ``sync_fan_out``), and a chunk's time later at each that it is passed on to.
 
 Estimates before there is a machine: whoever has measured tokens a second gives them instead.
 """
@@ -33,7 +32,7 @@ from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.weights.layout import chunk_bytes, piece_bytes
+from trinity_bus.weights.layout import chunk_bytes
 
 TASK_BYTES: Final = 109  # Of a task besides its text; the same as JSON has some more
 ORDER_BYTES: Final = 279  # Of a task's order besides its text
@@ -126,10 +125,8 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     timeout_s = ask.settings.synchronizer.sync_timeout_s
     weights = 2 * parameters(ask.shape)
     method = ask.settings.synchronizer.sync_method
-    passed_on = method != "checkpoint" and ask.settings.synchronizer.sync_fan_out
+    passed_on = method == "memory" and ask.settings.synchronizer.sync_fan_out
     late = chunk_bytes(ask.settings.trainer.bucket_mib << 20, weights)
-    if method == "nccl":
-        late = max(late, piece_bytes(weights))
     sync_s = (weights + (explorers - 1) * late if passed_on else weights * explorers) / nic
     sample_s = ask.response_tokens * engine.step_s
     batches = own.max_staleness + 1
@@ -185,11 +182,7 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             sync_s,
             "s",
             f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, "
-            + (
-                "who pass it on"
-                if passed_on
-                else "one after the other: with nccl and memory, sync_fan_out passes it on"
-            ),
+            + ("who pass it on" if passed_on else "one after the other: with memory, sync_fan_out passes it on"),
             f"raise synchronizer.sync_timeout_s, which is {timeout_s:g}" if sync_s > timeout_s else "",
         ),
         SizeFigure(

@@ -3,11 +3,11 @@
 ==============  ========================================  ==============================  ============================
 method          how                                       trainer's end                   member's end
 ==============  ========================================  ==============================  ============================
-gloo, nccl      taken from the trainer, over links        ``pull.server``                 ``pull.transport``
-memory          taken from the trainer, over TCP          ``pull.server``                 ``pull.transport``
+gloo, nccl      from the trainer, over links              ``pull.server``                 ``pull.transport``
+memory          from the trainer and members, over TCP    ``pull.server``                 ``pull.transport``
 checkpoint      read from shared storage                  ``checkpoint``                  ``checkpoint``
 ==============  ========================================  ==============================  ============================
 
-The first two are one, but for what carries the bytes (``carrier``); their members pass on what they take. All deliver
-the same bytes in the same order with the same checksum (``layout``), and all end at ``receiver``, in ``vllm``'s engine.
+All deliver the same bytes in the same order with the same checksum (``layout``), and all end at ``receiver``, in
+``vllm``'s engine.
 """

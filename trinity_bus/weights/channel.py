@@ -8,8 +8,8 @@
                   +--another protocol: OtherProtocolError on both sides, closed
 
 The trainer's first words are its greeting: ``TBwt`` and the number of its protocol (``wire.PROTOCOL``); the member's
-``Hello`` has its own. Where they differ, both sides close, and each says why: nothing is read that may mean another
-thing. So a member of another version goes on with the weights that it has, and is named again until it is upgraded.
+``Hello`` has its own. Where they differ, both sides close, and each says why. So a member of another version goes on
+with the weights that it has, and is named again until it is upgraded.
 
 Messages carry a code, so nobody in between can say anything in another's name; what follows them unframed, the bytes of
 a version, is proven by its checksum. Every length is looked at before memory is taken. Failures: ``LinkError`` for what
@@ -50,8 +50,6 @@ class Channel:
         self._connection = connection
         self._timeout_s = timeout_s
         self.cancelled = cancelled
-        # Called again and again while something is read; what it raises ends that
-        self.watch: Callable[[], None] = lambda: None
         self._key = b""
         self._side: Side = "member"
         self._sent = self._received = 0
@@ -104,7 +102,6 @@ class Channel:
             while filled < len(view):
                 if self.cancelled.is_set():
                     raise LinkError("the transfer was cancelled")
-                self.watch()
                 try:
                     count = self._connection.recv_into(view[filled:])
                 except (TimeoutError, ssl.SSLWantReadError) as error:
@@ -192,13 +189,6 @@ class Channel:
         with contextlib.suppress(ValueError):
             waiting.register(self._connection, event)
             waiting.poll()
-
-    def has_more(self) -> bool:
-        try:
-            self._connection.settimeout(0)
-            return self._connection.recv(1, socket.MSG_PEEK) != b""
-        except (OSError, ValueError):
-            return False
 
     def is_open(self) -> bool:
         """Whether the other side has not closed it, as far as is known here."""

@@ -35,10 +35,6 @@ class VersionGoneError(WeightTransferError):
     """A version cannot be had any more, or has other content than was announced. The newest one can be had."""
 
 
-class DeltaError(WeightTransferError, ValueError):
-    """A delta does not fit what it is to be applied to."""
-
-
 class WireError(WeightTransferError, ValueError):
     """A message of a pull is too long, or is none."""
 

@@ -1,32 +1,30 @@
 """The one layout in which both sides see a model's bytes, and the hashes by which they are proven.
 
-*Buckets.* Tensors are packed in the order in which the trainer names them; a tensor that does not fit into what is left
-of a bucket opens the next one, and a tensor larger than a bucket gets one of its own. Offsets are multiples of 16, so
-that every tensor can be viewed in place; the gaps are zeros, so that the checksum depends on the tensors alone.
+*Buckets.* Tensors are packed in the trainer's order; one that does not fit into what is left of a bucket opens the next
+one, and one larger than a bucket gets one of its own. Offsets are multiples of 16, so that every tensor can be viewed
+in place; the gaps are zeros, so that the checksum depends on the tensors alone.
 
 *Chunks* are parts of a bucket that are proven one by one, so that each can be passed on before the rest has come. Their
-hash is XXH3 of 128 bits, at the speed of memory; the trainer tells the hashes over the connection on which it has
-proven itself. It finds what a broken wire, memory or member has changed. Who can make bytes of a given XXH3 is found
-out by the version's SHA-256, before anything is loaded.
+hash, XXH3 of 128 bits, is as fast as memory and finds faults. Who forges it is found out by the version's SHA-256,
+before anything is loaded.
 
-*Content.* Its digest is the SHA-256 of the SHA-256 of every piece, in order; a piece is ``PIECE`` bytes of one buffer,
-or what is left of it. Pieces are independent, so several cores share the work where one core's SHA-256 is slower than
-the wire. A buffer that cannot be hashed (its device is gone) is raised where the context is left.
+*Content.* Its digest is the SHA-256 of the SHA-256 of every piece of ``PIECE`` bytes of a buffer, in order, so that
+several cores share the work.
 
-*Manifest:* JSON, which a trainer tells before the first byte of a version moves, however it travels. The size of the
-text, the number of tensors, names, dtypes, shapes, and the sum of bytes are checked before memory is taken. It has the
-digest of the content; the *checksum*, which is announced over the log, covers the layout, too::
+*Manifest:* JSON, which comes before the first byte of a version. The size of the text, the number of tensors, names,
+dtypes, shapes, and the sum of bytes are checked before memory is taken. The *checksum*, which is announced over the
+log, covers the layout, too::
 
     checksum = SHA-256( domain, SHA-256(names, dtypes, shapes, bucket size: canonical JSON), SHA-256 of the content )
 
-So a manifest with another layout than the announced one is refused before memory is taken for it. The number of the
-version is no part of it: the same model has the same checksum whenever it is staged.
+So another layout than the announced one is refused before memory is taken for it. The same model has the same checksum
+whatever the number of its version.
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final, Self
@@ -113,9 +111,6 @@ _FINEST: Final = 256 << 10  # Small, because a version is late by one chunk for 
 # Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so.
 _COARSER: Final = 1 << 17
 _A_BUCKET: Final = 256  # Chunks at most, of a bucket of the common size, as long as they are no larger than ``PIECE``
-# Of a version: a chain of links is late by one of them for each member, and each costs some 0.1 ms at both ends
-_PIECES: Final = 512
-_MOST: Final = 4 * PIECE  # Bytes of a piece at most: it is to move within seconds over a slow wire, too
 
 type Span = tuple[int, int, int]  # the index of a bucket, and where the chunk begins and ends there
 
@@ -139,20 +134,6 @@ def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
         found += [(bucket, start, min(start + size, nbytes)) for start in range(0, nbytes, size)]
         before += nbytes
     return found
-
-
-def piece_bytes(nbytes: int) -> int:
-    """Return how much of a version goes over a link at once; a chunk may have more."""
-    return min(_MOST, nbytes // _PIECES)
-
-
-def behind_piece(chunks: Sequence[Span], first: int, stop: int, nbytes: int) -> int:
-    """Return the end of what is sent together with ``first``: its neighbours in its bucket, before ``stop``."""
-    bucket, start, _ = chunks[first]
-    end = first + 1
-    while end < stop and chunks[end][0] == bucket and chunks[end][2] - start <= nbytes:
-        end += 1
-    return end
 
 
 def chunk_hash(chunk: memoryview) -> bytes:

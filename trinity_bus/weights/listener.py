@@ -17,13 +17,11 @@ import logging
 import socket
 import ssl
 import threading
-from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from schemas.errors import printable
-from schemas.model_version import ModelVersion
 from trinity_bus import awake
 from trinity_bus.weights.channel import MEETING_S, Channel, admit
 from trinity_bus.weights.errors import LinkError, WeightTransferError
@@ -32,17 +30,12 @@ _log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
 PER_MEMBER = 32  # Each worker of an engine that is split over GPUs has one, and may begin the next before it has ended
-_EPOCHS = 8  # Epochs whose members are let in. A member of an older one was named again since, if it is wanted.
+_ANNOUNCEMENTS = 16  # Whose members are let in. A member of an older one was named again since, if it is wanted.
 _LINE_S = 10.0  # Between two lines about strangers: anyone can connect, as often as they like
-_SECRETS = 4  # announcements of one epoch whose secrets hold
 _ENDING_S = 1.0  # How long the end waits for the threads of connections, whose waits end within moments
 
 # Serves a member, in the thread of its connection. True where the channel is kept, and closed by its keeper.
 type Attend = Callable[[Channel, str], bool]
-
-
-def member_name(announced: ModelVersion, explorer: str) -> str:
-    return f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}"
 
 
 class Secrets(Protocol):
@@ -53,15 +46,32 @@ class Secrets(Protocol):
     def close(self) -> None: ...
 
 
-class AwaitedSecrets(ABC):
-    """``Secrets`` that whoever comes may know before they are known here. All methods may be called from any thread.
+class Keyring:
+    """Secrets of the newest announcements. All methods may be called from any thread.
 
-    Subclasses say which there are, and notify ``_changed`` when there are more.
+    A member may have read its announcement before this side has, and is then waited for.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
+        # Before the explorer's name, that of its members; who they are, where that is known; and the secret
+        self._known: deque[tuple[str, frozenset[str] | None, bytes]] = deque(maxlen=_ANNOUNCEMENTS)
+
+    def add(self, prefix: str, secret: bytes, explorers: Iterable[str] | None = None) -> None:
+        """Let the members of an announcement in, from now on. ``explorers``: who they are; by default, whoever comes.
+
+        ``prefix``: ``{trainer_incarnation}/{epoch}/``.
+        """
+        known = prefix, None if explorers is None else frozenset(explorers), secret
+        with self._changed:
+            if known not in self._known:
+                self._known.append(known)
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._known.clear()
 
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
         with self._changed:
@@ -80,38 +90,12 @@ class AwaitedSecrets(ABC):
             self._closed = True
             self._changed.notify_all()
 
-    @abstractmethod
-    def _secrets(self, who: str) -> Iterable[bytes]:
-        # With the lock held: those that a member may have.
-        pass
-
-
-class Keyring(AwaitedSecrets):
-    """Secrets of announcements. All methods may be called from any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._epochs: OrderedDict[tuple[str, int], dict[str, deque[bytes]]] = OrderedDict()
-
-    def add(self, announced: ModelVersion) -> None:
-        """Let the members of an announcement in, from now on; those of old ones no more."""
-        if announced.secret is None:
-            return
-        secret = bytes.fromhex(announced.secret)
-        with self._changed:
-            epoch = (announced.trainer_incarnation, announced.epoch)
-            members = self._epochs.setdefault(epoch, {})
-            self._epochs.move_to_end(epoch)
-            for member in announced.members:
-                known = members.setdefault(member_name(announced, member.explorer), deque(maxlen=_SECRETS))
-                if secret not in known:
-                    known.append(secret)
-            while len(self._epochs) > _EPOCHS:
-                self._epochs.popitem(last=False)
-            self._changed.notify_all()
-
     def _secrets(self, who: str) -> list[bytes]:
-        return [secret for members in self._epochs.values() for secret in members.get(who, ())]
+        return [
+            secret
+            for prefix, explorers, secret in self._known
+            if who.startswith(prefix) and (explorers is None or who.removeprefix(prefix) in explorers)
+        ]
 
 
 class PeerListener:

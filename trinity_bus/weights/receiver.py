@@ -7,25 +7,18 @@
                         +--broken, late, wrong: FAILED--cancel---------------->+--cancel--> IDLE
 
 The thread gets the version through a transport (``transport``), whichever way it comes, into host buffers that are kept
-from version to version: fresh memory costs page faults, and what the buffers hold is the base of a delta. A delta is
-received beside them and then written into them, so it needs memory for itself alone; the copy of the model in host
-memory that a member keeps is there in any case. With cores to spare, or on a slow wire, other threads hash each bucket
-while the next ones arrive; on one or two cores that would cost a fast wire what it saves, so the hashing waits for the
-last byte.
+from version to version: fresh memory costs page faults. With cores to spare, or on a slow wire, other threads hash each
+bucket while the next ones arrive; on one or two cores that would cost a fast wire what it saves.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
-others map (``SharedVersion``), so the bytes come once, and are kept once; they are not proven again.
-
-What did not come from a checkpoint is passed on to other members while it comes, and until the next ``start``
-(``pull.relay``). A pull that breaks off leaves the chunks that were proven in the buffers. If the same version is to be
-taken next, in whichever epoch and from whichever trainer, it goes on from there; and so does one whose bytes are all
-there. They are hashed as a whole in any case, and where that is wrong, all is received anew the next time.
+others map (``SharedVersion``). What comes by ``memory`` is passed on to other members while it comes, and until the
+next ``start`` (``pull.relay``). Chunks that were proven before a pull broke off are not sent again if the same version
+comes next, from whichever trainer; they are hashed as a whole in any case, and where that is wrong, all is sent anew.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
 ends any state at once: what a thread still holds, it closes itself. The next transfer's thread waits for its end for a
-moment, to use the buffers again; what hangs keeps them. Bytes that were touched and not proven right are no base: the
-next version is then received whole.
+moment, to use the buffers again; what hangs keeps them.
 """
 
 import itertools
@@ -39,14 +32,12 @@ from typing import TYPE_CHECKING, Literal
 
 from trinity_bus import awake
 from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
-from trinity_bus.weights import delta
 from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
-from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest, spans
-from trinity_bus.weights.link.carrier import carrier_of
+from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.transport import PullTransport
-from trinity_bus.weights.transport import Method, Offer, Source, WeightTransport
+from trinity_bus.weights.transport import Source, WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -80,8 +71,6 @@ class TransferProgress:
     error: str = ""
     checksum: str = ""  # of the bytes that the member now has
     nbytes: int = 0  # of the version
-    # How many of them came; fewer where only what had changed was sent, or some were there from a former try
-    received_nbytes: int = 0
     posted_at: float = 0.0  # ready for the first byte
     received_at: float = 0.0  # the last byte was there
     verified_at: float = 0.0  # its checksum was found right
@@ -91,21 +80,20 @@ class TransferProgress:
 
 @dataclass(slots=True)
 class _Resources:
-    links: PullTransport | None = None  # and the method that it is for
-    linked_by: Method = "gloo"
+    links: PullTransport | None = None
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     memory: SharedMemory | None = None  # that the buffers are a part of, where they are shared
-    held: TransferManifest | None = None  # the version whose bytes are in the buffers, proven
-    # Where none is: the checksum of one that was begun, and how many of its chunks are there, each proven
+    # Of the version in the buffers: its checksum, and how many of its chunks are there, from the first on, proven
     begun: tuple[str, int] = ("", 0)
 
-    def chunks_of(self, checksum: str) -> int:
-        if not self.buffers:
-            return 0
-        if self.held is not None and self.held.checksum == checksum:
-            return len(spans((bucket.nbytes for bucket in self.held.buckets()), self.held.bucket_bytes))
-        begun, count = self.begun
-        return count if begun == checksum else 0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    overlap: bool
+    prepare: Prepare | None
+    limit_bytes: int | None
+    device: "torch.device | None"
+    shared: bool
 
 
 class _Transfer:
@@ -114,31 +102,24 @@ class _Transfer:
     def __init__(
         self,
         source: Source,
+        options: _Options,
         resources: _Resources,
         relay: Relay,
         *,
         former: "_Transfer | None",
-        overlap: bool,
-        prepare: Prepare | None,
-        limit_bytes: int | None,
-        device: "torch.device | None",
-        shared: bool,
         found: SharedVersion | None,
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
-        self._shared, self._found = shared, found
-        self._prepare = prepare
-        self._limit_bytes = limit_bytes
-        self._device = device
-        self.overlap = overlap
         self.resources = resources
-        self._former = former
-        self._relay = relay
         self.cancelled = threading.Event()
-        self._over = threading.Event()
         self.manifest: TransferManifest | None = None
+        self._options = options
+        self._relay = relay
+        self._former = former
+        self._found = found
         self._ended = ended
+        self._over = threading.Event()
         self._progress = TransferProgress(state="receiving")
         self._waiting_since: float | None = awake.now()  # for the other side; None while it computes
 
@@ -167,11 +148,11 @@ class _Transfer:
         self._relay.retire()
         transport: WeightTransport | None = None
         try:
-            if self._device is not None and self._device.type == "cuda":
+            if (device := self._options.device) is not None and device.type == "cuda":
                 import torch
 
                 # Every thread begins with the machine's first GPU, whichever its process works on.
-                torch.cuda.set_device(self._device)
+                torch.cuda.set_device(device)
             if self._found is not None:
                 progress = self._ready(self._map(self._found), TransferProgress())
             else:
@@ -186,8 +167,7 @@ class _Transfer:
                 self._relay.retire()
             if transport is not None and transport is resources.links:
                 # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.memory, resources.held = None, [], None, None
-                resources.begun = ("", 0)
+                resources.links, resources.buffers, resources.memory = None, [], None
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
         else:
             if transport is not None and transport is not resources.links:
@@ -201,41 +181,34 @@ class _Transfer:
         if method == "checkpoint":
             return CheckpointTransport()
         if method == "memory":
-            return PullTransport(self._relay, has=resources.chunks_of(source.checksum))
-        if resources.links is None or resources.linked_by != method:
+            begun, count = resources.begun
+            return PullTransport(self._relay, has=count if begun == source.checksum and resources.buffers else 0)
+        if resources.links is None or resources.links.backend != method:
             if resources.links is not None:
                 resources.links.close()
-            resources.links, resources.linked_by = (
-                PullTransport(self._relay, carrier_of(method, self._device)),
-                method,
-            )
+            resources.links = PullTransport(backend=method, gpu=self._options.device)
         return resources.links
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
-        source, resources = self.source, self.resources
-        base = resources.held
-        offer = transport.open(source, None if base is None else base.checksum, self.cancelled)
-        layout = offer.manifest.buckets()
+        source = self.source
+        manifest = transport.open(source, self.cancelled)
+        layout = manifest.buckets()
         size = sum(bucket.nbytes for bucket in layout)
-        if self._limit_bytes is not None and size > self._limit_bytes:
-            limit = self._limit_bytes
+        if (limit := self._options.limit_bytes) is not None and size > limit:
             raise ManifestError(f"version {source.version} has {size} bytes; this model takes {limit} at most")
-        if offer.changes is None:
-            progress, content = self._receive_all(transport, layout, offer.kept)
-        else:
-            progress, content = self._receive_changes(transport, layout, offer)
-        if content != offer.manifest.content:
+        progress, content = self._receive_all(transport, layout)
+        if content != manifest.content:
             raise WeightTransferError(
-                f"the bytes of version {source.version} have digest {content}, announced was {offer.manifest.content}"
+                f"the bytes of version {source.version} have digest {content}, announced was {manifest.content}"
             )
-        resources.held = offer.manifest
-        return self._ready(offer.manifest, progress)
+        self.resources.begun = (source.checksum, transport.proven)
+        return self._ready(manifest, progress)
 
     def _ready(self, manifest: TransferManifest, progress: TransferProgress) -> TransferProgress:
         buffers = self.resources.buffers
         verified_at = time.perf_counter()
-        if self._prepare is not None:
-            self._prepare(manifest, self._unless_cancelled(_views(manifest.buckets(), buffers)))
+        if self._options.prepare is not None:
+            self._options.prepare(manifest, self._unless_cancelled(_views(manifest.buckets(), buffers)))
         self.manifest = manifest
         return replace(
             progress,
@@ -250,7 +223,7 @@ class _Transfer:
     def _told(self, manifest: TransferManifest) -> SharedVersion | None:
         # The manifest stands behind the bytes, for those who are to map them.
         memory = self.resources.memory
-        if memory is None or self._found is not None or not self._shared:
+        if memory is None or self._found is not None or not self._options.shared:
             return None
         text = manifest.to_json()
         os.pwrite(memory.file, text, len(memory))
@@ -283,10 +256,10 @@ class _Transfer:
                 raise WeightTransferError("the transfer was cancelled")
             yield named
 
-    def _receive_all(self, transport: WeightTransport, layout: list[Bucket], kept: int) -> tuple[TransferProgress, str]:
+    def _receive_all(self, transport: WeightTransport, layout: list[Bucket]) -> tuple[TransferProgress, str]:
         # All but the bytes that are there; also returns the digest of what is there then.
         resources = self.resources
-        resources.held, resources.begun = None, ("", 0)
+        resources.begun = ("", 0)
         buffers = self._fit_buffers(layout)
         posted_at, self._waiting_since = time.perf_counter(), awake.now()
         with ContentHash() as hashing:
@@ -296,7 +269,7 @@ class _Transfer:
                 nonlocal hashed, last
                 took_s, last = time.perf_counter() - last, time.perf_counter()
                 self._waiting_since = awake.now()
-                if self.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
+                if self._options.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
                     for buffer in buffers[hashed : index + 1]:
                         hashing.put(buffer)
                     hashed = index + 1
@@ -310,38 +283,13 @@ class _Transfer:
             self._waiting_since = None
             for buffer in buffers[hashed:]:
                 hashing.put(buffer)
-        received_nbytes = sum(bucket.nbytes for bucket in layout) - kept
-        progress = TransferProgress(received_nbytes=received_nbytes, posted_at=posted_at, received_at=received_at)
-        return progress, hashing.hexdigest()
-
-    def _receive_changes(
-        self, transport: WeightTransport, layout: list[Bucket], offer: Offer
-    ) -> tuple[TransferProgress, str]:
-        # Written into the buffers; also returns the digest of what they hold then.
-        import torch
-
-        resources, changes = self.resources, offer.changes or ()
-        if resources.held is None or resources.held.buckets() != layout:
-            raise WeightTransferError("a delta was sent to a member that holds nothing, or another model")
-        size = delta.payload_size(layout, changes)
-        if size > sum(bucket.nbytes for bucket in layout):
-            raise WeightTransferError(f"a delta of {size} bytes is larger than the version")
-        payload = torch.empty(size, dtype=torch.uint8)
-        posted_at, self._waiting_since = time.perf_counter(), awake.now()
-        transport.fill([payload], lambda _: None)
-        received_at = time.perf_counter()
-        self._waiting_since = resources.held = None
-        delta.apply(layout, [buffer.numpy() for buffer in resources.buffers], changes, payload.numpy())
-        with ContentHash() as hashing:
-            for buffer in resources.buffers:
-                hashing.put(buffer)
-        return TransferProgress(received_nbytes=size, posted_at=posted_at, received_at=received_at), hashing.hexdigest()
+        return TransferProgress(posted_at=posted_at, received_at=received_at), hashing.hexdigest()
 
     def _fit_buffers(self, layout: list[Bucket]) -> "list[torch.Tensor]":
         sizes = [bucket.nbytes for bucket in layout]
         if [buffer.numel() for buffer in self.resources.buffers] != sizes:
             self.resources.buffers, self.resources.memory = [], None  # before there is more
-            if self._shared:
+            if self._options.shared:
                 file = os.memfd_create("weights")
                 size = sum(map(_paged, sizes))
                 os.ftruncate(file, size)
@@ -372,11 +320,11 @@ class WeightReceiver:
         device: "torch.device | None" = None,
         shared: bool = False,
     ) -> None:
-        self._shared = shared
-        self._prepare = prepare
-        self._limit_bytes = limit_bytes
-        self._device = device
-        self._overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
+        if overlap is None:
+            overlap = len(os.sched_getaffinity(0)) > _FEW_CORES
+        self._options = _Options(
+            overlap=overlap, prepare=prepare, limit_bytes=limit_bytes, device=device, shared=shared
+        )
         self._resources = _Resources()
         self._relay = Relay()
         self._transfer: _Transfer | None = None
@@ -400,23 +348,15 @@ class WeightReceiver:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
         self._transfer = _Transfer(
             source,
+            self._options,
             self._resources,
             self._relay,
             former=self._ending,
-            overlap=self._overlap,
-            prepare=self._prepare,
-            limit_bytes=self._limit_bytes,
-            device=self._device,
-            shared=self._shared,
             found=shared,
             ended=ended,
         )
         self._resources, self._ending = _Resources(), None
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
-
-    def let_in(self, source: Source) -> None:
-        """Pass the version that has come on to the members of another announcement, too, if it is of that version."""
-        self._relay.let_in(source)
 
     def take(self) -> "Iterator[tuple[str, torch.Tensor]]":
         """Return the tensors of the version that is ready, as views into the buffers.

@@ -6,15 +6,12 @@
                                                                                       |  lease / release
                                                                                       +--> buffers are used again
 
-Staging copies, so training may go on at once. Where layers are split over ranks, each tensor is gathered as the
-iteration comes to it: gathering, converting and packing the next bucket overlap hashing the one before. It is the one
-place at which weights change their dtype on the way to the engines.
+Staging copies, so training may go on at once: gathering, converting and packing a bucket overlap hashing the one
+before. It is the one place at which weights change their dtype on the way to the engines.
 
 Where a version is in files as well, by the time that it is asked for (a durable checkpoint, the model that was begun
-with), no copy is kept: it is packed for its hashes alone, bucket after bucket in the same few buffers. ``FileBuckets``
-makes up what is asked for, no more than is wanted at once, in the dtype in which it travels; once open, the files can
-be had even where their folder has been removed. Whether the bytes are those that were announced, who takes them finds
-out.
+with), no copy is kept: a ``FileBucket`` makes up what is asked for, in the dtype in which it travels. Once open, the
+files can be had even where their folder has been removed.
 
 Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
 buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
@@ -22,14 +19,15 @@ buffers of a lease that ended badly are *spoiled*: pending operations may still 
 """
 
 import contextlib
-import json
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from trinity_bus.runtime.device import host_buffer, uses_gpu
 from trinity_bus.weights.errors import TensorFileError, VersionGoneError, WeightTransferError
@@ -44,20 +42,26 @@ from trinity_bus.weights.layout import (
     TransferManifest,
     spans,
 )
-from trinity_bus.weights.tensor_file import TensorFile
+from trinity_bus.weights.tensor_file import MAX_HEADER_BYTES, TensorFile
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 _INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = "model.safetensors"
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+_decode_index = msgspec.json.Decoder(_Index).decode
+
+
 class FileBucket:
     """One bucket; slices of it are uint8 tensors that are read from the files."""
 
-    def __init__(self, files: "FileBuckets", bucket: Bucket) -> None:
+    def __init__(self, files: "ModelFiles", bucket: Bucket) -> None:
         self._files = files
         self._bucket = bucket
 
@@ -76,48 +80,43 @@ class FileBucket:
                 self._files.read(slot, first - slot.offset, found[first - start : last - start])
         return found
 
-    def __array__(self, *_: Any, **__: Any) -> "np.ndarray[Any, Any]":
-        whole: np.ndarray[Any, Any] = self[:].numpy()
-        return whole
 
+class ModelFiles:
+    """The safetensors files of a Hugging Face folder. May be used from any thread."""
 
-class FileBuckets(Sequence[FileBucket]):
-    """All buckets of a version, whose tensors ``folder`` has under the same names. May be used from any thread."""
-
-    def __init__(self, folder: Path, layout: Sequence[Bucket]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._buckets = [FileBucket(self, bucket) for bucket in layout]
         self._lock = threading.Lock()
         self._open: dict[str, TensorFile] | None = None  # by the name of a tensor
         self._closing = contextlib.ExitStack()
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    @overload
-    def __getitem__(self, index: int) -> FileBucket: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[FileBucket]: ...
-    def __getitem__(self, index: int | slice) -> FileBucket | list[FileBucket]:
-        return self._buckets[index]
-
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._closing.close()
 
     def open(self) -> "dict[str, TensorFile]":
         """Open the files, unless they are; each by the names of its tensors."""
         with self._lock:
             if self._open is None:
-                names = {_WEIGHTS}
-                with contextlib.suppress(FileNotFoundError):
-                    names = set(json.loads((self._folder / _INDEX).read_bytes())["weight_map"].values())
-                # A name that leads out of the folder is not followed.
                 with contextlib.ExitStack() as opening:
-                    files = [opening.enter_context(TensorFile(self._folder / Path(name).name)) for name in names]
+                    files = [opening.enter_context(TensorFile(self._folder / name)) for name in self._names()]
                     self._open = {meta.name: file for file in files for meta in file.metas}
                     # Not those of a try that fails: another one opens them anew.
                     self._closing = opening.pop_all()
             return self._open
+
+    def _names(self) -> set[str]:
+        try:
+            with (self._folder / _INDEX).open("rb") as file:
+                index = _decode_index(file.read(MAX_HEADER_BYTES))
+        except FileNotFoundError:
+            return {_WEIGHTS}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise TensorFileError(f"{self._folder / _INDEX} names no files: {error}") from error
+        # A name that leads out of the folder is not followed.
+        return {Path(name).name for name in index.weight_map.values()}
 
     def read(self, slot: Slot, offset: int, place: "torch.Tensor") -> None:
         """Fill ``place`` with bytes of a tensor, from ``offset`` on, whole elements as it travels."""
@@ -145,10 +144,11 @@ HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used ag
 class Staged:
     manifest: TransferManifest
     layout: list[Bucket]
-    buffers: "Sequence[torch.Tensor] | FileBuckets"  # uint8, one for each bucket, of its size
+    buffers: "Sequence[torch.Tensor | FileBucket]"  # uint8, one for each bucket, of its size
     # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
     chunk_hashes: bytes = b""  # see ``layout``
+    files: ModelFiles | None = None
     leases: int = 0
     spoiled: bool = False  # a broken link may still read the buffers
 
@@ -206,11 +206,13 @@ class Staging:
         manifest = TransferManifest(version, digest.hexdigest(), self._bucket_bytes, tuple(packing.metas))
         # Fails here, where the version is made, rather than when it is served.
         manifest.to_json()
-        in_files = None if folder is None or is_kept else FileBuckets(folder, packing.layout)
-        buffers = packing.buffers if in_files is None else in_files
+        files = None if folder is None or is_kept else ModelFiles(folder)
+        buffers = packing.buffers if files is None else [FileBucket(files, bucket) for bucket in packing.layout]
         with self._lock:
             replaced = self._staged.pop(version, None)
-            self._staged[version] = Staged(manifest, packing.layout, buffers, packing.memory, digest.chunk_hashes)
+            self._staged[version] = Staged(
+                manifest, packing.layout, buffers, packing.memory, digest.chunk_hashes, files
+            )
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
             if replaced is not None:
@@ -222,19 +224,14 @@ class Staging:
         """Open the files of a version that is in files: they can be had from now on, even if they are removed."""
         with self._lock:
             staged = self._staged.get(version)
-        if staged is not None and isinstance(staged.buffers, FileBuckets):
-            staged.buffers.open()
+        if staged is not None and staged.files is not None:
+            staged.files.open()
 
     def keep(self, version: int) -> None:
         """Keep this version, if it is staged, until another is named here; beside the newest, not as one of them."""
         with self._lock:
             self._kept = version
             self._retire()
-
-    def find(self, checksum: str) -> Staged | None:
-        """Return the staged version with this checksum, if there is one; not leased."""
-        with self._lock:
-            return next((staged for staged in self._staged.values() if staged.manifest.checksum == checksum), None)
 
     @contextlib.contextmanager
     def lease(self, version: int, checksum: str) -> Iterator[Staged]:

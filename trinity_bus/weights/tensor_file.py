@@ -1,10 +1,9 @@
 """Safetensors files, read straight into buffers and written a tensor at a time: a length, a JSON table, raw tensors.
 
-The library maps the file into memory; a mapping of a file that is cut short, or that a network file system has lost,
-kills the process that touches it. Here every read is a call that can fail. The format is as documented by its makers:
-little-endian u64 length of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from
-the end of the header. Tensors of larger elements are written first, so that each can be viewed in place, and one is in
-memory at a time: the library wants all of them at once.
+The library maps the file into memory, and a mapping of a file that is cut short, or that a network file system has
+lost, kills the process that touches it. Here every read is a call that can fail. The format: little-endian u64 length
+of the header, then ``{name: {"dtype", "shape", "data_offsets": [begin, end]}}``, offsets from the end of the header.
+Tensors of larger elements are written first, so that each can be viewed in place, and one is in memory at a time.
 
 Failures: ``TensorFileError`` for a file that is not whole, not of this format, or whose name can be no file's. The
 table is checked as a whole when the file is opened, against the size of the file: what it names can be read.
@@ -103,14 +102,8 @@ class TensorFile:
 
         meta = self.meta(name)
         raw = torch.empty(meta.nbytes, dtype=torch.uint8)
-        self.read_into(name, memoryview(raw.numpy()))
+        self.read_part(name, 0, memoryview(raw.numpy()))
         return raw.view(getattr(torch, meta.dtype)).view(meta.shape)
-
-    def read_into(self, name: str, place: memoryview) -> None:
-        meta, _ = self._find(name)
-        if meta.nbytes != len(place):
-            raise TensorFileError(f"{self._path}: {name} has {meta.nbytes} bytes, not {len(place)}")
-        self.read_part(name, 0, place)
 
     def read_part(self, name: str, offset: int, place: memoryview) -> None:
         meta, begin = self._find(name)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError
 from trinity_bus.weights.layout import TransferManifest
 
@@ -47,25 +46,13 @@ class Source:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    manifest: TransferManifest
-    # Where not None, the bytes are the payload of a delta to what the member holds
-    changes: tuple[Change, ...] | None = None
-    kept: int = 0  # bytes of the version that are in the member's buffers already, and do not come
-
-
 class WeightTransport(Protocol):
-    def open(self, source: Source, held: str | None, cancelled: threading.Event) -> Offer:
-        """Meet the other side. ``held``: checksum of the whole version that the member has, if it has one."""
+    def open(self, source: Source, cancelled: threading.Event) -> TransferManifest:
+        """Meet the other side. Return what it offers, checked."""
         ...
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
-        """Receive what was offered: all buckets, or the payload of a delta.
-
-        The buffers are uint8, of the right sizes. One into which something may still be written by somebody who has
-        failed is replaced by another, until ``arrived`` has had its index; that is called for each full one, in order.
-        """
+        """Receive all buckets, into uint8 buffers of their sizes; ``arrived`` is given the index of each full one."""
         ...
 
     @property

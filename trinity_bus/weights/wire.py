@@ -8,43 +8,38 @@ and a trainer show each other that they know it, and do not tell it::
       |-- Hello: who, nonce of 32 random bytes, member's proof -------->|  wrong: closed, without a word
       |<- trainer's proof ----------------------------------------------|  wrong: closed
       |        one who sends to all itself, or on the same machine      |
-      |-- WeightsRequest: version, checksum, what I hold -------------->|
-      |<- WeightsAnswer: refused, or manifest and the changes' table ---|
-      |<- bytes of every bucket in order; or the payload of a delta ----|
+      |-- WeightsRequest: version, checksum --------------------------->|
+      |<- WeightsAnswer: refused, or manifest --------------------------|
+      |-- StoreEntry: how process groups find each other, both ways ----|  where bytes come over a link
+      |<- bytes of every bucket in order -------------------------------|
       |                  (the connection closes; with links, it is kept)
       |              members that pass on what they take                |
       |-- WeightsRequest, with the port where I pass it on ------------>|
-      |<- WeightsAnswer: manifest, hashes of chunks, maybe a holder ----|
-      |<- chunks; with a holder: from there, after a request -----------|
-      |-- WeightsRequest, a report: I have n chunks; now and then ----->|
-      |<- WeightsAnswer: leave your holder, and ask; where it is slow --|
-      |-- WeightsRequest: the holder has failed me after n chunks ----->|
-      |<- WeightsAnswer: another holder, or chunks from here -----------|
-      |     where bytes come over a link: after the answer, before them |
-      |-- StoreEntry: how process groups find each other, both ways ----|
-      |<- WeightsAnswer: I live, now and then, while members pass on ---|
+      |<- WeightsAnswer: manifest, hashes of chunks, maybe a source ----|
+      |<- chunks; with a source: from there, after a request -----------|
+      |-- WeightsRequest: the source has failed me after n chunks ----->|
+      |<- WeightsAnswer: another source, or chunks from here -----------|
+      |-- WeightsRequest, a report: I have all ------------------------>|
 
 A proof is an HMAC-SHA256, keyed by the secret, over its side's name, the member's name, and both random values: it
 holds for one connection and one direction, so what was overheard is worth nothing. Codes of messages are keyed by a key
 of the connection, over the direction, the number of the message, and its bytes.
 
-The two sides may be of two versions of the program: where their protocols differ, nothing else is said (``channel``).
-Whoever changes what is said here, or what it means, so that the other side of before would not understand it, raises
-the number. The greeting and ``Hello`` stay as they are in all protocols. A delta file begins with a message in a plain
-frame. Whether changes fit a manifest is not looked at here. Every length is looked at before memory is taken.
-Failures: ``WireError`` for what is too long or no message; whoever gets it closes the connection.
+Where the protocols of the two sides differ, nothing else is said (``channel``). Whoever changes what is said here, or
+what it means, so that the other side of before would not understand it, raises the number. The greeting and ``Hello``
+stay as they are in all protocols. Every length is looked at before memory is taken. Failures: ``WireError`` for what is
+too long or no message; whoever gets it closes the connection.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trinity_bus.runtime.frames import Dialect, ProtocolError, read_frame
-from trinity_bus.weights.delta import Change
+from trinity_bus.runtime.frames import Dialect, ProtocolError
 from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS, MAX_MANIFEST_BYTES
 
@@ -101,40 +96,24 @@ class Hello(msgspec.Struct, frozen=True):
 class WeightsRequest(msgspec.Struct, frozen=True):
     version: int
     checksum: _Text
-    held: _Text | None = None  # of the version that it holds, to which a delta may be sent
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # where it passes on what it takes; 0: it does not
     first: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNKS)] = 0  # How many chunks it has: the rest is wanted
     alone: bool = False  # It cannot reach others, and is to be sent the rest by the trainer
-    report: bool = False  # nothing is asked for: ``first`` is how far it is
+    report: bool = False  # nothing is asked for: it has all
 
 
 class WeightsAnswer(msgspec.Struct, frozen=True):
     refusal: _Text  # why nothing follows; empty where something does
     manifest: bytes = b""  # as JSON; see ``manifest``
-    # Where not None, what follows is the payload of a delta to what the member holds
-    changes: tuple[Change, ...] | None = None
     # Of all chunks, one after the other. Where there are any, what follows are chunks.
     hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS * HASH_BYTES)] = b""
-    # Host and port of another member, who is to be asked for the chunks; unset: they follow here
+    # Host and port of another member, which is to be asked for the chunks; unset: they follow here
     holder: tuple[_Text, Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
-    reports: bool = False  # The trainer wants to know how far the member is, while that takes chunks from another
-    leave: bool = False  # there is a better holder than the present one: the member is to ask again
-    alive: bool = False  # nothing is said but that its sender lives, while it sends over a link
-
-    @property
-    def is_aside(self) -> bool:
-        return self.leave or self.alive
 
 
 class StoreEntry(msgspec.Struct, frozen=True):
     key: _Text
     value: bytes
-
-
-class DeltaHead(msgspec.Struct, frozen=True):
-    base: str  # of what it is to be applied to
-    target: str  # of what it makes
-    changes: tuple[Change, ...]
 
 
 class _Wire[M](Dialect[M]):
@@ -152,19 +131,8 @@ class _Wire[M](Dialect[M]):
         except ProtocolError as error:
             raise WireError(str(error)) from error
 
-    def read(self, file: IO[bytes]) -> M:
-        """Return the message in a plain frame at the beginning of a file."""
-        try:
-            body = read_frame(file, self.limit)
-        except ProtocolError as error:
-            raise WireError(str(error)) from error
-        if body is None:
-            raise WireError("a message is cut off")
-        return self.decode(body)
-
 
 HELLO: _Wire[Hello] = _Wire(Hello, limit=2048)
 REQUEST: _Wire[WeightsRequest] = _Wire(WeightsRequest, limit=4096)
 ANSWER: _Wire[WeightsAnswer] = _Wire(WeightsAnswer, limit=MAX_ANSWER_BYTES)
 ENTRY: _Wire[StoreEntry] = _Wire(StoreEntry, limit=64 << 10)
-DELTA: _Wire[DeltaHead] = _Wire(DeltaHead, limit=MAX_ANSWER_BYTES)

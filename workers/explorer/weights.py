@@ -146,7 +146,6 @@ class WeightFollower:
         await self._end_sync()
         member = membership(announced, self._who.explorer, self._who.incarnation)
         if member is None:
-            self._engine.let_in(announced)
             return
         parent = next(item.traceparent for item in reversed(received) if item.record is announced)
         self._sync = asyncio.create_task(self._follow(announced, member, parent), name=f"sync {announced.version}")

@@ -175,7 +175,6 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             bucket_bytes=bucket_bytes,
             keep=settings.keep_checkpoints,
             dtype=dtype,
-            deltas=sync.sync_delta,
         )
     is_memory = sync.sync_method == "memory"
     return WeightServer(
@@ -185,7 +184,6 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
         bucket_bytes=bucket_bytes,
         timeout_s=timeout_s,
         dtype=dtype,
-        deltas=sync.sync_delta and is_memory,
         fan_out=sync.sync_fan_out,
         method="memory" if is_memory else "gloo" if device == "cpu" else "nccl",
     )

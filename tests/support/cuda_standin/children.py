@@ -241,7 +241,7 @@ class _Noting:
 
 
 def chain() -> None:
-    """A trainer and two members over NCCL's links, of which one passes on: all bytes, twice."""
+    """A trainer and two members over NCCL's links: all bytes, twice."""
     import multiprocessing
 
     from benchmarks._records import announce, source

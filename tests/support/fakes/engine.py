@@ -117,9 +117,6 @@ class FakeEngine:
         self.model_version = announced.version
         return SyncOutcome(announced.checksum, 0.001, 0.002, 0.003)
 
-    def let_in(self, announced: ModelVersion) -> None:
-        """FAKE: it passes nothing on."""
-
     async def wait_dead(self) -> EngineDeadError:
         return await asyncio.shield(self.death)
 

@@ -2,8 +2,6 @@
 
 ``take HOST PORT CHECKSUM [METHOD]``: begins to take version 0, by ``memory`` or by METHOD, prints ``first`` after the
 first bucket, and stays there.
-``pass-on HOST PORT CHECKSUM``: takes version 0, prints ``whole``, lets the members of epoch 2 in, passes half of it on,
-prints ``amid``, and stays there.
 ``serve-chunks``: stages ``CHUNKED`` as version 0 on 127.0.0.2, prints ``PORT CHECKSUM``, sends three pieces to the
 first who asks, prints ``amid``, and stays there.
 ``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
@@ -12,14 +10,12 @@ prints ``amid``, and stays there.
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from tests.support.faults.transfers import SECRET, announcement, settled
-from trinity_bus.weights import carrier
 from trinity_bus.weights.channel import Channel
-from trinity_bus.weights.pull import server
+from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Method, Source
@@ -50,7 +46,7 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
 
 
 def stay_after(pieces: int) -> None:
-    send = carrier.send_piece
+    send = frames.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
@@ -60,7 +56,7 @@ def stay_after(pieces: int) -> None:
             say("amid")
             sys.stdin.read()
 
-    carrier.send_piece = send_and_stay
+    frames.send_piece = send_and_stay
 
 
 def serve_chunks() -> None:
@@ -69,18 +65,6 @@ def serve_chunks() -> None:
     checksum = made.stage(0, CHUNKED.items())
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
-    sys.stdin.read()
-
-
-def pass_on(host: str, port: str, checksum: str) -> None:
-    stay_after(3)
-    receiver = WeightReceiver()
-    at = where(host, port, checksum)
-    receiver.start(at)
-    assert settled(receiver, 60).state == "ready", receiver.progress
-    receiver.take()
-    receiver.let_in(replace(at, prefix="trainer-life/2/", secret=SECRET))
-    say("whole")
     sys.stdin.read()
 
 
@@ -109,10 +93,5 @@ def serve() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    commands: dict[str, Callable[..., None]] = {
-        "take": take,
-        "pass-on": pass_on,
-        "serve": serve,
-        "serve-chunks": serve_chunks,
-    }
+    commands: dict[str, Callable[..., None]] = {"take": take, "serve": serve, "serve-chunks": serve_chunks}
     commands[command](*arguments)

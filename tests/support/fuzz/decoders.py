@@ -1,7 +1,6 @@
 """Every decoder, with messages that it takes and the errors that it may raise."""
 
 import contextlib
-import io
 import json
 import struct
 import tempfile
@@ -31,11 +30,10 @@ from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
-from trinity_bus.weights.delta import Change
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.tensor_file import TensorFile
-from trinity_bus.weights.wire import ANSWER, DELTA, ENTRY, REQUEST, DeltaHead, StoreEntry, WeightsAnswer, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, ENTRY, REQUEST, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.spans import sound
 from workers.explorer import outcome
@@ -78,8 +76,8 @@ def targets(folder: Path) -> list[Target]:
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     by_hand = [_json(value) for value in records if value[:1] != b"\x92" and _may_be_json(value)]
     request, answer = REQUEST.encode(WeightsRequest(3, "0" * 64)), ANSWER.encode(WeightsAnswer("", _weight_manifest()))
-    passing = REQUEST.encode(WeightsRequest(3, "0" * 64, None, 4711, 5, alone=True))
-    elsewhere = ANSWER.encode(WeightsAnswer("", _weight_manifest(), None, bytes(32), ("10.0.0.1", 4711)))
+    passing = REQUEST.encode(WeightsRequest(3, "0" * 64, 4711, 5, alone=True))
+    elsewhere = ANSWER.encode(WeightsAnswer("", _weight_manifest(), bytes(32), ("10.0.0.1", 4711)))
     positions = pack_positions({("tasks", 0): 7, ("explorer-events", 3): 1})
     return [
         Target("records", _record, (DecodeError,), records, 6),
@@ -102,9 +100,6 @@ def targets(folder: Path) -> list[Target]:
         Target("requests for weights", REQUEST.decode, (WireError,), [request, passing], 0.7),
         Target("answers about weights", ANSWER.decode, (WireError,), [answer, elsewhere], 0.7),
         Target("messages of links", ENTRY.decode, (WireError,), [ENTRY.encode(StoreEntry("k", b"v"))], 0.3),
-        Target(
-            "heads of deltas", _delta_head, (WireError,), [DELTA.frame(DeltaHead("a", "b", (Change(1, 2, 1),)))], 0.3
-        ),
         Target("asks of gateways", wire.ASKS.decode, (ProtocolError,), _asks(), 0.5),
         Target("frames for gateways", _frames_for_gateways, (ProtocolError,), _drawn(), 0.5),
         Target("positions", unpack_positions, (StateError,), [positions], 0.4),
@@ -290,11 +285,7 @@ def _tensor_file(folder: Path, value: bytes) -> None:
     path.write_bytes(value)
     with TensorFile(path) as file:
         for meta in file.metas:
-            file.read_into(meta.name, memoryview(bytearray(meta.nbytes)))
-
-
-def _delta_head(value: bytes) -> DeltaHead:
-    return DELTA.read(io.BytesIO(value))
+            file.read_part(meta.name, 0, memoryview(bytearray(meta.nbytes)))
 
 
 def _weight_manifest() -> bytes:

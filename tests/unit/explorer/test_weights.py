@@ -28,10 +28,6 @@ class FakeEngine:
 
     def __init__(self, outcomes: dict[int, SyncOutcome]) -> None:
         self._outcomes = outcomes
-        self.let_in_to: asyncio.Queue[ModelVersion] = asyncio.Queue()
-
-    def let_in(self, announced: ModelVersion) -> None:
-        self.let_in_to.put_nowait(announced)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         del member
@@ -77,10 +73,8 @@ async def followed(
             yield announce, following
 
 
-async def answers_to(
-    engine: FakeEngine, versions: list[int], served: ServedVersion, *others: ModelVersion
-) -> list[WeightsSynced]:
-    """What is said about these versions, announced one after the other; then other announcements."""
+async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVersion) -> list[WeightsSynced]:
+    """What is said about these versions, announced one after the other."""
     log = FakeLog()
 
     def said() -> list[WeightsSynced]:
@@ -94,10 +88,6 @@ async def answers_to(
         for count, version in enumerate(versions, 1):
             await announce(announcement(version))
             await until(lambda count=count: len(said()) == count)  # type: ignore[misc]
-        for other in others:
-            await announce(other)
-            async with asyncio.timeout(60):
-                assert await engine.let_in_to.get() == other
     return said()
 
 
@@ -117,23 +107,15 @@ async def test_a_version_that_is_served_is_answered_for_and_its_pause_and_durati
     assert [attributes for _, attributes in durations.recorded] == [{names.RL_MODEL: "policy"}]
 
 
-async def test_members_that_are_others_are_told_to_the_engine() -> None:
-    served = ServedVersion()
-    engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0)})
-    late = announced(1, "explorer-1", checksum="aa", epoch=2)
-    await answers_to(engine, [1], served, late)
-    assert served.version == 1
-
-
 async def test_what_ends_the_following_beside_something_else_is_told_at_the_end_of_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class DeadEngine(FakeEngine):
-        def let_in(self, announced: ModelVersion) -> None:
+        async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
             raise EngineDeadError("the engine's process is gone")
 
     async with followed(DeadEngine({}), ServedVersion(), FakeLog()) as (announce, following):
-        await announce(announced(1, "explorer-1", checksum="aa"))
+        await announce(announcement(1))
         await asyncio.wait([following], timeout=60)
         assert not caplog.records
     (line,) = caplog.records

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.narrowing import some
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.staging import FileBuckets, Staged, Staging
+from trinity_bus.weights.staging import ModelFiles, Staged, Staging
 from trinity_bus.weights.tensor_file import write_tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
@@ -62,8 +62,8 @@ def both(folder: Path, tensors: dict[str, torch.Tensor], dtype: str | None = Non
     for where in (None, folder):
         staging = Staging(bucket_bytes=640, retain=1, dtype=dtype, chunks=True)
         checksum = staging.stage(1, tensors.items(), where).checksum
-        staged = some(staging.find(checksum))
-        found.append(staged)
+        with staging.lease(1, checksum) as staged:
+            found.append(staged)
     return found[0], found[1]
 
 
@@ -100,8 +100,7 @@ def test_what_is_open_can_be_had_when_its_folder_is_gone(tmp_path: Path) -> None
         '{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}'
     )
     memory, files = both(folder, tensors)
-    assert isinstance(files.buffers, FileBuckets)
-    files.buffers.open()
+    some(files.files).open()
     shutil.rmtree(folder)
     assert all(torch.equal(b[:], m) for b, m in zip(files.buffers, memory.buffers, strict=True))
 
@@ -113,6 +112,13 @@ def test_files_that_are_not_there_or_of_another_model_are_refused(tmp_path: Path
     save_file({"a": torch.ones(5)}, tmp_path / "model.safetensors")
     with pytest.raises(TensorFileError, match="has no tensor 'a' of shape"):
         files.buffers[0][:]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 1}', '{"weight_map": {"a": 2}}', "\xff", "[" * 100_000])
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text, "latin-1")
+    with pytest.raises(TensorFileError, match="names no files"):
+        ModelFiles(tmp_path).open()
 
 
 def test_packing_for_hashes_alone_takes_a_few_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +142,7 @@ def test_tries_to_open_files_of_which_one_is_gone_leave_none_open(tmp_path: Path
     index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "b.safetensors").rename(tmp_path / "gone")
-    files = FileBuckets(tmp_path, [])
+    files = ModelFiles(tmp_path)
     for _ in range(8):
         with pytest.raises(FileNotFoundError):
             files.open()

@@ -248,9 +248,6 @@ class ServerEngine:
                 answer = read_answer(await self._client.ask(_PATH, asked))
             return scores_of(answer, len(token_ids), start)
 
-    def let_in(self, announced: ModelVersion) -> None:
-        """Nothing: a server reads versions from checkpoints, and passes none on."""
-
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         if announced.method != "checkpoint":
             raise WeightTransferError(
@@ -274,7 +271,6 @@ class ServerEngine:
             transfer_s=proved_at - began,
             pause_s=pause_s,
             nbytes=nbytes,
-            received_nbytes=nbytes,
         )
 
     @property

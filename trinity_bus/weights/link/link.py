@@ -1,11 +1,9 @@
 """Links: one private two-rank process group between two who have met on a channel; rank 0 sends, rank 1 takes.
 
-One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. The two
-ends find each other over their channel (``store``), on which each has proven itself. gloo carries links between hosts'
-memories, NCCL (``nccl``) from GPU to GPU. In both cases versions lie in host memory, pinned where there is a GPU: what
-NCCL carries is copied onto the GPU, and off the other, a piece at a time. So no GPU holds more of a version than what
-is under way, and no transfer waits for what a GPU computes. Links neither encrypt nor authenticate: the bytes are
-proven by hash or checksum, and docs/security.md says what that leaves.
+One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. Its ends
+find each other over their channel (``store``). gloo carries links between hosts' memories, NCCL (``nccl``) from GPU to
+GPU: what it carries is copied from pinned memory onto the GPU, and off the other, a part at a time. So no GPU holds
+more of a version than what is under way. Links neither encrypt nor authenticate: the bytes are proven by the checksum.
 
 ::
 
@@ -14,10 +12,8 @@ proven by hash or checksum, and docs/security.md says what that leaves.
        +--deadline: LinkError        +--peer died, deadline, cancelled: LinkError; only close is left
 
 Failures: gloo often does not notice that its peer was killed, so every wait has a deadline, can be cancelled, and looks
-at the channel. The destructor of a group blocks until its pending operations time out, so ``close`` leaves it to a
-thread of its own, with everything that those operations still read or write. There is no way to end them before: of
-gloo's groups torch's ``abort`` and ``shutdown`` return at once and end nothing (seen with torch 2.13); a cut of gloo's
-own connection does, within 10 ms, and gloo shows that to nobody. Where nothing is pending, the thread ends at once.
+at the channel. The destructor of a group blocks until its pending operations time out, which nothing ends before (torch
+2.13), so ``close`` leaves it to a thread of its own, with everything that those operations still read or write.
 """
 
 import contextlib
@@ -139,13 +135,10 @@ class Link:
         leave_to_a_thread(doomed)
 
 
-def open_link(
-    channel: Channel, rank: Literal[0, 1], *, backend: Backend, timeout_s: float, at_once: int, operation_s: float
-) -> Link:
+def open_link(channel: Channel, rank: Literal[0, 1], *, backend: Backend, timeout_s: float) -> Link:
     """Meet the other side; nothing else may be said on the channel meanwhile. Rank 0 sends, 1 takes.
 
-    ``at_once`` broadcasts may be under way beside each other (gloo). ``timeout_s`` limits the meeting, and
-    ``operation_s`` each broadcast from when it is begun: what cannot be stopped ends then.
+    ``timeout_s`` limits the meeting, and each broadcast from when it is begun: what cannot be stopped ends then.
     """
     from trinity_bus.weights.link.store import LinkStore
 
@@ -164,14 +157,13 @@ def open_link(
                 options._devices = [ProcessGroupGloo.create_device(hostname=channel.ends[0])]  # noqa: SLF001
                 listeners = {inode: one for inode, one in _listening().items() if inode not in before}
             options._timeout = timeout  # noqa: SLF001
-            options._threads = at_once  # noqa: SLF001
+            options._threads = 1  # noqa: SLF001
             group = ProcessGroupGloo(store, rank, 2, options)
         else:
             group = nccl.open_group(store, rank, timeout)
         link = Link(group, rank, backend, store)
         _agree(link, backend, store, channel, timeout_s)
         _close_to_strangers(listeners)
-        group._set_default_timeout(timedelta(seconds=operation_s))  # noqa: SLF001 (the class has no public one)
     except RuntimeError as error:
         raise LinkError(f"the other side did not meet this one within {timeout_s:g} s: {_first_line(error)}") from error
     return link

@@ -7,12 +7,11 @@
             +--the other never comes: RuntimeError--+--it dies on the way: RuntimeError by the time limit
 
 * NCCL waits without a limit for a peer that never comes, so the two meet in the store first, which has one. A
-  communicator that *blocks* while it is made holds its thread for good when the peer dies between the meeting and its
-  own call; one that does not is given up by a limit (both seen on an H100).
-* torch watches its groups with a thread. When an operation is late, that thread has the whole *process* ended, minutes
-  later, whatever ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` and ``TORCH_NCCL_DUMP_ON_TIMEOUT`` say (seen on an H100). A group
-  that is made with blocking waits has no such thread. Nobody waits so here: ``Link`` looks at each operation itself, by
-  its own limit, and aborts the communicator, so that a member's death costs the trainer its link alone.
+  communicator that *blocks* while it is made holds its thread for good when the peer dies meanwhile; one that does not
+  is given up by a limit (both seen on an H100).
+* torch watches its groups with a thread that ends the whole *process* minutes after a late operation (seen on an H100).
+  A group that is made with blocking waits has no such thread. ``Link`` looks at each operation itself and aborts the
+  communicator, so that a member's death costs the trainer its link alone.
 * Two ranks on one GPU are refused by NCCL, within a second.
 * A receive that waits is a kernel that runs: it gets few of the GPU's multiprocessors.
 

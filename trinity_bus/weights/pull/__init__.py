@@ -1,1 +1,1 @@
-"""versions that members take from the trainer's server, and from each other, whatever carries the bytes."""
+"""Versions that members request from the trainer's server, and with ``memory`` from each other."""

@@ -1,8 +1,8 @@
 """A worker's control server: begins transfers, and tells of their end, while the engine computes.
 
 What is asked of a worker through vLLM waits for the end of a step of generation, tens of milliseconds where the engine
-is busy, and so does each question about progress. A transfer touches nothing that a step uses, so it needs no such
-wait. A thread of the worker's process therefore listens on a Unix socket to its front end, and to nobody else::
+is busy. A transfer touches nothing that a step uses, so a thread of the worker listens on a Unix socket to its front
+end, and to nobody else::
 
     front end                                      worker
       |-- (through vLLM) open_control(folder) -------->|  listens on folder/<rank>.sock
@@ -11,7 +11,6 @@ wait. A thread of the worker's process therefore listens on a Unix socket to its
       |<- TransferTold(token, progress: ready, ...) ---|  when it has ended, in whichever way
       |-- AskProgress(token) ------------------------->|  for transfers that may hang
       |<- TransferTold(token, progress: receiving) ----|
-      |-- LetIn(source) ------------------------------>|  others are to take the version that it has
 
 The front end numbers what it asks with *tokens*, and each is answered under its own. The socket lies in a folder that
 only this user may enter, for as long as it takes to connect. Failures: what is no message ends the connection, which
@@ -44,20 +43,14 @@ class AskProgress(Struct, tag="progress", frozen=True):
     token: int
 
 
-class LetIn(Struct, tag="let_in", frozen=True):
-    """Members of this announcement may take the version from here, if it is the one that is held."""
-
-    source: Source
-
-
 class TransferTold(Struct, frozen=True):
     token: int
     progress: TransferProgress
 
 
-type ToWorker = BeginTransfer | AskProgress | LetIn
+type ToWorker = BeginTransfer | AskProgress
 
-TO_WORKER: Dialect[ToWorker] = Dialect(BeginTransfer | AskProgress | LetIn, limit=1 << 16)
+TO_WORKER: Dialect[ToWorker] = Dialect(BeginTransfer | AskProgress, limit=1 << 16)
 TO_FRONT_END: Dialect[TransferTold] = Dialect(TransferTold, limit=1 << 16)
 
 
@@ -89,9 +82,6 @@ class ControlServer:
                 _log.error("what came over the control socket is no command: %s", error)
 
     def _handle(self, command: ToWorker) -> None:
-        if isinstance(command, LetIn):
-            self._receiver.let_in(command.source)
-            return
         token = command.token
         if isinstance(command, AskProgress):
             self._say(token, self._receiver.progress)

@@ -1,12 +1,11 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
 A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
-begins that, and hears of its end, through its control server (``control``). On a CPU the same thread then loads
-the version into a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through
-vLLM's own phases at once: start; update, which finds the version; and finish, which is the only moment at which the
-model is touched: the shadow is exchanged with it, or, without one, the version is loaded. Where versions are adapters
-alone (``adapter``), they are prepared beside generation and exchanged, on any device. On GPUs there is no shadow,
-because memory is short, loading is a copy over the bus, and captured graphs know the addresses of parameters.
+begins that, and hears of its end, through its control server (``control``). On a CPU the same thread then loads it into
+a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through vLLM's own
+phases at once. ``finish`` is the only moment at which the model is touched: the shadow is exchanged with it, or the
+version is loaded. Adapters (``adapter``) are prepared beside generation and exchanged, on any device. On GPUs there is
+no shadow: memory is short, and captured graphs know the addresses of parameters.
 
 ::
 

@@ -38,10 +38,10 @@ def model(seed: int) -> dict[str, torch.Tensor]:
 class Trainer:
     """Writes checkpoints and publishes them, as the trainer's service does."""
 
-    def __init__(self, directory: Path, *, keep: int = 2, dtype: str | None = None, deltas: bool = False) -> None:
+    def __init__(self, directory: Path, *, keep: int = 2, dtype: str | None = None) -> None:
         self.directory = directory
         self.keep = keep
-        self.publisher = CheckpointPublisher(directory, bucket_bytes=BUCKET, keep=keep, dtype=dtype, deltas=deltas)
+        self.publisher = CheckpointPublisher(directory, bucket_bytes=BUCKET, keep=keep, dtype=dtype)
 
     def save(self, step: int, weights: dict[str, torch.Tensor]) -> Path:
         partial = checkpoint.begin(self.directory, step)
@@ -76,25 +76,6 @@ def test_what_is_read_is_converted_as_what_is_sent(tmp_path: Path) -> None:
     read(receiver, Trainer(tmp_path, dtype="bfloat16").publish(0, model(0)))
     wanted = {name: t.bfloat16() if t.is_floating_point() else t for name, t in model(0).items()}
     assert_takes(receiver, wanted)
-
-
-def test_only_what_changed_is_read_by_whoever_holds_the_version_before(tmp_path: Path) -> None:
-    trainer, receiver, late = Trainer(tmp_path, deltas=True), WeightReceiver(), WeightReceiver()
-    weights = model(0)
-    first = read(receiver, trainer.publish(0, weights))
-    assert first.received_nbytes == first.nbytes
-    assert_takes(receiver, weights)
-    weights["w"][:50] += 1
-    announced = trainer.publish(1, weights)
-    assert read(receiver, announced).received_nbytes == 50 * 3
-    assert_takes(receiver, weights)
-    # Who holds nothing reads all of it.
-    assert read(late, announced).received_nbytes == first.nbytes
-    assert_takes(late, weights)
-    # A delta that leads elsewhere is no base of anybody.
-    weights = model(2)
-    assert read(receiver, trainer.publish(2, weights)).received_nbytes == first.nbytes
-    assert_takes(receiver, weights)
 
 
 def test_a_checkpoint_that_is_being_read_is_kept_until_the_next_one(tmp_path: Path) -> None:
@@ -163,14 +144,14 @@ def test_an_announcement_without_a_folder_is_refused(tmp_path: Path, folder: str
 def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announced = Trainer(tmp_path).publish(0, model(0))
     reading, cancelled = threading.Event(), threading.Event()
-    original = TensorFile.read_into
+    original = TensorFile.read_part
 
-    def wait_first(self: TensorFile, name: str, place: memoryview) -> None:
+    def wait_first(self: TensorFile, name: str, offset: int, place: memoryview) -> None:
         reading.set()
         cancelled.wait(10)
-        original(self, name, place)
+        original(self, name, offset, place)
 
-    monkeypatch.setattr(TensorFile, "read_into", wait_first)
+    monkeypatch.setattr(TensorFile, "read_part", wait_first)
     receiver = WeightReceiver()
     receiver.start(source(announced, "a", 5))
     transfer = some(receiver._transfer)
@@ -186,20 +167,10 @@ def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest
 
 
 def test_published_versions_go_with_their_checkpoints(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, keep=2, deltas=True)
-    weights = model(0)
+    trainer = Trainer(tmp_path, keep=2)
     for step in range(5):
-        weights["w"][step] += 1
-        trainer.publish(step, weights)
-    assert sorted(path.name for path in (tmp_path / "published").iterdir()) == [
-        "00000003.delta",
-        "00000003.json",
-        "00000004.delta",
-        "00000004.json",
-    ]
-    # Published again, by another incarnation that has no base.
-    Trainer(tmp_path, keep=2).publisher.stage(4, weights.items())
-    assert not (tmp_path / "published" / "00000004.delta").exists()
+        trainer.publish(step, model(step))
+    assert sorted(path.name for path in (tmp_path / "published").iterdir()) == ["00000003.json", "00000004.json"]
 
 
 def test_what_is_to_be_kept_or_was_published_again_is_not_pruned(tmp_path: Path) -> None:

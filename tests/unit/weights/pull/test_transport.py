@@ -1,7 +1,6 @@
 """Taking versions from a trainer's memory: a real server and real sockets, between threads and between processes."""
 
 import contextlib
-import io
 import signal
 import socket
 import threading
@@ -20,7 +19,7 @@ from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.wire import ANSWER, DELTA, REQUEST, WeightsRequest
+from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
 
@@ -43,7 +42,7 @@ def step(weights: dict[str, torch.Tensor], changed: int) -> dict[str, torch.Tens
 
 @pytest.fixture
 def server() -> Iterator[WeightServer]:
-    made = WeightServer(bucket_bytes=BUCKET, timeout_s=5, deltas=True)
+    made = WeightServer(bucket_bytes=BUCKET, timeout_s=5)
     yield made
     made.close()
 
@@ -64,36 +63,6 @@ def test_versions_are_taken_whole_and_proven(server: WeightServer, receiver: Wei
         assert_takes(receiver, model(version))
 
 
-def test_only_what_changed_is_sent_to_who_holds_the_version(server: WeightServer, receiver: WeightReceiver) -> None:
-    weights = model(0)
-    first = pull(server, receiver, 0, server.stage(0, weights.items()))
-    assert first.received_nbytes == first.nbytes
-    receiver.take()
-    for version in (1, 2):
-        weights = step(weights, 100)
-        progress = pull(server, receiver, version, server.stage(version, weights.items()))
-        assert (progress.received_nbytes, progress.nbytes) == (100 * 3, first.nbytes), progress.error
-        assert_takes(receiver, weights)
-
-
-def test_all_is_sent_where_that_is_less_or_the_base_is_gone(server: WeightServer, receiver: WeightReceiver) -> None:
-    weights = model(0)
-    pull(server, receiver, 0, server.stage(0, weights.items()))
-    receiver.take()
-    # Everything is another: a delta would be larger.
-    progress = pull(server, receiver, 1, server.stage(1, model(1).items()))
-    assert progress.received_nbytes == progress.nbytes
-    receiver.take()
-    # Two versions are missed: the base is not kept any more.
-    checksum = ""
-    for version in (2, 3):
-        weights = step(model(1), version)
-        checksum = server.stage(version, weights.items())
-    progress = pull(server, receiver, 3, checksum)
-    assert progress.received_nbytes == progress.nbytes
-    assert_takes(receiver, weights)
-
-
 def test_a_version_of_another_model_is_sent_whole(server: WeightServer, receiver: WeightReceiver) -> None:
     pull(server, receiver, 0, server.stage(0, model(0).items()))
     receiver.take()
@@ -102,36 +71,7 @@ def test_a_version_of_another_model_is_sent_whole(server: WeightServer, receiver
     assert_takes(receiver, other)
 
 
-def test_without_deltas_all_is_sent(receiver: WeightReceiver) -> None:
-    server = WeightServer(bucket_bytes=BUCKET, timeout_s=5)
-    weights = model(0)
-    for version in range(2):
-        progress = pull(server, receiver, version, server.stage(version, weights.items()))
-        assert progress.received_nbytes == progress.nbytes
-        receiver.take()
-    server.close()
-
-
-def test_a_touched_base_is_caught_and_the_next_version_comes_whole(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
-    weights = model(0)
-    pull(server, receiver, 0, server.stage(0, weights.items()))
-    receiver.take()
-    # A memory that changes a byte of what is held.
-    receiver._resources.buffers[0][5000] ^= 1
-    weights = step(weights, 10)
-    checksum = server.stage(1, weights.items())
-    assert "have digest" in pull(server, receiver, 1, checksum).error
-    receiver.cancel()
-    progress = pull(server, receiver, 1, checksum)
-    assert progress.received_nbytes == progress.nbytes
-    assert_takes(receiver, weights)
-
-
-def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_kept(
-    server: WeightServer, receiver: WeightReceiver
-) -> None:
+def test_a_version_that_is_gone_is_refused_with_what_there_is(server: WeightServer, receiver: WeightReceiver) -> None:
     weights = [model(0)]
     checksums = []
     for version in range(4):
@@ -147,9 +87,7 @@ def test_a_version_that_is_gone_is_refused_with_what_there_is_and_the_base_is_ke
     wrong = pull(server, receiver, 3, "0" * 64)
     assert "has checksum" in wrong.error
     receiver.cancel()
-    # The newest can be had, and as a delta: what is held was not touched.
-    progress = pull(server, receiver, 3, checksums[3])
-    assert (progress.state, progress.received_nbytes) == ("ready", 5 * 3), progress.error
+    assert pull(server, receiver, 3, checksums[3]).state == "ready"
 
 
 def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() -> None:
@@ -299,10 +237,6 @@ def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(r
 
 
 def test_messages_are_looked_at_before_memory_is_taken() -> None:
-    with pytest.raises(WireError, match=r"a frame of \d+ bytes, at most"):
-        DELTA.read(io.BytesIO((DELTA.limit + 1).to_bytes(4)))
-    with pytest.raises(WireError, match="cut off"):
-        DELTA.read(io.BytesIO((9).to_bytes(4) + b"x"))
     with pytest.raises(WireError, match=r"a message of \d+ bytes, at most"):
         REQUEST.encode(WeightsRequest(0, "0" * 5000))
     with pytest.raises(WireError, match="missing required field `refusal`"):
