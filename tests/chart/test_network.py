@@ -89,8 +89,8 @@ def wanted(case: str, source: str, target: str) -> set[int]:
         ("explorer", "trainer"): {7000, 7009} if pulled else every,
         ("trainer", "explorer"): set() if pulled else every,
         ("trainer", "trainer"): every if several else set(),
-        # Unless encrypted, they pass versions on to each other.
-        ("explorer", "explorer"): {8001} if case == EXTERNAL else every,
+        # With ``memory``, unless encrypted, they pass versions on to each other; gateways need 8001.
+        ("explorer", "explorer"): every if several else set() if case == "one-node" else {8001},
         ("gateway", "explorer"): {8001},
         ("stranger", "gateway"): {8000},
         ("stranger", "stranger"): every,
