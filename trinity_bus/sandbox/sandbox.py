@@ -111,15 +111,11 @@ class Sandbox:
         Raises:
             SandboxError: It is over, or this machine gives no namespaces.
         """
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        return await self._run(command, data, min(wall_s or self._limits.wall_s, self._limits.wall_s))
-
-    async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder = self.folder
         done = await execute(
             [sys.executable, "-I", "-S", _JAIL, self._limits.for_jail(), *command],
-            stdin=stdin,
-            wall_s=wall_s,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            wall_s=min(wall_s or self._limits.wall_s, self._limits.wall_s),
             output_bytes=self._limits.output_bytes,
             env={
                 "PATH": os.environ.get("PATH", os.defpath),
@@ -157,7 +153,7 @@ class Sandbox:
         place, self._place, self._over = self._place, None, True
         try:
             for process in tuple(self._running):
-                await kill(process)
+                kill(process)
         finally:
             if place is not None:
                 # Whoever is cancelled here does not wait for it; let go of it is in any case.
