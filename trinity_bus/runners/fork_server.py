@@ -29,6 +29,7 @@ from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runners import control
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runners.interpreter import interpreter
+from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.process import Child
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _IMAGES_USER = "workflows"
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
-type Listener = Callable[[control.RunnerForked | control.RunnerExited | RunnersError], None]
+type Listener = Callable[[ChildForked | ChildExited | RunnersError], None]
 
 
 class RunnersError(TrinityError):
@@ -161,7 +162,7 @@ class ForkServer:
 
     def signal(self, serial: int, number: signal.Signals) -> None:
         """Have a runner sent a signal; nothing happens where it is dead."""
-        self._send(control.SignalRunner(serial, number), None)
+        self._send(SignalChild(serial, number), None)
 
     def close(self) -> None:
         """End it and all runners. Safe to call twice."""
@@ -212,7 +213,7 @@ class ForkServer:
         listener = self._listener
         if listener is None:
             return
-        if isinstance(message, control.RunnerForked | control.RunnerExited):
+        if isinstance(message, ChildForked | ChildExited):
             listener(message)
             return
         self.unlisten()

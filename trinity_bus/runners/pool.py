@@ -227,7 +227,7 @@ class Pool:
         return [] if runner is None else self._kill(runner, why, now)
 
     def died(self, serial: int, how: str) -> list[PoolEffect]:
-        """Note that a runner is gone; ``how`` as in "was killed by signal 11"."""
+        """Note that a runner is gone; ``how`` as in "was ended by SIGSEGV"."""
         runner = self._runners.pop(serial)
         effects: list[PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"

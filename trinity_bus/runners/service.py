@@ -38,13 +38,14 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do
-from trinity_bus.runners.control import RunnerExited, RunnerForked
 from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
 from trinity_bus.runners.link import RunnerLink, rss_mib
 from trinity_bus.runners.pool import Pool, limits_of
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
+from trinity_bus.runtime.forking import ChildExited, ChildForked
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.runtime.process import how_ended
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
@@ -252,16 +253,16 @@ class Runners:
 
     # What the fork server says.
 
-    def _on_fork_server(self, message: RunnerForked | RunnerExited | RunnersError) -> None:
+    def _on_fork_server(self, message: ChildForked | ChildExited | RunnersError) -> None:
         match message:
-            case RunnerForked(serial, pid):
+            case ChildForked(serial, pid):
                 self._pids[serial] = pid
-            case RunnerExited(serial, how):
+            case ChildExited(serial, code, error):
                 self._pids.pop(serial, None)
                 self._last.pop(serial, None)
                 link = self._links.pop(serial, None)
                 if link is not None:
-                    self._on_exit(link, how)
+                    self._on_exit(link, f"could not be started: {error}" if error else how_ended(code))
                 self._dying.discard(serial)
                 self._changed.set()
             case RunnersError():
