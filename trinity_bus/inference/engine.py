@@ -30,7 +30,7 @@ from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineDelta, completion_of, delta_of, scores_of
+from trinity_bus.inference.completion import UNKNOWN_VERSION, completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
@@ -246,8 +246,8 @@ class InferenceEngine:
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; see ``generate``."""
+    ) -> AsyncGenerator[tuple[int, Completion]]:
+        """Draw ``n`` responses to a prompt; yield which of them has got more, and what, as it comes; see ``generate``."""
         arguments = sampling_arguments(
             sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
         )
@@ -258,10 +258,10 @@ class InferenceEngine:
                 async for output in outputs:
                     for response in output.outputs:
                         before = lengths[response.index] if self._settings.capture_routes else None
-                        delta = delta_of(response, self._first_version, before)
-                        lengths[delta.index] += len(delta.token_ids)
-                        unfinished -= delta.finish_reason is not None
-                        yield delta
+                        more = completion_of(response, self._first_version, before, partial=True)
+                        lengths[response.index] += len(more.token_ids)
+                        unfinished -= more.finish_reason != ""
+                        yield response.index, more
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
 
