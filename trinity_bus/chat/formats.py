@@ -256,9 +256,7 @@ def required_call(chat_template: str, functions: Sequence[Mapping[str, Any]], *,
     """Return what an answer has to look like that must call one of these functions, for vLLM's structural tags.
 
     Reasoning, unless the model has none or the prompt has ended in it (``opened``), then one call, then the end.
-
-    Raises:
-        ChatError: The model speaks otherwise than ``read_...`` of its format reads, and cannot be told so.
+    ChatError: the model speaks otherwise than ``read_...`` of its format reads, and cannot be told so.
     """
     call: dict[str, Any] = {"type": "or", "elements": [_tag(chat_template, one) for one in functions]}
     begin = "" if opened else THINK

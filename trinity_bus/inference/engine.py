@@ -247,7 +247,7 @@ class InferenceEngine:
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        """Draw ``n`` responses to a prompt; yield which of them has got more, and what, as it comes; see ``generate``."""
+        """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
         arguments = sampling_arguments(
             sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
         )

@@ -114,8 +114,7 @@ class TakenRoom:
 async def read_body(request: web.Request, most: int) -> bytes:
     """Return what a request says, of ``most`` bytes; unlike ``request.read``, nothing keeps it but the caller.
 
-    Raises:
-        HTTPRequestEntityTooLarge: It has more bytes.
+    HTTPRequestEntityTooLarge: it has more bytes.
     """
     body = bytearray()
     async for chunk in request.content.iter_any():

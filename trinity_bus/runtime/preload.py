@@ -154,9 +154,7 @@ class Preload:
         """Have a command forked, as soon as everything is imported.
 
         ``passed`` is a socket that it is given, and this process no longer has; its number there is the last argument.
-
-        Raises:
-            ProcessError: The arguments are larger than an order may be.
+        ProcessError: the arguments are larger than an order may be.
         """
         return self._fork(lambda serial: ForkCommand(serial, name, list(arguments)), env, output, passed=passed)
 

@@ -136,8 +136,7 @@ class Sandbox:
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file, and the folders that it lies in.
 
-        Raises:
-            SandboxError: The path leads out of the folder, or over a link, or there is something that is no file.
+        SandboxError: the path leads out of the folder, or over a link, or there is something that is no file.
         """
         raw = data.encode() if isinstance(data, str) else data
         with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
