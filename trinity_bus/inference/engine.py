@@ -229,9 +229,7 @@ class InferenceEngine:
             GenerationError: A response was begun and not finished.
             EngineDeadError: The engine is gone.
         """
-        arguments = sampling_arguments(
-            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
-        )
+        arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
             final = None
             async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
@@ -248,9 +246,7 @@ class InferenceEngine:
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
-        arguments = sampling_arguments(
-            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
-        )
+        arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
             unfinished = n
             lengths = [len(prompt_token_ids)] * n
@@ -278,6 +274,10 @@ class InferenceEngine:
                 async for output in outputs:
                     final = output
             return scores_of(final, token_ids)[start - 1 :]
+
+    def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
+        own = self._settings
+        return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens)
 
     async def _outputs(
         self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False

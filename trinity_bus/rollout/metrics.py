@@ -93,7 +93,7 @@ def aggregate_eval_metrics(
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
     """Reduce those of a run's steps, or a task's runs; names keep their suffix, to be reduced again."""
     # Of one value, each of these reductions is the value itself: most tasks have one run, most runs one step.
-    return {key: values[0] if len(values) == 1 else _of_runs(key, values) for key, values in _numbers(metrics).items()}
+    return {key: values[0] if len(values) == 1 else _reduced(key, values) for key, values in _numbers(metrics).items()}
 
 
 class Folded:
@@ -120,24 +120,15 @@ class Folded:
         return self._value / self._count if self._aggregation == "mean" else self._value
 
 
-def _of_runs(key: str, values: list[float]) -> float:
-    # Told by every attempt, for each of its runs and for all of them.
-    if key == TASK_TIME and len(values) == 2:
-        return (values[0] + values[1]) / 2
-    return _reduced(key, values)
-
-
 @_QUIET
 def _reduced(key: str, values: list[float]) -> float:
     return _REDUCTIONS[split_suffix(key)[1]](np.array(values))
 
 
-def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    return _of_eval_task(metrics) if is_eval else aggregate_run_level_metrics(metrics)
-
-
 @_QUIET
-def _of_eval_task(metrics: Sequence[Mapping[str, Any]]) -> Metrics:
+def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
+    if not is_eval:
+        return aggregate_run_level_metrics(metrics)
     result: Metrics = {}
     for key, values in _columns(metrics).items():
         name, aggregation = split_suffix(key)

@@ -283,18 +283,16 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
     """
     if (task.prompt is None) == (task.messages is None):
         raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")
-    if task.messages is not None:
-        messages = [message.model_dump(exclude_none=True) for message in task.messages]
-        tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
-        try:
-            token_ids = renderer_for(tokenizer).prompt(messages, tools)
-        except ChatError as error:
-            raise WorkflowError(f"task {task.task_id!r} has messages but {error}") from error
-    else:
-        try:
+    has = "a prompt" if task.messages is None else "messages"
+    try:
+        if task.messages is None:
             token_ids = encoder_of(tokenizer).prompt(task.prompt or "")
-        except ChatError as error:
-            raise WorkflowError(f"task {task.task_id!r} has a prompt but {error}") from error
+        else:
+            messages = [message.model_dump(exclude_none=True) for message in task.messages]
+            tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
+            token_ids = renderer_for(tokenizer).prompt(messages, tools)
+    except ChatError as error:
+        raise WorkflowError(f"task {task.task_id!r} has {has} but {error}") from error
     if not token_ids:
         raise WorkflowError(f"task {task.task_id!r} has a prompt without a single token")
     return token_ids

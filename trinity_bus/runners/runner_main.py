@@ -354,14 +354,10 @@ def _how(sampling: Sampling) -> bytes:
     return sampling.model_dump_json(exclude_none=True).encode()
 
 
-def _sendable(text: str) -> str:
-    """Return a text in which what is only half a character, and cannot be sent, is escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _message(error: BaseException) -> str:
     try:
-        return _sendable(str(error)[:MAX_ERROR_CHARS])
+        # What is only half a character cannot be sent, and is escaped.
+        return str(error)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001 (an error of the user's that cannot even be shown)
         return "its message cannot be shown"
 

@@ -296,7 +296,7 @@ class Runners:
             case request_rules.JobEnded(how, drop):
                 self._drop(link.serial, drop)
                 self._job_ended(link.serial, how)
-            case request_rules.RunnerAnswered(answer):
+            case messages.Pong() as answer:
                 for job, values in answer.states.items():
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)

@@ -67,7 +67,7 @@ async def execute(
     stop: signal.Signals = signal.SIGKILL,
     running: set[Process] | None = None,
 ) -> Executed:
-    """Run a command, and wait for its end.
+    """Run a command, and wait for its end; OSError where it cannot be started.
 
     Args:
         command: Program and arguments; no shell is involved.
@@ -75,13 +75,8 @@ async def execute(
         wall_s: How long it may take.
         output_bytes: How much is kept of its standard output, and of its standard error.
         env: Its whole environment.
-        cwd: Its working folder. Unset: this process's.
         pass_fds: Open descriptors that it keeps.
-        stop: Ends it, and all that it has started.
         running: Where it is noted while it runs.
-
-    Raises:
-        OSError: It cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
