@@ -131,13 +131,8 @@ _PROGRAM: Final = "program.py"
 async def sandboxed_python(code: str, box: Sandbox) -> str:
     """Run a Python program without a network, and return what it prints. Files that it writes stay for the next one.
 
-    Args:
-        code: All of the program.
-        box: Of the run.
-
-    Raises:
-        ToolError: It took too long, or an earlier one has left the folder so that none can be run in it.
-        SandboxError: This machine gives no sandbox.
+    ToolError: it took too long, or an earlier one has left the folder so that none can be run in it. SandboxError: this
+    machine gives no sandbox.
     """
     try:
         await box.write_file(_PROGRAM, code)

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+import msgpack
 from opentelemetry import trace
 
 from schemas.experience import Rollout
+from schemas.free_form import check_plain
 from schemas.record import BatchType
 from schemas.sampling import Sampling
 from schemas.task import Task
@@ -30,11 +32,11 @@ from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
-from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
 _TRACER = trace.get_tracer("trinity_bus.rollout")
+MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 
 
 class WorkflowError(TrinityError, ValueError):
@@ -72,6 +74,36 @@ class Pools(Protocol):
     async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str: ...
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
+
+
+class RunState:
+    """What a workflow says of itself while it runs, for people: named values; each replaces the one of its name.
+
+    Failures: what is not plain data, or makes the whole too large, is refused, and what was there before stays.
+    ``on_first`` is called once, when there is something to be taken for the first time.
+    """
+
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        self._on_first = on_first
+        self.changed = False  # there is anything that was not taken
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Set some values; ValueError where one is not plain data, or all are larger than ``MAX_STATE_BYTES``."""
+        merged = self._values | check_plain(values)
+        size = len(msgpack.packb(merged))
+        if size > MAX_STATE_BYTES:
+            raise ValueError(f"the state of a run would be {size} bytes, at most {MAX_STATE_BYTES} are allowed")
+        self._values = merged
+        self.changed = True
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+
+    def take(self) -> dict[str, Any]:
+        """Return all values; they count as not changed until the next one is set."""
+        self.changed = False
+        return self._values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,15 +137,9 @@ class Runners:
     ) -> AttemptResult:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
-        Args:
-            order: Not one that runs already.
-            raw: The same, as it came off the log: that is what the runner gets.
-            keep: Called with each turn that it completes; raises what its workflow is told.
-            turns: What earlier attempts have completed.
-
-        Raises:
-            WorkflowRaisedError: The workflow did.
-            RunnerDiedError: It took its runner with it.
+        ``raw`` is the order as it came off the log, which the runner gets; ``keep`` is called with each turn that it
+        completes, and raises what its workflow is told; ``turns`` are what earlier attempts have completed.
+        WorkflowRaisedError: the workflow did. RunnerDiedError: it took its runner with it.
         """
         job = next(self._numbers)
         attempt = key_of(order)
@@ -171,7 +165,7 @@ class Runners:
 
     def states(self) -> list[RunnerState]:
         return runner_states(
-            self._name, self._pool.views(), pids=self._pids, running=self._statuses, last=self._last, now=time.time()
+            self._name, self._pool.runners, pids=self._pids, running=self._statuses, last=self._last, now=time.time()
         )
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ def test_slots_that_do_not_divide_are_all_used_and_no_runner_is_without() -> Non
     _, where = begun(9, runners=3, slots=5)
     assert sorted(Counter(where.values()).values()) == [1, 2, 2]
     pool, _ = begun(runners=8, slots=2)
-    assert len(pool.views()) == 2
+    assert len(pool.runners) == 2
 
 
 def test_of_those_in_a_dead_runner_only_the_one_that_kills_again_fails() -> None:
@@ -141,7 +141,7 @@ def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
     (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     (job,) = [job for job, serial in where.items() if serial == 1]
     assert do.CloseRunner(1) in pool.ended(job, 0.0)
-    assert {view.serial for view in pool.views() if view.place is not None} == {0, fork.serial}
+    assert {view.serial for view in pool.runners if view.place is not None} == {0, fork.serial}
     (kill,) = [effect for effect in pool.tick(0.0, {0: 201.0}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (0, signal.SIGKILL)
 
@@ -268,7 +268,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def places_are_taken_and_slots_are_kept(self) -> None:
-        views = self.pool.views()
+        views = self.pool.runners
         assert [view.place for view in views if view.place is not None] == [0, 1]
         assert {view.serial for view in views} == self.alive
         assert {job: view.serial for view in views for job in view.jobs} == self.where
@@ -279,7 +279,7 @@ class AnyHistory(RuleBasedStateMachine):
         """Whatever happened: when the runners behave from now on, every job that is left has its end."""
         for _ in range(200):
             for serial in sorted(self.alive):
-                view = next(view for view in self.pool.views() if view.serial == serial)
+                view = next(view for view in self.pool.runners if view.serial == serial)
                 if view.state == "stopping" and not view.jobs:
                     self.alive.remove(serial)
                     self.do(self.pool.died(serial, "ended"))
