@@ -151,7 +151,7 @@ class PromptsOnly:
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
     """Return the renderer of a model, whose tokenizer is as ``load_tokenizer`` gives it.
 
-    ``options`` are more of its chat template, such as ``enable_thinking=False``. ChatError: it has none, or no such option.
+    ``options`` are more of its chat template, such as ``enable_thinking=False``; ChatError where it has no such option.
     """
     encoder = encoder_of(tokenizer)
     options = {**getattr(tokenizer, "chat_template_options", {}), **options}

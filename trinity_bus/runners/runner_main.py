@@ -29,7 +29,7 @@ from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
-from schemas.turn import Answer, Turn
+from schemas.turn import Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
@@ -319,21 +319,17 @@ class _TurnsOf:
 
     def __call__(self, run_id: int) -> RunTurns:
         order = self._order
-
-        def begin(number: int, after: int, answers: list[Answer]) -> Turn:
-            return Turn(
-                task_id=order.task.task_id,
-                attempt=order.attempt,
-                run_id=run_id,
-                number=number,
-                after=after,
-                workflow=order.task.workflow,
-                explorer=order.explorer,
-                incarnation=order.incarnation,
-                answers=answers,
-            )
-
-        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
+        like = Turn(
+            task_id=order.task.task_id,
+            attempt=order.attempt,
+            run_id=run_id,
+            number=0,
+            workflow=order.task.workflow,
+            explorer=order.explorer,
+            incarnation=order.incarnation,
+            answers=[],
+        )
+        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], like, self._write)
         self._given.append(turns)
         return turns
 
