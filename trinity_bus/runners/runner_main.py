@@ -35,7 +35,6 @@ from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference import errors as engine_errors
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
@@ -231,18 +230,12 @@ class Runner(asyncio.Protocol):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case (
-                messages.Completions(job)
-                | messages.Chatted(job)
-                | messages.Scored(job)
-                | messages.TurnKept(job)
-                | messages.EngineFailed(job)
-            ):
-                if (asking := self._jobs.get(job)) is not None:
-                    asking.engine.answered(message)
             case messages.Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
                 self._writer.send(messages.Pong(news, given_up() > 0))
+            case answer:
+                if (asking := self._jobs.get(answer.job)) is not None:
+                    asking.engine.answered(answer)
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
@@ -358,19 +351,9 @@ def _message(error: BaseException) -> str:
         return "its message cannot be shown"
 
 
-_ENGINE_ERRORS: dict[str, type[EngineError]] = {
-    kind.__name__: kind
-    for kind in (
-        engine_errors.RequestRefusedError,
-        engine_errors.GenerationError,
-        engine_errors.NoEngineError,
-        engine_errors.EngineSlowError,
-        engine_errors.UnknownPoolError,
-        engine_errors.EngineError,
-    )
-}
+_ENGINE_ERRORS = {kind.__name__: kind for kind in (EngineError, *EngineError.__subclasses__())}
 
 
 def _engine_error(message: messages.EngineFailed) -> Exception:
-    kind: Any = _ENGINE_ERRORS.get(message.kind)
+    kind = _ENGINE_ERRORS.get(message.kind)
     return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)
