@@ -43,12 +43,12 @@ def given_up() -> int:
 
 async def within[**P](
     limit_s: float,
-    late: Callable[[], TrinityError],
+    late: TrinityError,
     function: Callable[P, Any],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Any:
-    """Return what a function returns, async or not, within a time limit; ``late`` makes the error of a later one."""
+    """Return what a function returns, async or not, within a time limit; ``late`` is raised where it is later."""
     try:
         async with awake.timeout(limit_s) as limit:
             if inspect.iscoroutinefunction(function):
@@ -57,7 +57,7 @@ async def within[**P](
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise late() from error
+        raise late from error
 
 
 class BlockingContext:

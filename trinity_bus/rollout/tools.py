@@ -77,14 +77,12 @@ class PythonTool:
             problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ToolError(f"{self.name} does not take these arguments: {problems}") from error
         own = {name: given[kind] for name, kind in self.given.items()}
-        value = await within(timeout_s, lambda: self._late(timeout_s), self._function, **taken, **own)
+        late = ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
+        value = await within(timeout_s, late, self._function, **taken, **own)
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if len(text) > MAX_RESULT_CHARS:
             raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
         return text
-
-    def _late(self, timeout_s: float) -> ToolTimeoutError:
-        return ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
 
 
 def _given_kind(of: Any) -> type | None:

@@ -255,10 +255,13 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
-        return await self._draw(self._draw_here, prompt_token_ids, merged, n, "")
-
-    async def _draw_here(self, prompt: Sequence[int], sampling: Sampling, n: int) -> Sequence[Completion]:
-        return await self.engine.generate(prompt, sampling, n, self.traceparent)
+        return await self._draw(
+            lambda prompt, how, count: self.engine.generate(prompt, how, count, self.traceparent),
+            prompt_token_ids,
+            merged,
+            n,
+            "",
+        )
 
     async def _draw(
         self,
