@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgpack
+import msgspec
 from opentelemetry import trace
 
 from schemas.experience import Rollout
@@ -71,7 +72,8 @@ class Pools(Protocol):
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> Sequence[Completion]: ...
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str: ...
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+        """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
 
@@ -208,7 +210,7 @@ class RolloutContext:
         asked = sampling or Sampling()
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
-            return await self._pools.chat(pool, messages, asked)
+            return await self._pools.chat(pool, msgspec.json.encode(messages), asked)
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 

@@ -47,16 +47,3 @@ class ExplorerEngine(Protocol):
         """Let the members of an announcement that names others take the version from here, where it has that one."""
 
     async def wait_dead(self) -> EngineDeadError: ...
-
-
-class PoolEngines(Protocol):
-    """What serves what workflows ask of other pools; each raises an ``EngineError``."""
-
-    async def generate(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]: ...
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...

@@ -20,11 +20,10 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
 from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
@@ -101,9 +100,9 @@ class RemoteEngine:
     ) -> list[Completion]:
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        written, how = msgspec.json.encode(conversation), _how(sampling)
-        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, written, how))
+    async def chat(self, pool: str, conversation: bytes, sampling: Sampling) -> str:
+        how = _how(sampling)
+        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, conversation, how))
         return text
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:

@@ -36,9 +36,10 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.rollout import Pools
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do
-from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
+from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
 from trinity_bus.runners.link import RunnerLink, rss_mib
 from trinity_bus.runners.pool import Pool, limits_of
@@ -99,7 +100,7 @@ class Runners:
     """Runs attempts in processes of their own. Nobody else listens to its fork server, which is ready."""
 
     def __init__(
-        self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: PoolEngines
+        self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: Pools
     ) -> None:
         self._fork_server = fork_server
         self._engine = engine
@@ -351,7 +352,7 @@ class Runners:
 
 
 async def serve(
-    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: PoolEngines
+    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: Pools
 ) -> messages.Completions | messages.Chatted | messages.Scored:
     """Return the answer to a request; raises ProtocolError, ValidationError, or whatever an engine raises."""
     match asked:
@@ -362,7 +363,7 @@ async def serve(
             if asked.pool is None:
                 drawn = await engine.generate(prompt, sampling, asked.n, asked.traceparent)
             else:
-                drawn = await pools.generate(asked.pool, prompt, sampling, asked.n)
+                drawn = await pools.generate_in(asked.pool, prompt, sampling, asked.n)
             return messages.pack_completions(job, request, drawn)
         case messages.Chat(job, request):
             how = Sampling.model_validate_json(asked.sampling)

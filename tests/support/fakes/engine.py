@@ -126,7 +126,7 @@ class FakeEngine:
 class FakePools:
     """FAKE: one pool, ``judge``, that says what it was asked, backwards."""
 
-    async def generate(
+    async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> list[Completion]:
         self._check(pool)
