@@ -133,7 +133,6 @@ class HttpSide:
             task = asyncio.current_task()
             if task is not None:
                 self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
             try:
                 return await answer(request)
             except web.HTTPRequestEntityTooLarge:
