@@ -62,11 +62,8 @@ _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may t
 class InferenceEngine:
     """One vLLM engine in a process of its own.
 
-    Args:
-        sync_timeout_s: Limit of each wait within a transfer of weights.
-        weights_cafile: Certificates to trust, where weights are pulled by TLS.
-        weights_fan_out: Whether to pass on to other explorers what is pulled.
-        first_version: Of the weights that it starts with; -1: none that is known.
+    ``sync_timeout_s`` limits each wait within a transfer of weights; ``weights_cafile`` is trusted where TLS is used.
+    ``first_version``: of the weights that it starts with; -1: none that is known.
     """
 
     def __init__(
@@ -222,12 +219,8 @@ class InferenceEngine:
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
-        Their logprobs are those of the distribution that each token was drawn from.
-
-        Raises:
-            RequestRefusedError: The prompt is too long, or a parameter out of range.
-            GenerationError: A response was begun and not finished.
-            EngineDeadError: The engine is gone.
+        Their logprobs are those of the distribution that each token was drawn from. RequestRefusedError: the prompt is
+        too long, or a parameter out of range. GenerationError: a response was begun and not finished. EngineDeadError.
         """
         arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
@@ -325,12 +318,7 @@ class InferenceEngine:
             )
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version, while generation goes on.
-
-        Raises:
-            WeightTransferError: It did not arrive whole; the engine serves what it served before.
-            EngineDeadError: The engine is gone, or its weights are a mix of two versions.
-        """
+        """Take over a version, while generation goes on; raises as ``weight_sync.sync_weights``."""
         async with self._syncing:
             self._compare_types(announced.dtype)
             try:

@@ -60,13 +60,9 @@ def runner_user(named: str | None) -> str | None:
 class ForkServer:
     """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
 
-    Args:
-        channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``.
-
-    Raises:
-        ConfigError: ``explorer.runner_python`` is not fit for runners.
-        ProcessError: It cannot be started.
+    ``channel`` leads to one that somebody else has started, and that ends when this closes; unset: it is started here.
+    ``tokenizer`` loads the tokenizer, as ``module:function``. ConfigError: ``explorer.runner_python`` is not fit for
+    runners. ProcessError: it cannot be started.
     """
 
     def __init__(self, settings: Settings, *, channel: socket.socket | None = None, tokenizer: str = TOKENIZER) -> None:
@@ -114,10 +110,8 @@ class ForkServer:
     async def ready(self) -> list[str]:
         """Return the names of the workflows that runners know, once they can be forked.
 
-        Raises:
-            ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
-                become ``explorer.runner_user``.
-            RunnersError: It died, or took longer than ``explorer.start_timeout_s``.
+        ConfigError: a module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot become
+        ``explorer.runner_user``. RunnersError: it died, or took longer than ``explorer.start_timeout_s``.
         """
         if self._workflows is not None:
             return self._workflows

@@ -120,12 +120,7 @@ class RemoteEngine:
         return drawn
 
     async def keep(self, turn: Turn) -> None:
-        """Return when a turn is durable.
-
-        Raises:
-            SchemaError: It is larger than a turn may be.
-            EngineError: The explorer does not keep it.
-        """
+        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
         packed = encode(turn)
         await self._ask(lambda number: messages.KeepTurn(self._job, number, packed))
 

@@ -67,16 +67,10 @@ async def execute(
     stop: signal.Signals = signal.SIGKILL,
     running: set[Process] | None = None,
 ) -> Executed:
-    """Run a command, and wait for its end; OSError where it cannot be started.
+    """Run a command, and wait for its end; OSError where it cannot be started. No shell is involved.
 
-    Args:
-        command: Program and arguments; no shell is involved.
-        stdin: What it reads.
-        wall_s: How long it may take.
-        output_bytes: How much is kept of its standard output, and of its standard error.
-        env: Its whole environment.
-        pass_fds: Open descriptors that it keeps.
-        running: Where it is noted while it runs.
+    ``stdin`` is what it reads, and ``env`` its whole environment. It may take ``wall_s`` seconds; ``output_bytes`` are
+    kept of its standard output, and of its standard error. While it runs it is noted in ``running``.
     """
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -101,15 +101,9 @@ class Sandbox:
         return self._place.files
 
     async def exec(self, command: Sequence[str], *, stdin: str | bytes = b"", wall_s: float | None = None) -> Executed:
-        """Run a command, and wait for its end.
+        """Run a command, and wait for its end; no shell is involved. ``wall_s``: less than the sandbox's limit.
 
-        Args:
-            command: Program and arguments; no shell is involved.
-            stdin: What it reads.
-            wall_s: Less than the sandbox's limit.
-
-        Raises:
-            SandboxError: It is over, or this machine gives no namespaces.
+        SandboxError: it is over, or this machine gives no namespaces.
         """
         folder = self.folder
         done = await execute(

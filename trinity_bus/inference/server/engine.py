@@ -121,12 +121,7 @@ class _Told(msgspec.Struct):
 
 
 class ServerEngine:
-    """An inference server as an explorer's engine.
-
-    Args:
-        sync_timeout_s: Limit of each wait within a change of weights.
-        first_version: Of the weights that it was started with; -1: none that is known.
-    """
+    """An inference server as an explorer's engine; ``sync_timeout_s`` limits each wait within a change of weights."""
 
     def __init__(
         self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, first_version: int = UNKNOWN_VERSION
