@@ -33,9 +33,6 @@ type Stat = Literal["mean", "max", "min", "std"]
 type Values = NDArray[np.float64]
 type Reduction = Callable[[Values], float]
 
-DEFAULT_STATS: tuple[Stat, ...] = ("mean", "max", "min")
-DETAILED_STATS: tuple[Stat, ...] = ("mean", "max", "min", "std")
-
 _SUFFIXES: dict[str, Aggregation] = {"sum": "sum", "max": "max", "min": "min", "last": "last", "mean": "mean"}
 TASK_TIME = "time/task_execution"
 RUN_TIME = "time/run_execution"
@@ -73,21 +70,17 @@ def split_suffix(key: str) -> tuple[str, Aggregation]:
     return (key, "mean") if aggregation is None else (name, aggregation)
 
 
-def aggregate_metrics(
-    metrics: Iterable[Mapping[str, Any]], prefix: str, default_output_stats: Sequence[Stat] = DEFAULT_STATS
-) -> Metrics:
-    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; no slash comes of an empty prefix.
-
-    ``default_output_stats``: what is told of a metric without a suffix.
-    """
-    return _aggregate(metrics, prefix, default_output_stats, plain=False)
+def aggregate_metrics(metrics: Iterable[Mapping[str, Any]], prefix: str) -> Metrics:
+    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; no slash comes of an empty prefix."""
+    return _aggregate(metrics, prefix, ("mean", "max", "min"), plain=False)
 
 
 def aggregate_eval_metrics(
     metrics: Iterable[Mapping[str, Any]], prefix: str, *, detailed_stats: bool = False
 ) -> Metrics:
     """Reduce those of an eval batch's tasks; without ``detailed_stats`` a mean is called ``{prefix}/{name}``."""
-    return _aggregate(metrics, prefix, DETAILED_STATS if detailed_stats else ("mean",), plain=not detailed_stats)
+    stats: Sequence[Stat] = ("mean", "max", "min", "std") if detailed_stats else ("mean",)
+    return _aggregate(metrics, prefix, stats, plain=not detailed_stats)
 
 
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
