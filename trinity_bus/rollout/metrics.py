@@ -71,7 +71,7 @@ def split_suffix(key: str) -> tuple[str, Aggregation]:
 
 
 def aggregate_metrics(metrics: Iterable[Mapping[str, Any]], prefix: str) -> Metrics:
-    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; no slash comes of an empty prefix."""
+    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; an empty prefix has no slash."""
     return _aggregate(metrics, prefix, ("mean", "max", "min"), plain=False)
 
 
