@@ -345,7 +345,10 @@ def _message(error: BaseException) -> str:
         return "its message cannot be shown"
 
 
-_ENGINE_ERRORS = {kind.__name__: kind for kind in (EngineError, *EngineError.__subclasses__())}
+_ENGINE_ERRORS: dict[str, type[EngineError]] = {
+    "EngineError": EngineError,
+    **{kind.__name__: kind for kind in EngineError.__subclasses__()},
+}
 
 
 def _engine_error(message: messages.EngineFailed) -> Exception:
