@@ -82,13 +82,13 @@ if TYPE_CHECKING:
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
     from trinity_bus.rollout.threads import BlockingContext
     from trinity_bus.rollout.tools import sandboxed_python
-    from trinity_bus.sandbox import ContainerSandbox, Sandbox, SandboxError, SandboxLimits
+    from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
 
 # fmt: off
 __all__ = [
     "AccessDeniedError", "AgentWorkflow", "Answered", "BatchHandle", "BatchLifecycleState", "BatchResult",
     "BlockingContext", "BrokerError", "BrokerUnreachableError", "BusError", "Client", "CompletedTaskResult",
-    "Completion", "ConfigError", "ContainerSandbox", "Conversation", "DecodeError", "EncodeError", "Endpoint",
+    "Completion", "ConfigError", "Conversation", "DecodeError", "EncodeError", "Endpoint",
     "Engine", "ExperienceGroup", "Message", "NoCoordinatorError", "NotOwnerError", "NotStartedError",
     "PartialRunsError", "ProgramWorkflow", "RecordError", "RecordGoneError", "RecordTooLargeError", "RefusedError",
     "Reusable", "Rollout", "RolloutContext", "RolloutCoordinator", "Sample", "Sampling", "Sandbox", "SandboxError",
@@ -121,7 +121,7 @@ _NAMES = {
     "trinity_bus.rollout.tools": "sandboxed_python",
     "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
     "trinity_bus.rollout.threads": "BlockingContext",
-    "trinity_bus.sandbox": "ContainerSandbox Sandbox SandboxError SandboxLimits",
+    "trinity_bus.sandbox": "Sandbox SandboxError SandboxLimits",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -12,7 +12,6 @@ from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -48,9 +47,9 @@ class ZeroCostEngine:
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
+    ) -> AsyncGenerator[tuple[int, Completion]]:
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
-            yield EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions)
+            yield i, one
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         del member

@@ -59,9 +59,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     output = asked.get("output_config", {})
     if not isinstance(output, dict):
         raise ChatError("output_config is an object")
-    if (shape := read_shape(output.get("format"), "output_config.format")) is not None:
-        if tools:
-            raise ChatError("output_config.format cannot be had together with tools: the answer could be no call")
+    if (shape := read_shape(output.get("format"), "output_config.format", tools)) is not None:
         sampling = sampling.model_copy(update={"structured_outputs": shape})
     return ChatRequest(
         model=str(asked.get("model", "")),

@@ -81,8 +81,7 @@ class Encoder:
     def encode(self, text: str, add_special_tokens: bool = False, **options: Any) -> list[int]:
         """Return the tokens of a text that a template has written, or a part of it; what is hidden in it is text.
 
-        Raises:
-            ChatError: It is too long, or a mark in it cannot be taken as text.
+        ChatError: it is too long, or a mark in it cannot be taken as text.
         """
         self._check(text)
         if _HIDDEN not in text:

@@ -109,12 +109,18 @@ def read_hermes(text: str) -> Read:
 
     ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
     """
+    return _read_blocks(text, Read.add_json, blanks=False)
+
+
+def _read_blocks(text: str, take: Callable[[Read, str], bool], *, blanks: bool) -> Read:
+    # ``blanks``: whether those between calls are text.
     content, *blocks = text.split(_CALL)
     read, texts = Read(content), [content]
     for block in blocks:
         written, closed, after = block.partition(_CALL_END)
-        taken = read.add_json(written) if closed else read.flaw(written, f"it is not ended by {_CALL_END}")
-        texts.append((after if after.strip() else "") if taken else _CALL + block)
+        taken = take(read, written) if closed else read.flaw(written, f"it is not ended by {_CALL_END}")
+        told = after if blanks or after.strip() else ""
+        texts.append(told if taken else _CALL + block)
     if blocks:
         read.content = "".join(texts).strip()
     return read
@@ -184,24 +190,17 @@ def read_xml(text: str) -> Read:
     ``<tool_call><function=add><parameter=a>1</parameter></function></tool_call>``. A value is JSON where it can be read
     as such, and text otherwise: what a parameter is to be is known to the tool.
     """
-    content, *blocks = text.split(_CALL)
-    read, texts = Read(content), [content]
-    for block in blocks:
-        written, closed, after = block.partition(_CALL_END)
-        function = written.strip()
-        name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
-        if not closed:
-            taken = read.flaw(written, f"it is not ended by {_CALL_END}")
-        elif not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
-            taken = read.flaw(written, "it is no <function=name>...</function>")
-        elif (arguments := _arguments(body)) is None:
-            taken = read.flaw(written, "it has something beside <parameter=name>...</parameter>")
-        else:
-            taken = read.add(name, arguments, written)
-        texts.append(after if taken else _CALL + block)
-    if blocks:
-        read.content = "".join(texts).strip()
-    return read
+    return _read_blocks(text, _add_xml, blanks=True)
+
+
+def _add_xml(read: Read, written: str) -> bool:
+    function = written.strip()
+    name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
+    if not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
+        return read.flaw(written, "it is no <function=name>...</function>")
+    if (arguments := _arguments(body)) is None:
+        return read.flaw(written, "it has something beside <parameter=name>...</parameter>")
+    return read.add(name, arguments, written)
 
 
 def _arguments(body: str) -> dict[str, Any] | None:
@@ -256,9 +255,7 @@ def required_call(chat_template: str, functions: Sequence[Mapping[str, Any]], *,
     """Return what an answer has to look like that must call one of these functions, for vLLM's structural tags.
 
     Reasoning, unless the model has none or the prompt has ended in it (``opened``), then one call, then the end.
-
-    Raises:
-        ChatError: The model speaks otherwise than ``read_...`` of its format reads, and cannot be told so.
+    ChatError: the model speaks otherwise than ``read_...`` of its format reads, and cannot be told so.
     """
     call: dict[str, Any] = {"type": "or", "elements": [_tag(chat_template, one) for one in functions]}
     begin = "" if opened else THINK

@@ -107,9 +107,7 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     required = _required(asked.get("tool_choice", "auto"), tools)
     if asked.get("tool_choice") == "none":
         tools = []
-    if (shape := read_shape(asked.get("response_format"), "response_format")) is not None:
-        if tools:
-            raise ChatError("response_format cannot be had together with tools: the answer could be no call")
+    if (shape := read_shape(asked.get("response_format"), "response_format", tools)) is not None:
         sampling = (sampling or Sampling()).model_copy(update={"structured_outputs": shape})
     return ChatRequest(
         model=str(asked.get("model", "")),
@@ -148,19 +146,23 @@ def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) ->
     return names
 
 
-def read_shape(shape: Any, field: str) -> StructuredOutputs | None:
+def read_shape(shape: Any, field: str, tools: Sequence[Any]) -> StructuredOutputs | None:
     """Return what an answer is to look like, as OpenAI's or Anthropic's clients say it in ``field``."""
     match shape:
         case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return StructuredOutputs(json_object=True)
+            asked = StructuredOutputs(json_object=True)
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
             "type": "json_schema",
             "schema": dict(schema),
         }:
-            return _checked(StructuredOutputs, {"json_schema": schema})
-    raise ChatError(f"{field} {json.dumps(shape)[:100]} cannot be had here")
+            asked = _checked(StructuredOutputs, {"json_schema": schema})
+        case _:
+            raise ChatError(f"{field} {json.dumps(shape)[:100]} cannot be had here")
+    if tools:
+        raise ChatError(f"{field} cannot be had together with tools: the answer could be no call")
+    return asked
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

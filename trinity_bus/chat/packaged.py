@@ -25,8 +25,7 @@ def knows(model: str) -> bool:
 class PackagedRenderer:
     """Writes messages with the package's renderer for a model, which ``name_or_path`` or the settings name.
 
-    Raises:
-        ChatError: The model has no such option, or the package no such renderer.
+    ChatError: the model has no such option, or the package no such renderer.
     """
 
     def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:

@@ -155,11 +155,7 @@ class ModelReply:
 
 
 class Session:
-    """What one agent says to a model, as samples.
-
-    Args:
-        renderer: The model's.
-    """
+    """What one agent says to a model, as samples."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -190,13 +186,8 @@ class Session:
     ) -> Prompt:
         """Return what to ask the engine with.
 
-        Args:
-            messages: The whole conversation, as clients of OpenAI's send it.
-            tools: What the model may call.
-            options: Of the model's chat template, for what is new of it.
-
-        Raises:
-            ChatError: They cannot be written as tokens of this model, or make none.
+        ``messages`` are the whole conversation, as clients of OpenAI's send it; ``options`` are of the model's chat
+        template, for what is new of it. ChatError: they cannot be written as tokens of this model, or make none.
         """
         if not messages:
             raise ChatError("a conversation needs at least one message")
@@ -252,9 +243,7 @@ class Session:
     ) -> ModelReply:
         """Take an answer to a prompt: once for each response that was asked for.
 
-        Args:
-            stop: Texts that have ended it; what is said ends before them.
-            sampling: How it was drawn, where that is to be told of each sample.
+        What is said ends before texts of ``stop``. ``sampling``: how it was drawn, where each sample is to tell it.
         """
         sample, told = self._sample(prompt)
         if sampling is not None and (sample.sampling is None or sampling.altered_by):

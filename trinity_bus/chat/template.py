@@ -149,14 +149,9 @@ class PromptsOnly:
 
 
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
-    """Return the renderer of a model.
+    """Return the renderer of a model, whose tokenizer is as ``load_tokenizer`` gives it.
 
-    Args:
-        tokenizer: The model's, as ``load_tokenizer`` gives it: with what the settings say.
-        **options: More of the chat template, such as ``enable_thinking=False``.
-
-    Raises:
-        ChatError: The model has no chat template, or no such option.
+    ``options`` are more of its chat template, such as ``enable_thinking=False``; ChatError where it has no such option.
     """
     encoder = encoder_of(tokenizer)
     options = {**getattr(tokenizer, "chat_template_options", {}), **options}

@@ -145,7 +145,7 @@ class Scheduler:
 
         Args:
             tasks: All of one type, that of the batch. Their ids are unique within the batch. None: nothing happens.
-            batch_id: Decides which go first: see ``trinity_bus.rollout.order.sort_batch_id``.
+            batch_id: Decides which go first: see ``trinity_bus.coordination.batches.dispatch_queue.sort_batch_id``.
 
         Raises:
             RefusedError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.

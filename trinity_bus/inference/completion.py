@@ -1,7 +1,6 @@
 """What the engine gives, as plain token ids, logprobs and version spans. Nothing here knows vLLM's classes by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,45 +13,29 @@ from trinity_bus.inference.errors import GenerationError
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 
-@dataclass(frozen=True, slots=True)
-class EngineDelta:
-    """What one of several responses has got more, as it is drawn."""
+def completion_of(
+    output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None, *, partial: bool = False
+) -> Completion:
+    """Convert one ``vllm.outputs.CompletionOutput``; with ``partial`` of a stream: what a response has got more.
 
-    index: int  # which response
-    token_ids: list[int]  # [tokens] new
-    logprobs: list[float]  # [tokens] of these
-    finish_reason: str | None  # of the last of a response; None where it goes on
-    versions: list[tuple[int, int]]  # of the whole response, with the last of it
-    routes: UInt8 | None = None  # of prompt and whole response, with the last of it: see ``Completion``
-
-
-def delta_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None) -> EngineDelta:
-    """Convert one ``vllm.outputs.CompletionOutput`` of a stream.
-
-    ``routed_before``: tokens of the prompt, and of this response before these, where the engine was asked for routes.
-    GenerationError: it ended otherwise than by an end or a limit, or has other logprobs or routes than tokens.
+    ``routed_before``: tokens of the prompt, and of this response before these, where the engine was asked for routes;
+    they are told with the last of a response. GenerationError: it ended otherwise than by an end or a limit, or has
+    other logprobs or routes than tokens.
     """
-    if output.finish_reason not in {None, "stop", "length"}:
-        raise GenerationError(f"a response ended with {output.finish_reason!r}")
-    versions = version_spans(output.weight_versions or (), first_version)
+    reason = ended_by(output.finish_reason, partial=partial)
     token_ids, logprobs = _drawn(output)
+    versions = version_spans(output.weight_versions or (), first_version)
     routes = None
-    if output.finish_reason is not None and routed_before is not None:
+    if reason and routed_before is not None:
         routes = _routes(output.routed_experts, routed_before + len(token_ids) - 1)
-    return EngineDelta(output.index, token_ids, logprobs, output.finish_reason, versions, routes)
+    return Completion(token_ids, logprobs, reason, versions, routes)
 
 
-def completion_of(output: Any, first_version: int = UNKNOWN_VERSION, routed_prompt: int | None = None) -> Completion:
-    """Convert one ``vllm.outputs.CompletionOutput``; GenerationError where it is not finished, or lacks something.
-
-    ``routed_prompt``: tokens of the prompt, where the engine was asked for routes.
-    """
-    token_ids, logprobs = _drawn(output)
-    if output.finish_reason not in {"stop", "length"}:
-        raise GenerationError(f"a response ended after {len(token_ids)} tokens with {output.finish_reason!r}")
-    versions = version_spans(output.weight_versions or (), first_version)
-    routes = None if routed_prompt is None else _routes(output.routed_experts, routed_prompt + len(token_ids) - 1)
-    return Completion(token_ids, logprobs, output.finish_reason, versions, routes)
+def ended_by(reason: str | None, *, partial: bool) -> str:
+    """Return why a response ended, empty where it goes on; GenerationError: neither by an end nor by a limit."""
+    if reason not in {"stop", "length"} and not (partial and reason is None):
+        raise GenerationError(f"a response ended with {reason!r}")
+    return reason or ""
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:

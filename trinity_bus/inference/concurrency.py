@@ -39,12 +39,7 @@ class EngineLoad:
 
 
 class ConcurrencyController:
-    """Finds how much an engine bears at once.
-
-    Args:
-        most: At most, and at the beginning.
-        least: At least, of attempts and of requests over HTTP.
-    """
+    """Finds how much an engine bears at once: ``most`` at the beginning, and ``least`` of each kind at least."""
 
     def __init__(self, most: int, least: int) -> None:
         self.limit = self._most = most  # how much it bears

@@ -30,7 +30,7 @@ from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineDelta, completion_of, delta_of, scores_of
+from trinity_bus.inference.completion import UNKNOWN_VERSION, completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
@@ -62,11 +62,8 @@ _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may t
 class InferenceEngine:
     """One vLLM engine in a process of its own.
 
-    Args:
-        sync_timeout_s: Limit of each wait within a transfer of weights.
-        weights_cafile: Certificates to trust, where weights are pulled by TLS.
-        weights_fan_out: Whether to pass on to other explorers what is pulled.
-        first_version: Of the weights that it starts with; -1: none that is known.
+    ``sync_timeout_s`` limits each wait within a transfer of weights; ``weights_cafile`` is trusted where TLS is used.
+    ``first_version``: of the weights that it starts with; -1: none that is known.
     """
 
     def __init__(
@@ -222,16 +219,10 @@ class InferenceEngine:
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
-        Their logprobs are those of the distribution that each token was drawn from.
-
-        Raises:
-            RequestRefusedError: The prompt is too long, or a parameter out of range.
-            GenerationError: A response was begun and not finished.
-            EngineDeadError: The engine is gone.
+        Their logprobs are those of the distribution that each token was drawn from. RequestRefusedError: the prompt is
+        too long, or a parameter out of range. GenerationError: a response was begun and not finished. EngineDeadError.
         """
-        arguments = sampling_arguments(
-            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
-        )
+        arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
             final = None
             async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
@@ -246,11 +237,9 @@ class InferenceEngine:
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
-        """Draw ``n`` responses to a prompt, and yield the tokens of each as they come; see ``generate``."""
-        arguments = sampling_arguments(
-            sampling, n, temperature=self._settings.temperature, max_tokens=self._settings.max_tokens
-        )
+    ) -> AsyncGenerator[tuple[int, Completion]]:
+        """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
+        arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
             unfinished = n
             lengths = [len(prompt_token_ids)] * n
@@ -258,10 +247,10 @@ class InferenceEngine:
                 async for output in outputs:
                     for response in output.outputs:
                         before = lengths[response.index] if self._settings.capture_routes else None
-                        delta = delta_of(response, self._first_version, before)
-                        lengths[delta.index] += len(delta.token_ids)
-                        unfinished -= delta.finish_reason is not None
-                        yield delta
+                        more = completion_of(response, self._first_version, before, partial=True)
+                        lengths[response.index] += len(more.token_ids)
+                        unfinished -= more.finish_reason != ""
+                        yield response.index, more
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
 
@@ -278,6 +267,10 @@ class InferenceEngine:
                 async for output in outputs:
                     final = output
             return scores_of(final, token_ids)[start - 1 :]
+
+    def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
+        own = self._settings
+        return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens)
 
     async def _outputs(
         self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False
@@ -319,12 +312,7 @@ class InferenceEngine:
             )
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version, while generation goes on.
-
-        Raises:
-            WeightTransferError: It did not arrive whole; the engine serves what it served before.
-            EngineDeadError: The engine is gone, or its weights are a mix of two versions.
-        """
+        """Take over a version, while generation goes on; raises as ``weight_sync.sync_weights``."""
         async with self._syncing:
             self._compare_types(announced.dtype)
             try:

@@ -10,13 +10,13 @@ from trinity_bus.rollout import workflows
 from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
 from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
 from trinity_bus.rollout.single_runs import Reusable, SingleRunWorkflow, reused
-from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.tools import ToolError, ToolTimeoutError
 from trinity_bus.rollout.workflow import (
     Engine,
     PartialRunsError,
     Pools,
     RolloutContext,
+    RunState,
     Workflow,
     WorkflowError,
     merge_sampling,

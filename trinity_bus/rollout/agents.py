@@ -32,7 +32,7 @@ from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.threads import in_thread
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
-from trinity_bus.runtime.execution import execute, guarded, kill_family
+from trinity_bus.runtime.execution import STOP_FAMILY, execute, guarded
 
 type Outcome = float | tuple[float, Mapping[str, float]]  # a reward, or a reward and metrics
 type Agent = Callable[[Task, Endpoint], Outcome | Awaitable[Outcome]]
@@ -117,7 +117,7 @@ class ProgramWorkflow(AgentWorkflow):
                 output_bytes=self.output_bytes,
                 env=environment,
                 pass_fds=descriptors,
-                stop=kill_family,
+                stop=STOP_FAMILY,
             )
         if done.timed_out:
             raise ProgramError(f"{self.command[0]} had not ended after {self.timeout_s:g} s, and was killed")

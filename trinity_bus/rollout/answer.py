@@ -32,12 +32,11 @@ def encode_answer(
     """Return what a workflow gave as an experience group's bytes.
 
     ``version`` is the model's when the workflow began, for rollouts that do not say who drew them; -1: nobody knows.
-    ``asked``: how the workflow has asked the engine to draw, each way once.
+    ``asked``: how the workflow has asked the engine to draw, each way once. Raises what ``stamp`` does, and:
 
     Raises:
         WorkflowError: It gave nothing, runs that it was not asked for, or more metrics than are sent.
         SchemaError: A run's tokens, logprobs and mask differ in length, or no record can hold it.
-        UnknownSamplingError: See ``stamp``.
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
     if not rollouts:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.chat import ChatError, ModelReply, ParsedCall, Session, renderer_for
+from trinity_bus.chat import ChatError, ModelReply, Session, renderer_for
 from trinity_bus.rollout.filling import Filling
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Given, Toolbox, ToolError
@@ -189,7 +189,8 @@ class ToolWorkflow(ConversationWorkflow):
                     await self._called(name, arguments, given, filling)
             conversation.calls += 1
             conversation.errors += not good
-            conversation.messages.append(_result(call, text))
+            answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+            conversation.messages.append(answered)
         for flaw in said.flaws:
             conversation.errors += 1
             conversation.messages.append({"role": "tool", "content": flaw})
@@ -208,7 +209,3 @@ class ToolWorkflow(ConversationWorkflow):
         if fills is not None:
             fills.note(name, arguments)
         return told
-
-
-def _result(call: ParsedCall, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}

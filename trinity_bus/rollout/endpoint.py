@@ -49,14 +49,12 @@ from trinity_bus.chat.openai import (
 )
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext, merge_sampling
-from trinity_bus.runtime.http import shows_key
+from trinity_bus.runtime.http import listening, shows_key
+from trinity_bus.runtime.ports import LOOPBACK
 
 MAX_BODY_BYTES: Final = 16 << 20
-_HOST: Final = "127.0.0.1"
 _CLOSE_S: Final = 0.1  # how long a request may still take when the run is over; 0 would be without end
 _REFUSED: Final = "invalid_request_error"
-
-
 _POLICY: Final = ("", "policy")  # the model that is trained, whatever it is called
 
 
@@ -79,7 +77,7 @@ class Endpoint:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{model:.+}", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S)
+        self._listening = listening(app, LOOPBACK, 0, setting="the endpoint of a run", shutdown_s=_CLOSE_S)
 
     @property
     def base_url(self) -> str:
@@ -89,17 +87,14 @@ class Endpoint:
         return self._url
 
     async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, _HOST, 0).start()
-        port = self._runner.addresses[0][1]
-        self._url = f"http://{_HOST}:{port}/v1"
+        self._url = f"http://{await self._listening.__aenter__()}/v1"
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._url = None
-        await self._runner.cleanup()
+        await self._listening.__aexit__(kind, error, trace)
 
     def once[**P, R](self, tool: Callable[P, R]) -> Callable[P, R]:
         """Return a tool of the agent's that is called once: what it returned is durable, and is told to later attempts.
@@ -122,7 +117,7 @@ class Endpoint:
         return functools.update_wrapper(cast("Callable[P, R]", made), tool)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        if not self._knows(request):
+        if not shows_key(request, self.api_key):
             return _error(401, "this is not the key of this run", "authentication_error")
         try:
             asked = read_request(await request.read(), None)
@@ -170,7 +165,7 @@ class Endpoint:
         return ChatAnswer(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, choices)
 
     async def _models(self, request: web.Request) -> web.Response:
-        if not self._knows(request):
+        if not shows_key(request, self.api_key):
             return _error(401, "this is not the key of this run", "authentication_error")
         asked = request.match_info.get("model")
         if asked is None:
@@ -178,9 +173,6 @@ class Endpoint:
         if asked not in (*_POLICY, self.ctx.model):
             return _error(404, f"the model {asked[:200]!r} is not served here", "not_found_error")
         return web.json_response(model_body(asked))
-
-    def _knows(self, request: web.Request) -> bool:
-        return shows_key(request, self.api_key)
 
 
 async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:

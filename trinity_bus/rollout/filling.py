@@ -26,11 +26,9 @@ _UNDER_WAY: Final = "-"  # noted in the place of the digest of a call that has n
 
 
 class Filling:
-    """What a run's calls have made of its sandbox.
+    """What a run's calls have made of its sandbox, whose place is emptied here where it holds what is not durable.
 
-    Args:
-        place: Of the sandbox; emptied here where it holds what is not durable.
-        durable: The calls that earlier attempts have completed, by :func:`digest_of`, and how often.
+    ``durable``: the calls that earlier attempts have completed, by :func:`digest_of`, and how often.
     """
 
     def __init__(self, place: SandboxPlace, durable: Mapping[str, int]) -> None:

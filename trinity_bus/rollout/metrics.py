@@ -33,9 +33,6 @@ type Stat = Literal["mean", "max", "min", "std"]
 type Values = NDArray[np.float64]
 type Reduction = Callable[[Values], float]
 
-DEFAULT_STATS: tuple[Stat, ...] = ("mean", "max", "min")
-DETAILED_STATS: tuple[Stat, ...] = ("mean", "max", "min", "std")
-
 _SUFFIXES: dict[str, Aggregation] = {"sum": "sum", "max": "max", "min": "min", "last": "last", "mean": "mean"}
 TASK_TIME = "time/task_execution"
 RUN_TIME = "time/run_execution"
@@ -73,27 +70,23 @@ def split_suffix(key: str) -> tuple[str, Aggregation]:
     return (key, "mean") if aggregation is None else (name, aggregation)
 
 
-def aggregate_metrics(
-    metrics: Iterable[Mapping[str, Any]], prefix: str, default_output_stats: Sequence[Stat] = DEFAULT_STATS
-) -> Metrics:
-    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; no slash comes of an empty prefix.
-
-    ``default_output_stats``: what is told of a metric without a suffix.
-    """
-    return _aggregate(metrics, prefix, default_output_stats, plain=False)
+def aggregate_metrics(metrics: Iterable[Mapping[str, Any]], prefix: str) -> Metrics:
+    """Return ``{prefix}/{name}/{stat}`` of a train batch's tasks, one map of each; an empty prefix has no slash."""
+    return _aggregate(metrics, prefix, ("mean", "max", "min"), plain=False)
 
 
 def aggregate_eval_metrics(
     metrics: Iterable[Mapping[str, Any]], prefix: str, *, detailed_stats: bool = False
 ) -> Metrics:
     """Reduce those of an eval batch's tasks; without ``detailed_stats`` a mean is called ``{prefix}/{name}``."""
-    return _aggregate(metrics, prefix, DETAILED_STATS if detailed_stats else ("mean",), plain=not detailed_stats)
+    stats: Sequence[Stat] = ("mean", "max", "min", "std") if detailed_stats else ("mean",)
+    return _aggregate(metrics, prefix, stats, plain=not detailed_stats)
 
 
 def aggregate_run_level_metrics(metrics: Iterable[Mapping[str, Any]]) -> Metrics:
     """Reduce those of a run's steps, or a task's runs; names keep their suffix, to be reduced again."""
     # Of one value, each of these reductions is the value itself: most tasks have one run, most runs one step.
-    return {key: values[0] if len(values) == 1 else _of_runs(key, values) for key, values in _numbers(metrics).items()}
+    return {key: values[0] if len(values) == 1 else _reduced(key, values) for key, values in _numbers(metrics).items()}
 
 
 class Folded:
@@ -120,24 +113,15 @@ class Folded:
         return self._value / self._count if self._aggregation == "mean" else self._value
 
 
-def _of_runs(key: str, values: list[float]) -> float:
-    # Told by every attempt, for each of its runs and for all of them.
-    if key == TASK_TIME and len(values) == 2:
-        return (values[0] + values[1]) / 2
-    return _reduced(key, values)
-
-
 @_QUIET
 def _reduced(key: str, values: list[float]) -> float:
     return _REDUCTIONS[split_suffix(key)[1]](np.array(values))
 
 
-def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    return _of_eval_task(metrics) if is_eval else aggregate_run_level_metrics(metrics)
-
-
 @_QUIET
-def _of_eval_task(metrics: Sequence[Mapping[str, Any]]) -> Metrics:
+def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
+    if not is_eval:
+        return aggregate_run_level_metrics(metrics)
     result: Metrics = {}
     for key, values in _columns(metrics).items():
         name, aggregation = split_suffix(key)

@@ -27,6 +27,11 @@ MAX_NUMBER_CHARS = 64
 MAX_EXPONENT = 400  # of ten; likewise
 MAX_ANSWER_CHARS = 2000  # longer ones are not normalized
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _END = "\n"  # Stands for the end of a sequence; no word that ``split`` gives can be equal to it
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
@@ -52,9 +57,7 @@ _FORMULA: Final = re.compile(
 )
 _WORD: Final = re.compile(r"\S+")
 _BULLET: Final = re.compile(r"[ \t]*[-*+][ \t]")
-_OPERATORS: Final = frozenset(
-    re.findall(r"\S+", r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq \geq \ne \neq \in")
-)
+_OPERATORS: Final = _words(r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq \geq \ne \neq \in")
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
@@ -66,42 +69,29 @@ _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formul
 
 _CHARACTERS: Final = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
-    | dict(
-        zip(
-            "\u00d7\u00b7\u22c5\u2219\u00f7\u2044\u2215\u03c0\u221e\u00b0\u00ba\u2264\u2265"
-            "\u2260\u222a\u2229\u2208\u00b1\u03b8\u03b1\u03b2\u200b\ufeff\u20ac\u00a3\u00a5\u2019",
-            (
-                r"\times ",
-                r"\cdot ",
-                r"\cdot ",
-                r"\cdot ",
-                "/",
-                "/",
-                "/",
-                r"\pi ",
-                r"\infty ",
-                r"\text{degrees}",
-                r"\text{degrees}",
-                r"\le ",
-                r"\ge ",
-                r"\ne ",
-                r"\cup ",
-                r"\cap ",
-                r"\in ",
-                r"\pm ",
-                r"\theta ",
-                r"\alpha ",
-                r"\beta ",
-                "",
-                "",
-                r"\text{euro}",
-                r"\text{pound}",
-                r"\text{yen}",
-                "'",
-            ),
-            strict=True,
-        )
-    )
+    | dict.fromkeys("\u00b7\u22c5\u2219", r"\cdot ")
+    | dict.fromkeys("\u00f7\u2044\u2215", "/")
+    | dict.fromkeys("\u00b0\u00ba", r"\text{degrees}")
+    | dict.fromkeys("\u200b\ufeff", "")
+    | {
+        "\u00d7": r"\times ",
+        "\u03c0": r"\pi ",
+        "\u221e": r"\infty ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "\u2208": r"\in ",
+        "\u00b1": r"\pm ",
+        "\u03b8": r"\theta ",
+        "\u03b1": r"\alpha ",
+        "\u03b2": r"\beta ",
+        "\u20ac": r"\text{euro}",
+        "\u00a3": r"\text{pound}",
+        "\u00a5": r"\text{yen}",
+        "\u2019": "'",
+    }
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
 _INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
@@ -190,25 +180,15 @@ _UNIT_NAMES: Final = {
     spelled: unit for unit, _, names in (one.partition("=") for one in _SPELLED.split()) for spelled in names.split(",")
 }
 # Those shorter than four letters that need no \text to be one, and common words.
-_UNITS: Final = frozenset(
-    re.findall(
-        r"\S+",
-        """
+_UNITS: Final = _words("""
 mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu
 day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar
-""",
-    )
-)
+""")
 # Words behind a number that make another answer of it.
-_NO_UNITS: Final = frozenset(
-    re.findall(
-        r"\S+",
-        """
+_NO_UNITS: Final = _words("""
 or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over sin
 cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greater smaller digit other
-""",
-    )
-)
+""")
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _UNIT_PART: Final = r"(?:\\text\{[^{}]*\}|\\%|\\\$|¢|[A-Za-z]+\.?)(?:\s*\^\s*(?:\{-?\d\}|-?\d))?"
 _WITH_UNIT: Final = re.compile(

@@ -171,7 +171,7 @@ def judged(
     What it says last after ``Score:`` is the score; ``worst`` gives 0 and ``best`` gives 1.
 
     Args:
-        instructions: What it is told, with ``${question}``, ``${response}`` and ``${answer}``.
+        instructions: What it is told, with ``${question}``, ``${response}`` and ``${answer}``; ValueError: with others.
         pool: One of ``explorer.auxiliary_pools``: its explorers are asked. None: a server, at ``url``.
         model: As the server calls it.
         sampling: How a pool's model draws; an absent field takes the default of its explorers.
@@ -179,10 +179,7 @@ def judged(
         timeout_s: Of one judgement.
 
     Raises:
-        RewardError: When nobody can be asked, does not answer in time, or answers without such a score.
-        TrinityError: When nobody of the pool can be asked, or answers.
-        ValueError: At once, when the instructions have a ``$`` that stands for nothing, or both or neither of pool and
-            model are named.
+        TrinityError: When nobody can be asked, does not answer in time, or answers without such a score (RewardError).
     """
     template = Template(instructions)
     if not template.is_valid() or not {*template.get_identifiers()} <= {"question", "response", "answer"}:

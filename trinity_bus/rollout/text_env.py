@@ -88,9 +88,7 @@ class TextEnvWorkflow(ConversationWorkflow):
         async def call(
             function: Callable[..., Any], *args: Any, limit_s: float = self.step_timeout_s, **more: Any
         ) -> Any:
-            def late() -> EnvironmentTimeoutError:
-                return EnvironmentTimeoutError(f"{function.__qualname__} gave nothing within {limit_s:g} s")
-
+            late = EnvironmentTimeoutError(f"{function.__qualname__} gave nothing within {limit_s:g} s")
             return await within(limit_s, late, function, *args, **more)
 
         def show(observation: Any) -> None:

@@ -24,32 +24,15 @@ from trinity_bus import awake
 from trinity_bus.chat import Completion
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
+from trinity_bus.runtime.background import in_daemon_thread
 
 _GIVEN_UP: set[threading.Thread] = set()
 
 
 async def in_thread[**P, R](function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Return what a function that blocks returns. Whoever is cancelled while it waits leaves the thread behind."""
-    future: concurrent.futures.Future[R] = concurrent.futures.Future()
     work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
-    thread = threading.Thread(target=_settle, args=(future, work), daemon=True, name=f"workflow {function!r}"[:80])
-    thread.start()
-    try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        _GIVEN_UP.add(thread)
-        raise
-
-
-def _settle[R](future: concurrent.futures.Future[R], work: Callable[[], R]) -> None:
-    # From now on it cannot be cancelled: who waits for it no more finds nothing to tell.
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    # Whatever it raises is the caller's.
-    except BaseException as error:  # noqa: BLE001
-        future.set_exception(error)
+    return await in_daemon_thread(work, name=f"workflow {function!r}"[:80], left=_GIVEN_UP.add)
 
 
 def given_up() -> int:
@@ -60,12 +43,12 @@ def given_up() -> int:
 
 async def within[**P](
     limit_s: float,
-    late: Callable[[], TrinityError],
+    late: TrinityError,
     function: Callable[P, Any],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Any:
-    """Return what a function returns, async or not, within a time limit; ``late`` makes the error of a later one."""
+    """Return what a function returns, async or not, within a time limit; ``late`` is raised where it is later."""
     try:
         async with awake.timeout(limit_s) as limit:
             if inspect.iscoroutinefunction(function):
@@ -74,7 +57,7 @@ async def within[**P](
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise late() from error
+        raise late from error
 
 
 class BlockingContext:

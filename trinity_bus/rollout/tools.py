@@ -77,14 +77,12 @@ class PythonTool:
             problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
             raise ToolError(f"{self.name} does not take these arguments: {problems}") from error
         own = {name: given[kind] for name, kind in self.given.items()}
-        value = await within(timeout_s, lambda: self._late(timeout_s), self._function, **taken, **own)
+        late = ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
+        value = await within(timeout_s, late, self._function, **taken, **own)
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if len(text) > MAX_RESULT_CHARS:
             raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
         return text
-
-    def _late(self, timeout_s: float) -> ToolTimeoutError:
-        return ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
 
 
 def _given_kind(of: Any) -> type | None:
@@ -131,13 +129,8 @@ _PROGRAM: Final = "program.py"
 async def sandboxed_python(code: str, box: Sandbox) -> str:
     """Run a Python program without a network, and return what it prints. Files that it writes stay for the next one.
 
-    Args:
-        code: All of the program.
-        box: Of the run.
-
-    Raises:
-        ToolError: It took too long, or an earlier one has left the folder so that none can be run in it.
-        SandboxError: This machine gives no sandbox.
+    ToolError: it took too long, or an earlier one has left the folder so that none can be run in it. SandboxError: this
+    machine gives no sandbox.
     """
     try:
         await box.write_file(_PROGRAM, code)

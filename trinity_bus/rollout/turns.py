@@ -36,12 +36,12 @@ type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn 
 class RunTurns:
     """The turns of one run.
 
-    ``done``: what earlier attempts have completed, in order. ``begin`` makes a turn of its number, of the attempt of
-    the one before, and of its answers.
+    ``done``: what earlier attempts have completed, in order. Each turn of this attempt is ``like`` one, but for its
+    number, the attempt of the one before, and its answers.
     """
 
-    def __init__(self, done: Sequence[Turn], begin: Callable[[int, int, list[Answer]], Turn], write: Write) -> None:
-        self._begin = begin
+    def __init__(self, done: Sequence[Turn], like: Turn, write: Write) -> None:
+        self._like = like
         self._write = write
         self._next = len(done)
         self._after = done[-1].attempt if done else 0
@@ -93,7 +93,8 @@ class RunTurns:
         if not self._noted:
             return
         noted, self._noted = self._noted, []
-        turn = self._begin(self._next, self._after, [make() for make in noted])
+        new = {"number": self._next, "after": self._after, "answers": [make() for make in noted]}
+        turn = self._like.model_copy(update=new)
         self._next, self._after = turn.number + 1, turn.attempt
         self._writing = asyncio.create_task(self._write(turn))
         self._writing.add_done_callback(_look_at)

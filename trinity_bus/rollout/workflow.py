@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+import msgpack
+import msgspec
 from opentelemetry import trace
 
 from schemas.experience import Rollout
+from schemas.free_form import check_plain
 from schemas.record import BatchType
 from schemas.sampling import Sampling
 from schemas.task import Task
@@ -30,11 +33,11 @@ from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.stamp import note_sampling
-from trinity_bus.rollout.state import RunState
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
 _TRACER = trace.get_tracer("trinity_bus.rollout")
+MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 
 
 class WorkflowError(TrinityError, ValueError):
@@ -69,9 +72,40 @@ class Pools(Protocol):
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> Sequence[Completion]: ...
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str: ...
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+        """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
+
+
+class RunState:
+    """What a workflow says of itself while it runs, for people: named values; each replaces the one of its name.
+
+    Failures: what is not plain data, or makes the whole too large, is refused, and what was there before stays.
+    ``on_first`` is called once, when there is something to be taken for the first time.
+    """
+
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        self._values: dict[str, Any] = {}
+        self._on_first = on_first
+        self.changed = False  # there is anything that was not taken
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Set some values; ValueError where one is not plain data, or all are larger than ``MAX_STATE_BYTES``."""
+        merged = self._values | check_plain(values)
+        size = len(msgpack.packb(merged))
+        if size > MAX_STATE_BYTES:
+            raise ValueError(f"the state of a run would be {size} bytes, at most {MAX_STATE_BYTES} are allowed")
+        self._values = merged
+        self.changed = True
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+
+    def take(self) -> dict[str, Any]:
+        """Return all values; they count as not changed until the next one is set."""
+        self.changed = False
+        return self._values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +210,7 @@ class RolloutContext:
         asked = sampling or Sampling()
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
-            return await self._pools.chat(pool, messages, asked)
+            return await self._pools.chat(pool, msgspec.json.encode(messages), asked)
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 
@@ -223,10 +257,13 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
-        return await self._draw(self._draw_here, prompt_token_ids, merged, n, "")
-
-    async def _draw_here(self, prompt: Sequence[int], sampling: Sampling, n: int) -> Sequence[Completion]:
-        return await self.engine.generate(prompt, sampling, n, self.traceparent)
+        return await self._draw(
+            lambda prompt, how, count: self.engine.generate(prompt, how, count, self.traceparent),
+            prompt_token_ids,
+            merged,
+            n,
+            "",
+        )
 
     async def _draw(
         self,
@@ -283,18 +320,16 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
     """
     if (task.prompt is None) == (task.messages is None):
         raise WorkflowError(f"task {task.task_id!r} needs exactly one of prompt and messages")
-    if task.messages is not None:
-        messages = [message.model_dump(exclude_none=True) for message in task.messages]
-        tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
-        try:
-            token_ids = renderer_for(tokenizer).prompt(messages, tools)
-        except ChatError as error:
-            raise WorkflowError(f"task {task.task_id!r} has messages but {error}") from error
-    else:
-        try:
+    has = "a prompt" if task.messages is None else "messages"
+    try:
+        if task.messages is None:
             token_ids = encoder_of(tokenizer).prompt(task.prompt or "")
-        except ChatError as error:
-            raise WorkflowError(f"task {task.task_id!r} has a prompt but {error}") from error
+        else:
+            messages = [message.model_dump(exclude_none=True) for message in task.messages]
+            tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
+            token_ids = renderer_for(tokenizer).prompt(messages, tools)
+    except ChatError as error:
+        raise WorkflowError(f"task {task.task_id!r} has {has} but {error}") from error
     if not token_ids:
         raise WorkflowError(f"task {task.task_id!r} has a prompt without a single token")
     return token_ids

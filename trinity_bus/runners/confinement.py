@@ -41,14 +41,9 @@ def _is_harmless(name: str) -> bool:
 
 
 def confine(user: str | None) -> None:
-    """Give up what can be given up, for this process and all that it will start.
+    """Give up what can be given up, for this process and all that it will start; become a user, by name or number.
 
-    Args:
-        user: By name or number; None to stay who this process is.
-
-    Raises:
-        KeyError: There is no such user.
-        OSError: This process may not become another one, or the kernel refused.
+    KeyError: there is no such user. OSError: this process may not become another one, or the kernel refused.
     """
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if user is None:

@@ -1,4 +1,4 @@
-"""What an explorer and its fork server say to each other: one message per datagram of a socket pair.
+"""What an explorer and its fork server say to each other, beside what all of them do (``trinity_bus.runtime.forking``).
 
 ::
 
@@ -6,17 +6,13 @@
        │ LoadWorkflows, once ─────────────────> │  imports workflows, loads the tokenizer
        │ <─────── WorkflowsLoaded or LoadFailed │
        │ ForkRunner(serial), with a socket ───> │
-       │ <─────────── RunnerForked(serial, pid) │
-       │ SignalRunner(serial, signal) ────────> │  nothing happens where it is dead already
-       │ <─────────── RunnerExited(serial, how) │  once for each that was asked for, also where it could not be forked
-
-When the explorer's end is closed, the fork server kills its runners and ends.
 """
 
 from typing import Any
 
 from msgspec import Struct
 
+from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import Dialect
 
 MAX_BYTES = 1 << 16
@@ -46,35 +42,18 @@ class ForkRunner(Struct, tag="fork", frozen=True):
     serial: int
 
 
-class SignalRunner(Struct, tag="signal", frozen=True):
-    serial: int
-    number: int
-
-
 class WorkflowsLoaded(Struct, tag="loaded", frozen=True):
     workflows: list[str]
 
 
-class LoadFailed(Struct, tag="broken", frozen=True):
+class LoadFailed(Struct, tag="failed", frozen=True):
     why: str
 
 
-class RunnerForked(Struct, tag="born", frozen=True):
-    serial: int
-    pid: int
+type ToForkServer = LoadWorkflows | ForkRunner | SignalChild
+type FromForkServer = WorkflowsLoaded | LoadFailed | ChildForked | ChildExited
 
-
-class RunnerExited(Struct, tag="died", frozen=True):
-    """A runner is gone, and so are all processes that it had started."""
-
-    serial: int
-    how: str  # as in "was killed by signal 11 (SIGSEGV)"
-
-
-type ToForkServer = LoadWorkflows | ForkRunner | SignalRunner
-type FromForkServer = WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited
-
-TO_FORK_SERVER: Dialect[ToForkServer] = Dialect(LoadWorkflows | ForkRunner | SignalRunner, limit=MAX_BYTES)
+TO_FORK_SERVER: Dialect[ToForkServer] = Dialect(LoadWorkflows | ForkRunner | SignalChild, limit=MAX_BYTES)
 FROM_FORK_SERVER: Dialect[FromForkServer] = Dialect(
-    WorkflowsLoaded | LoadFailed | RunnerForked | RunnerExited, limit=MAX_BYTES
+    WorkflowsLoaded | LoadFailed | ChildForked | ChildExited, limit=MAX_BYTES
 )

@@ -6,7 +6,6 @@ from typing import Protocol
 from schemas import Member, ModelVersion, Sampling
 from schemas.trainable import Bounds
 from trinity_bus.chat.messages import Completion
-from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -35,7 +34,8 @@ class ExplorerEngine(Protocol):
 
     def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]: ...
+    ) -> AsyncGenerator[tuple[int, Completion]]:
+        """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``."""
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""
@@ -44,16 +44,3 @@ class ExplorerEngine(Protocol):
         """Take over a version; raises ``WeightTransferError`` and serves what it served before."""
 
     async def wait_dead(self) -> EngineDeadError: ...
-
-
-class PoolEngines(Protocol):
-    """What serves what workflows ask of other pools; each raises an ``EngineError``."""
-
-    async def generate(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]: ...
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...

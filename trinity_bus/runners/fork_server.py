@@ -29,6 +29,7 @@ from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runners import control
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runners.interpreter import interpreter
+from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.process import Child
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _IMAGES_USER = "workflows"
 TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
 _STOP_S = 2.0
 
-type Listener = Callable[[control.RunnerForked | control.RunnerExited | RunnersError], None]
+type Listener = Callable[[ChildForked | ChildExited | RunnersError], None]
 
 
 class RunnersError(TrinityError):
@@ -59,13 +60,9 @@ def runner_user(named: str | None) -> str | None:
 class ForkServer:
     """A fork server's process. Starting it takes seconds; it starts with this object, and is waited for in ``ready``.
 
-    Args:
-        channel: To one that somebody else has started, and that ends when this closes. Unset: it is started here.
-        tokenizer: What loads the tokenizer, as ``module:function``.
-
-    Raises:
-        ConfigError: ``explorer.runner_python`` is not fit for runners.
-        ProcessError: It cannot be started.
+    ``channel`` leads to one that somebody else has started, and that ends when this closes; unset: it is started here.
+    ``tokenizer`` loads the tokenizer, as ``module:function``. ConfigError: ``explorer.runner_python`` is not fit for
+    runners. ProcessError: it cannot be started.
     """
 
     def __init__(self, settings: Settings, *, channel: socket.socket | None = None, tokenizer: str = TOKENIZER) -> None:
@@ -113,10 +110,8 @@ class ForkServer:
     async def ready(self) -> list[str]:
         """Return the names of the workflows that runners know, once they can be forked.
 
-        Raises:
-            ConfigError: A module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot
-                become ``explorer.runner_user``.
-            RunnersError: It died, or took longer than ``explorer.start_timeout_s``.
+        ConfigError: a module of workflows cannot be imported, the tokenizer cannot be loaded, or runners cannot become
+        ``explorer.runner_user``. RunnersError: it died, or took longer than ``explorer.start_timeout_s``.
         """
         if self._workflows is not None:
             return self._workflows
@@ -161,7 +156,7 @@ class ForkServer:
 
     def signal(self, serial: int, number: signal.Signals) -> None:
         """Have a runner sent a signal; nothing happens where it is dead."""
-        self._send(control.SignalRunner(serial, number), None)
+        self._send(SignalChild(serial, number), None)
 
     def close(self) -> None:
         """End it and all runners. Safe to call twice."""
@@ -212,7 +207,7 @@ class ForkServer:
         listener = self._listener
         if listener is None:
             return
-        if isinstance(message, control.RunnerForked | control.RunnerExited):
+        if isinstance(message, ChildForked | ChildExited):
             listener(message)
             return
         self.unlisten()

@@ -22,11 +22,11 @@ import importlib
 import logging
 import os
 import resource
-import select
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,7 +38,8 @@ from trinity_bus.rollout.tokenizer import without_torch
 from trinity_bus.runners import control
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.runner_main import run_runner
-from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, HeardSignals, descendants, die_with_parent, prctl
+from trinity_bus.runtime.forking import ChildExited, ChildForked, Forking
+from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
 from trinity_bus.runtime.heap import freeze_gc, importing
 from trinity_bus.telemetry.logs import console
 
@@ -65,69 +66,40 @@ def load(order: control.LoadWorkflows) -> Tokenizer:
     return tokenizer
 
 
-class Forker:
+class RunnerForking(Forking[control.LoadWorkflows | control.ForkRunner]):
     def __init__(self, channel: socket.socket, order: control.LoadWorkflows, tokenizer: Tokenizer) -> None:
-        self._channel = channel
-        self._order = order
+        super().__init__(channel, control.TO_FORK_SERVER, control.FROM_FORK_SERVER)
+        self._load = order
         self._tokenizer = tokenizer
-        self._runners: dict[int, int] = {}  # process id to serial
-        self._ended = HeardSignals(signal.SIGCHLD)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        poll.register(self._ended, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if self._ended.fileno() in ready:
-                self._ended.take()
-                self._reap()
-            if self._channel.fileno() in ready and not self._handle():
-                return
-
-    def _handle(self) -> bool:
-        """Carry out one order; False when there will be none any more."""
-        datagram, descriptors, _, _ = socket.recv_fds(self._channel, control.TO_FORK_SERVER.limit, 1)
-        if not datagram:
-            return False
-        match control.TO_FORK_SERVER.decode(datagram):
-            case control.ForkRunner(serial):
-                with socket.socket(fileno=descriptors[0]) as link:
-                    self._fork(serial, link)
-            case control.SignalRunner(serial, number):
-                # Not yet reaped, so the process id is still its own.
-                for pid, known in self._runners.items():
-                    if known == serial:
-                        os.kill(pid, number)
-            case other:
-                raise TypeError(f"no order: {other}")
-        return True
-
-    def _fork(self, serial: int, link: socket.socket) -> None:
+    def _fork(self, order: control.LoadWorkflows | control.ForkRunner, passed: Sequence[int]) -> bool:
+        if not isinstance(order, control.ForkRunner):
+            raise TypeError("workflows are loaded already")
         fork_server = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self._tell(control.RunnerExited(serial, f"could not be started: {error.strerror}"))
-            return
-        if pid == 0:
-            self._become_runner(fork_server, serial, link)
-        self._runners[pid] = serial
-        self._tell(control.RunnerForked(serial, pid))
+        with socket.socket(fileno=passed[0]) as link:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self.tell(ChildExited(order.serial, 1, f"{error.strerror}"))
+                return False
+            if pid == 0:
+                self._become_runner(fork_server, order.serial, link)
+        self._children[order.serial] = pid
+        self.tell(ChildForked(order.serial, pid))
+        return False
 
     def _become_runner(self, fork_server: int, serial: int, link: socket.socket) -> NoReturn:
         code = 1
         try:
             die_with_parent(fork_server)
-            self._channel.close()
-            self._ended.close()
+            self._let_go()
             prctl(PR_SET_CHILD_SUBREAPER, 1)
             Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             # Python's own generator is seeded anew in a forked process; this one is not.
             np.random.seed()  # noqa: NPY002 (workflows may use it)
-            run_runner(link, serial, self._tokenizer, self._order)
+            run_runner(link, serial, self._tokenizer, self._load)
             code = 0
         except BaseException:  # noqa: BLE001 (whatever it is, this process must not go on as the fork server)
             traceback.print_exc()
@@ -138,20 +110,22 @@ class Forker:
             os._exit(code)
 
     def _reap(self) -> None:
-        dead: list[control.FromForkServer] = []
+        dead = []
+        serials = {pid: serial for serial, pid in self._children.items()}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended
-                if (serial := self._runners.pop(pid, None)) is not None:
-                    dead.append(control.RunnerExited(serial, how_it_ended(status)))
+                if (serial := serials.get(pid)) is not None:
+                    del self._children[serial]
+                    dead.append(ChildExited(serial, os.waitstatus_to_exitcode(status)))
         if dead:
             self._sweep()
         for message in dead:
-            self._tell(message)
+            self.tell(message)
 
     def _sweep(self) -> None:
         # When these die, their children become the fork server's in turn.
-        while left := descendants(os.getpid(), without=self._runners):
+        while left := descendants(os.getpid(), without=set(self._children.values())):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -160,22 +134,9 @@ class Forker:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def _tell(self, message: control.FromForkServer) -> None:
-        self._channel.send(control.FROM_FORK_SERVER.encode(message))
-
     def end(self) -> None:
-        self._runners.clear()
+        self._children.clear()
         self._sweep()
-
-
-def how_it_ended(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            return f"was killed by signal {number} ({signal.Signals(number).name})"
-        except ValueError:
-            return f"was killed by signal {number}"
-    return f"exited with status {os.waitstatus_to_exitcode(status)}"
 
 
 def preload() -> None:
@@ -215,9 +176,9 @@ def serve(channel: socket.socket) -> None:
         _log.warning("importing workflows started %d threads; no runner will have them", threads - 1)
     # What is there now is there for good: no collection is to touch, and so copy, it.
     freeze_gc()
-    fork_server = Forker(channel, order, tokenizer)
+    fork_server = RunnerForking(channel, order, tokenizer)
     try:
-        channel.send(control.FROM_FORK_SERVER.encode(control.WorkflowsLoaded(sorted(REGISTRY))))
+        fork_server.tell(control.WorkflowsLoaded(sorted(REGISTRY)))
         fork_server.run()
     finally:
         fork_server.end()

@@ -56,8 +56,7 @@ print(json.dumps({"python": python, "trinity-bus": ours, "lacks": [name for name
 def interpreter(python: Path | None, environment: Mapping[str, str]) -> str:
     """Return the interpreter for runners: the explorer's own where ``python`` is None.
 
-    Raises:
-        ConfigError: It cannot be run, or is not fit for runners; with what to do.
+    ConfigError: it cannot be run, or is not fit for runners; with what to do.
     """
     if python is None:
         return sys.executable

@@ -127,30 +127,28 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Runner:
+class PoolRunner:
     serial: int
     place: int | None  # None: it is leaving, or in quarantine
     alone: bool = False
+    restarts: int = 0  # runners that had its place before
     jobs: dict[int, None] = field(default_factory=dict)
     heard: bool = False
     unanswered: int = 0
     taken: int = 0
-    ended: int = 0
+    ended: int = 0  # jobs that have ended in it
     rss_mib: float = 0.0
     ends_at: float | None = None  # when it was told to end, or killed
     killed: str | None = None
     blame: bool = True  # whether its death makes suspects of its jobs
 
-
-@dataclass(frozen=True, slots=True)
-class RunnerView:
-    serial: int
-    place: int | None
-    state: str  # ``starting``, ``idle``, ``busy`` or ``stopping``
-    jobs: tuple[int, ...]
-    ended: int  # jobs that have ended in it
-    restarts: int  # runners that had its place before
-    rss_mib: float
+    @property
+    def state(self) -> str:
+        if self.ends_at is not None or (self.place is None and not self.alone):
+            return "stopping"
+        if not self.heard:
+            return "starting"
+        return "busy" if self.jobs else "idle"
 
 
 class Pool:
@@ -162,7 +160,7 @@ class Pool:
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[int] = deque()
         self._suspects: deque[int] = deque()
-        self._runners: dict[int, _Runner] = {}
+        self._runners: dict[int, PoolRunner] = {}
         self._forked = [0] * self._places
         self._next_serial = 0
         self._failed_starts = 0
@@ -227,7 +225,7 @@ class Pool:
         return [] if runner is None else self._kill(runner, why, now)
 
     def died(self, serial: int, how: str) -> list[PoolEffect]:
-        """Note that a runner is gone; ``how`` as in "was killed by signal 11"."""
+        """Note that a runner is gone; ``how`` as in "was ended by SIGSEGV"."""
         runner = self._runners.pop(serial)
         effects: list[PoolEffect] = []
         how = how if runner.killed is None else f"{how}, because {runner.killed}"
@@ -249,19 +247,10 @@ class Pool:
             effects += self._look(runner, now)
         return effects
 
-    def views(self) -> list[RunnerView]:
-        return [
-            RunnerView(
-                serial=runner.serial,
-                place=runner.place,
-                state=_state(runner),
-                jobs=tuple(runner.jobs),
-                ended=runner.ended,
-                restarts=0 if runner.place is None else self._forked[runner.place] - 1,
-                rss_mib=runner.rss_mib,
-            )
-            for runner in sorted(self._runners.values(), key=lambda one: (one.place is None, one.place, one.serial))
-        ]
+    @property
+    def runners(self) -> list[PoolRunner]:
+        """Those of a place first, in the order of places."""
+        return sorted(self._runners.values(), key=lambda one: (one.place is None, one.place, one.serial))
 
     def _assign(self) -> list[PoolEffect]:
         effects: list[PoolEffect] = []
@@ -277,7 +266,7 @@ class Pool:
                 break
         return effects
 
-    def _roomiest(self) -> _Runner | None:
+    def _roomiest(self) -> PoolRunner | None:
         room = [
             (len(runner.jobs), runner.serial)
             for runner in self._runners.values()
@@ -285,7 +274,7 @@ class Pool:
         ]
         return self._runners[min(room)[1]] if room else None
 
-    def _runner_of(self, job: int) -> _Runner:
+    def _runner_of(self, job: int) -> PoolRunner:
         serial = self._jobs[job].serial
         if serial is None:
             raise KeyError(f"job {job} is in no runner")
@@ -298,12 +287,13 @@ class Pool:
     def _fork(self, place: int | None) -> StartRunner:
         serial = self._next_serial
         self._next_serial += 1
-        self._runners[serial] = _Runner(serial, place, alone=place is None)
+        self._runners[serial] = runner = PoolRunner(serial, place, alone=place is None)
         if place is not None:
+            runner.restarts = self._forked[place]
             self._forked[place] += 1
         return StartRunner(serial)
 
-    def _start(self, runner: _Runner, job: int) -> StartJob:
+    def _start(self, runner: PoolRunner, job: int) -> StartJob:
         self._jobs[job].serial = runner.serial
         runner.jobs[job] = None
         runner.taken += 1
@@ -321,21 +311,21 @@ class Pool:
         (self._suspects if known.alone else self._waiting).appendleft(job)
         return []
 
-    def _close(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _close(self, runner: PoolRunner, now: float) -> list[PoolEffect]:
         if runner.ends_at is not None:
             return []
         runner.ends_at = now
         return [CloseRunner(runner.serial)]
 
-    def _leave(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _leave(self, runner: PoolRunner, now: float) -> list[PoolEffect]:
         # Another takes its place.
-        place, runner.place = runner.place, None
+        place, runner.place, runner.restarts = runner.place, None, 0
         effects: list[PoolEffect] = [] if place is None else [self._fork(place)]
         return effects if runner.jobs else [*effects, *self._close(runner, now)]
 
     def _kill(
         self,
-        runner: _Runner,
+        runner: PoolRunner,
         why: str,
         now: float,
         *,
@@ -347,7 +337,7 @@ class Pool:
         runner.killed, runner.ends_at, runner.blame = why, now, blame
         return [KillRunner(runner.serial, number, why)]
 
-    def _look(self, runner: _Runner, now: float) -> list[PoolEffect]:
+    def _look(self, runner: PoolRunner, now: float) -> list[PoolEffect]:
         limits = self._limits
         if runner.ends_at is not None:
             grace_s = KILL_AGAIN_S if runner.killed is not None else limits.cancel_grace_s
@@ -370,11 +360,3 @@ class Pool:
             elif runner.rss_mib > limits.max_rss_mib and runner.place is not None and runner.taken:
                 effects += self._leave(runner, now)
         return effects
-
-
-def _state(runner: _Runner) -> str:
-    if runner.ends_at is not None or (runner.place is None and not runner.alone):
-        return "stopping"
-    if not runner.heard:
-        return "starting"
-    return "busy" if runner.jobs else "idle"

@@ -12,8 +12,8 @@ import msgpack
 
 from schemas import Dispatch, RunningAttempt
 from schemas.event import RunnerState
-from trinity_bus.rollout.state import MAX_STATE_BYTES
-from trinity_bus.runners.pool import RunnerView
+from trinity_bus.rollout.workflow import MAX_STATE_BYTES
+from trinity_bus.runners.pool import PoolRunner
 
 MAX_VALUES_BYTES = 256 << 10  # of what all workflows say of themselves, in one report
 MAX_ATTEMPTS = 1024  # of one runner that are told of
@@ -42,26 +42,22 @@ def accept_state(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def runner_states(
     explorer: str,
-    views: Sequence[RunnerView],
+    runners: Sequence[PoolRunner],
     *,
     pids: Mapping[int, int],
     running: Mapping[int, JobStatus],
     last: Mapping[int, JobStatus],
     now: float,
 ) -> list[RunnerState]:
-    """Return the states of all runners.
+    """Return the states of all runners, at a time in seconds since the Unix epoch.
 
-    Args:
-        pids: Process id by serial; 0 is told where it is not known yet.
-        running: By job.
-        last: What ended last, by serial; told while the runner is idle.
-        now: Seconds since the Unix epoch.
+    ``pids`` are by serial, ``running`` by job; ``last`` is what ended last, by serial, told while the runner is idle.
     """
     room = MAX_VALUES_BYTES
     states = []
-    for view in views:
-        told = [running[job] for job in view.jobs if job in running][:MAX_ATTEMPTS]
-        shown = told or ([last[view.serial]] if view.serial in last else [])
+    for runner in runners:
+        told = [running[job] for job in runner.jobs if job in running][:MAX_ATTEMPTS]
+        shown = told or ([last[runner.serial]] if runner.serial in last else [])
         values = []
         for job in shown:
             size = len(msgpack.packb(job.said))
@@ -69,21 +65,21 @@ def runner_states(
             values.append(_values(job, now, job.said if room >= 0 else {"omitted": True}))
         states.append(
             RunnerState(
-                runner=_name(explorer, view),
-                state=view.state,
-                pid=pids.get(view.serial, 0),
+                runner=_name(explorer, runner),
+                state=runner.state,
+                pid=pids.get(runner.serial, 0),
                 running=[RunningAttempt(task_id=job.order.task.task_id, attempt=job.order.attempt) for job in told],
-                completed=view.ended,
-                restarts=view.restarts,
-                rss_mib=round(view.rss_mib, 1),
+                completed=runner.ended,
+                restarts=runner.restarts,
+                rss_mib=round(runner.rss_mib, 1),
                 values=values,
             )
         )
     return states
 
 
-def _name(explorer: str, view: RunnerView) -> str:
-    return f"{explorer}/{view.place}" if view.place is not None else f"{explorer}/extra-{view.serial}"
+def _name(explorer: str, runner: PoolRunner) -> str:
+    return f"{explorer}/{runner.place}" if runner.place is not None else f"{explorer}/extra-{runner.serial}"
 
 
 def _values(job: JobStatus, now: float, said: Mapping[str, Any]) -> dict[str, Any]:

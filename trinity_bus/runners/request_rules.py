@@ -55,11 +55,7 @@ class JobEnded(Struct, frozen=True):
     drop: tuple[RequestKey, ...]  # requests of it that nobody waits for any more
 
 
-class RunnerAnswered(Struct, frozen=True):
-    answer: messages.Pong
-
-
-type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | RunnerAnswered
+type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | messages.Pong
 
 
 @dataclass(slots=True)
@@ -117,7 +113,7 @@ class RequestRules:
                 del self._jobs[job]
                 return JobEnded(message, self._forget_requests(job, known))
             case messages.Pong():
-                return RunnerAnswered(message)
+                return message
 
     def _asked(self, asked: messages.Asked) -> Reaction | None:
         known = self._known(asked.job)

@@ -20,22 +20,20 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
 from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
-from schemas.turn import Answer, Turn
+from schemas.turn import Turn
 from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference import errors as engine_errors
 from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
@@ -102,9 +100,9 @@ class RemoteEngine:
     ) -> list[Completion]:
         return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
-        written, how = msgspec.json.encode(conversation), _how(sampling)
-        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, written, how))
+    async def chat(self, pool: str, conversation: bytes, sampling: Sampling) -> str:
+        how = _how(sampling)
+        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, conversation, how))
         return text
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
@@ -122,12 +120,7 @@ class RemoteEngine:
         return drawn
 
     async def keep(self, turn: Turn) -> None:
-        """Return when a turn is durable.
-
-        Raises:
-            SchemaError: It is larger than a turn may be.
-            EngineError: The explorer does not keep it.
-        """
+        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
         packed = encode(turn)
         await self._ask(lambda number: messages.KeepTurn(self._job, number, packed))
 
@@ -231,18 +224,12 @@ class Runner(asyncio.Protocol):
                 if (running := self._jobs.get(job)) is not None and running.task is not None:
                     running.cancelled = True
                     running.task.cancel()
-            case (
-                messages.Completions(job)
-                | messages.Chatted(job)
-                | messages.Scored(job)
-                | messages.TurnKept(job)
-                | messages.EngineFailed(job)
-            ):
-                if (asking := self._jobs.get(job)) is not None:
-                    asking.engine.answered(message)
             case messages.Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
                 self._writer.send(messages.Pong(news, given_up() > 0))
+            case answer:
+                if (asking := self._jobs.get(answer.job)) is not None:
+                    asking.engine.answered(answer)
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
@@ -319,21 +306,17 @@ class _TurnsOf:
 
     def __call__(self, run_id: int) -> RunTurns:
         order = self._order
-
-        def begin(number: int, after: int, answers: list[Answer]) -> Turn:
-            return Turn(
-                task_id=order.task.task_id,
-                attempt=order.attempt,
-                run_id=run_id,
-                number=number,
-                after=after,
-                workflow=order.task.workflow,
-                explorer=order.explorer,
-                incarnation=order.incarnation,
-                answers=answers,
-            )
-
-        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], begin, self._write)
+        like = Turn(
+            task_id=order.task.task_id,
+            attempt=order.attempt,
+            run_id=run_id,
+            number=0,
+            workflow=order.task.workflow,
+            explorer=order.explorer,
+            incarnation=order.incarnation,
+            answers=[],
+        )
+        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], like, self._write)
         self._given.append(turns)
         return turns
 
@@ -354,31 +337,20 @@ def _how(sampling: Sampling) -> bytes:
     return sampling.model_dump_json(exclude_none=True).encode()
 
 
-def _sendable(text: str) -> str:
-    """Return a text in which what is only half a character, and cannot be sent, is escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _message(error: BaseException) -> str:
     try:
-        return _sendable(str(error)[:MAX_ERROR_CHARS])
+        # What is only half a character cannot be sent, and is escaped.
+        return str(error)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
     except Exception:  # noqa: BLE001 (an error of the user's that cannot even be shown)
         return "its message cannot be shown"
 
 
 _ENGINE_ERRORS: dict[str, type[EngineError]] = {
-    kind.__name__: kind
-    for kind in (
-        engine_errors.RequestRefusedError,
-        engine_errors.GenerationError,
-        engine_errors.NoEngineError,
-        engine_errors.EngineSlowError,
-        engine_errors.UnknownPoolError,
-        engine_errors.EngineError,
-    )
+    "EngineError": EngineError,
+    **{kind.__name__: kind for kind in EngineError.__subclasses__()},
 }
 
 
 def _engine_error(message: messages.EngineFailed) -> Exception:
-    kind: Any = _ENGINE_ERRORS.get(message.kind)
+    kind = _ENGINE_ERRORS.get(message.kind)
     return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)

@@ -36,15 +36,17 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.rollout import Pools
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do
-from trinity_bus.runners.control import RunnerExited, RunnerForked
-from trinity_bus.runners.engine import ExplorerEngine, PoolEngines
+from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
 from trinity_bus.runners.link import RunnerLink, rss_mib
 from trinity_bus.runners.pool import Pool, limits_of
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
+from trinity_bus.runtime.forking import ChildExited, ChildForked
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.runtime.process import how_ended
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS
 
 _log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class Runners:
     """Runs attempts in processes of their own. Nobody else listens to its fork server, which is ready."""
 
     def __init__(
-        self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: PoolEngines
+        self, fork_server: ForkServer, engine: ExplorerEngine, settings: ExplorerSettings, pools: Pools
     ) -> None:
         self._fork_server = fork_server
         self._engine = engine
@@ -136,15 +138,9 @@ class Runners:
     ) -> AttemptResult:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
-        Args:
-            order: Not one that runs already.
-            raw: The same, as it came off the log: that is what the runner gets.
-            keep: Called with each turn that it completes; raises what its workflow is told.
-            turns: What earlier attempts have completed.
-
-        Raises:
-            WorkflowRaisedError: The workflow did.
-            RunnerDiedError: It took its runner with it.
+        ``raw`` is the order as it came off the log, which the runner gets; ``keep`` is called with each turn that it
+        completes, and raises what its workflow is told; ``turns`` are what earlier attempts have completed.
+        WorkflowRaisedError: the workflow did. RunnerDiedError: it took its runner with it.
         """
         job = next(self._numbers)
         attempt = key_of(order)
@@ -170,7 +166,7 @@ class Runners:
 
     def states(self) -> list[RunnerState]:
         return runner_states(
-            self._name, self._pool.views(), pids=self._pids, running=self._statuses, last=self._last, now=time.time()
+            self._name, self._pool.runners, pids=self._pids, running=self._statuses, last=self._last, now=time.time()
         )
 
     async def close(self) -> None:
@@ -252,16 +248,16 @@ class Runners:
 
     # What the fork server says.
 
-    def _on_fork_server(self, message: RunnerForked | RunnerExited | RunnersError) -> None:
+    def _on_fork_server(self, message: ChildForked | ChildExited | RunnersError) -> None:
         match message:
-            case RunnerForked(serial, pid):
+            case ChildForked(serial, pid):
                 self._pids[serial] = pid
-            case RunnerExited(serial, how):
+            case ChildExited(serial, code, error):
                 self._pids.pop(serial, None)
                 self._last.pop(serial, None)
                 link = self._links.pop(serial, None)
                 if link is not None:
-                    self._on_exit(link, how)
+                    self._on_exit(link, f"could not be started: {error}" if error else how_ended(code))
                 self._dying.discard(serial)
                 self._changed.set()
             case RunnersError():
@@ -295,7 +291,7 @@ class Runners:
             case request_rules.JobEnded(how, drop):
                 self._drop(link.serial, drop)
                 self._job_ended(link.serial, how)
-            case request_rules.RunnerAnswered(answer):
+            case messages.Pong() as answer:
                 for job, values in answer.states.items():
                     if job in self._statuses:
                         self._statuses[job].said = accept_state(values)
@@ -356,7 +352,7 @@ class Runners:
 
 
 async def serve(
-    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: PoolEngines
+    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: Pools
 ) -> messages.Completions | messages.Chatted | messages.Scored:
     """Return the answer to a request; raises ProtocolError, ValidationError, or whatever an engine raises."""
     match asked:
@@ -367,7 +363,7 @@ async def serve(
             if asked.pool is None:
                 drawn = await engine.generate(prompt, sampling, asked.n, asked.traceparent)
             else:
-                drawn = await pools.generate(asked.pool, prompt, sampling, asked.n)
+                drawn = await pools.generate_in(asked.pool, prompt, sampling, asked.n)
             return messages.pack_completions(job, request, drawn)
         case messages.Chat(job, request):
             how = Sampling.model_validate_json(asked.sampling)

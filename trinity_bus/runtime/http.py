@@ -31,20 +31,10 @@ _IDLE_S: Final = 75.0  # how long a connection is kept on which no whole head of
 async def listening(
     app: web.Application, host: str, port: int, *, setting: str, shutdown_s: float
 ) -> AsyncIterator[str]:
-    """Answer with an application while within. A client that goes away takes its request along.
+    """Answer with an application while within; yield ``host:port``, as clients on this machine reach it.
 
-    Args:
-        app: What answers.
-        host: Where it listens.
-        port: There; 0 for any that is free.
-        setting: Names host and port in an error.
-        shutdown_s: How long requests may still take at the end; 0 would be without end.
-
-    Yields:
-        ``host:port``, as clients on this machine reach it.
-
-    Raises:
-        ConfigError: The port cannot be listened on.
+    A client that goes away takes its request along. ``setting`` names host and port in a ConfigError, where they cannot
+    be listened on; ``shutdown_s``: how long requests may still take at the end, 0 would be without end.
     """
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_s, keepalive_timeout=_IDLE_S
@@ -114,8 +104,7 @@ class TakenRoom:
 async def read_body(request: web.Request, most: int) -> bytes:
     """Return what a request says, of ``most`` bytes; unlike ``request.read``, nothing keeps it but the caller.
 
-    Raises:
-        HTTPRequestEntityTooLarge: It has more bytes.
+    HTTPRequestEntityTooLarge: it has more bytes.
     """
     body = bytearray()
     async for chunk in request.content.iter_any():

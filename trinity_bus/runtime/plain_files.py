@@ -58,9 +58,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
 def append_plain(path: Path) -> io.BufferedWriter:
     """Open a regular file to append to it, and make it where there is none; never where a link leads.
 
-    Raises:
-        OSError: It cannot be written, or is a link, or a pipe that nobody reads.
-        NotPlainError: It is something else.
+    OSError: it cannot be written, or is a link, or a pipe that nobody reads. NotPlainError: it is something else.
     """
     return os.fdopen(_regular(path, os.open(path, _APPEND, 0o644)), "ab")
 
@@ -78,12 +76,7 @@ def write_plain(path: Path, text: str) -> None:
 
 
 def ensure_plain(folder: Path) -> None:
-    """Pass a folder in which this user, or the system, owns everything, and nothing leads out.
-
-    Raises:
-        NotPlainError: Something in it is a link, a device, a file with a second name, or another user's.
-        OSError: It cannot be looked at.
-    """
+    """Pass a folder in which this user, or the system, owns everything, and nothing leads out; else NotPlainError."""
     owners = {os.geteuid(), 0}
     for path, found in _entries(folder):
         if stat.S_ISLNK(found.st_mode):
@@ -116,11 +109,8 @@ def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def within(path: Path, folder: Path) -> Path:
     """Return the regular file that a path of a model folder means: links inside the folder are followed.
 
-    So are those of the hub's cache, from ``snapshots/X`` of a repository to its ``blobs``.
-
-    Raises:
-        NotPlainError: It leads elsewhere, or to no regular file.
-        OSError: It cannot be looked at.
+    So are those of the hub's cache, from ``snapshots/X`` of a repository to its ``blobs``. NotPlainError: it leads
+    elsewhere, or to no regular file. OSError: it cannot be looked at.
     """
     home, real = folder.resolve(strict=True), path.resolve(strict=True)
     homes = [home, *([home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [])]

@@ -10,7 +10,7 @@ forks commands of its own.
     LOADING --Loaded--> FORKING --close(), or this process dies--> ENDED, with all that it forked
        '-------'--it dies--> ENDED; whoever was to be forked, or was, is told as killed
 
-    a command:  WAITING --Loaded, its turn has come, and there is room for its order--> STARTED --CommandExited--> ENDED
+    a command:  WAITING --Loaded, its turn has come, and there is room for its order--> STARTED --ChildExited--> ENDED
                    '--told to end--> ENDED, never started
 
 An order is one datagram, which Linux lets have about 200 KB: one with more is refused before anything waits for it. The
@@ -34,6 +34,7 @@ from typing import Self
 
 import msgspec
 
+from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import Dialect, ProtocolError
 from trinity_bus.runtime.process import Child, Process, ProcessError
 
@@ -42,7 +43,7 @@ _POLL_S = 0.005
 _LIMIT = 192 << 10
 
 
-class ForkCommand(msgspec.Struct, tag=1, frozen=True):
+class ForkCommand(msgspec.Struct, tag="command", frozen=True):
     """Fork a command. Where its output goes and its environment travel with it, perhaps a socket, its last argument."""
 
     serial: int
@@ -50,7 +51,7 @@ class ForkCommand(msgspec.Struct, tag=1, frozen=True):
     arguments: list[str]
 
 
-class ForkBranch(msgspec.Struct, tag=6, frozen=True):
+class ForkBranch(msgspec.Struct, tag="branch", frozen=True):
     """Fork a branch. Where its output goes, its environment, and its end of a channel travel with it."""
 
     serial: int
@@ -59,35 +60,14 @@ class ForkBranch(msgspec.Struct, tag=6, frozen=True):
     main: str | None = None  # what its commands are; unset: what those of the forking process are
 
 
-class SignalCommand(msgspec.Struct, tag=2, frozen=True):
-    """Send a signal to a command's guard; nothing happens where it has ended."""
-
-    serial: int
-    number: int
-
-
-class Loaded(msgspec.Struct, tag=3, frozen=True):
+class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     pass
-
-
-class CommandForked(msgspec.Struct, tag=4, frozen=True):
-    serial: int
-    pid: int
-
-
-class CommandExited(msgspec.Struct, tag=5, frozen=True):
-    """A command has ended; minus the signal's number where one killed it."""
-
-    serial: int
-    code: int
 
 
 type Fork = ForkCommand | ForkBranch
 
-TO_PRELOAD: Dialect[Fork | SignalCommand] = Dialect(ForkCommand | ForkBranch | SignalCommand, limit=_LIMIT)
-FROM_PRELOAD: Dialect[Loaded | CommandForked | CommandExited] = Dialect(
-    Loaded | CommandForked | CommandExited, limit=_LIMIT
-)
+TO_PRELOAD: Dialect[Fork | SignalChild] = Dialect(ForkCommand | ForkBranch | SignalChild, limit=_LIMIT)
+FROM_PRELOAD: Dialect[Loaded | ChildForked | ChildExited] = Dialect(Loaded | ChildForked | ChildExited, limit=_LIMIT)
 
 
 class Preload:
@@ -174,9 +154,7 @@ class Preload:
         """Have a command forked, as soon as everything is imported.
 
         ``passed`` is a socket that it is given, and this process no longer has; its number there is the last argument.
-
-        Raises:
-            ProcessError: The arguments are larger than an order may be.
+        ProcessError: the arguments are larger than an order may be.
         """
         return self._fork(lambda serial: ForkCommand(serial, name, list(arguments)), env, output, passed=passed)
 
@@ -212,9 +190,9 @@ class Preload:
                 match message:
                     case Loaded():
                         self.has_loaded = True
-                    case CommandForked(serial, pid):
+                    case ChildForked(serial, pid):
                         self._commands[serial].forked(pid)
-                    case CommandExited(serial, code):
+                    case ChildExited(serial, code):
                         self._commands[serial].ended(code)
             if self.process.poll() is not None:
                 for command in self._commands:
@@ -223,7 +201,7 @@ class Preload:
                 for command in self._commands:
                     command.order()
 
-    def send(self, message: Fork | SignalCommand, descriptors: Sequence[int] = ()) -> bool:
+    def send(self, message: Fork | SignalChild, descriptors: Sequence[int] = ()) -> bool:
         """Order something; False: there is no room for it now. Where it is gone, whoever looks is told."""
         with self._lock, contextlib.suppress(ConnectionError):
             try:
@@ -239,7 +217,7 @@ class Preload:
             self.look()
             self._channel.close()
 
-    def _receive(self) -> Loaded | CommandForked | CommandExited | None:
+    def _receive(self) -> Loaded | ChildForked | ChildExited | None:
         try:
             datagram = self._channel.recv(_LIMIT)
         except (BlockingIOError, ConnectionError):
@@ -330,7 +308,7 @@ class ForkedCommand(Process):
         if self.poll() is not None:
             return
         if self._ordered:
-            while not self._preload.send(SignalCommand(self._order.serial, number)):
+            while not self._preload.send(SignalChild(self._order.serial, number)):
                 time.sleep(_POLL_S)
         else:
             self.ended(-signal.SIGTERM)

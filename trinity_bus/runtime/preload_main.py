@@ -7,11 +7,9 @@ Failures: a function raises: this process ends with the traceback, and what wait
 guards see it, and end their families.
 """
 
-import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -21,20 +19,10 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from trinity_bus.runtime.guard import Guard, HeardSignals
+from trinity_bus.runtime.forking import ChildExited, ChildForked, Forking
+from trinity_bus.runtime.guard import Guard
 from trinity_bus.runtime.heap import importing
-from trinity_bus.runtime.preload import (
-    FROM_PRELOAD,
-    TO_PRELOAD,
-    CommandExited,
-    CommandForked,
-    Fork,
-    ForkBranch,
-    ForkCommand,
-    Loaded,
-    SignalCommand,
-    read_environment,
-)
+from trinity_bus.runtime.preload import FROM_PRELOAD, TO_PRELOAD, Fork, ForkCommand, Loaded, read_environment
 from trinity_bus.runtime.process import has_ended, kill_session
 
 
@@ -45,41 +33,11 @@ def named(reference: str) -> Callable[[], Any]:
     return found
 
 
-class Preloaded:
-    """Forks commands, and tells of their ends."""
+class Preloaded(Forking[Fork]):
+    """Forks commands, each under a guard, which is the child."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._guards: dict[int, int] = {}  # serial to the process id of the guard
-        self._ended = HeardSignals(signal.SIGCHLD)
-
-    def run(self) -> tuple[Fork, list[int]] | None:
-        """Serve until the owner is gone, and return None."""
-        # In a forked process, which has nothing of this one's any more, return what it is to do, and the descriptors
-        # that came with it beside those of output and environment.
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        poll.register(self._ended, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
-            if self._ended.fileno() in ready:
-                self._ended.take()
-                self._reap()
-            if self._channel.fileno() in ready:
-                datagram, descriptors, _, _ = socket.recv_fds(self._channel, TO_PRELOAD.limit, 3)
-                if not datagram:
-                    return None
-                match TO_PRELOAD.decode(datagram):
-                    case ForkCommand() | ForkBranch() as order:
-                        if self._fork(order, *descriptors):
-                            return order, descriptors[2:]
-                    case SignalCommand(serial, number):
-                        # Not yet reaped, so the process id is still its own.
-                        if serial in self._guards:
-                            os.kill(self._guards[serial], number)
-
-    def _fork(self, order: Fork, output: int, environment: int, *passed: int) -> bool:
-        # Fork a guard and its command; True in the command.
+    def _fork(self, order: Fork, passed: Sequence[int]) -> bool:
+        output, environment, *own = passed
         owner = os.getpid()
         # The guard's word that the command runs, or its end.
         read_end, write_end = os.pipe()
@@ -91,26 +49,25 @@ class Preloaded:
             if supervising.fork():
                 os.close(write_end)
                 return True
-            for descriptor in passed:
+            for descriptor in own:
                 os.close(descriptor)
             setproctitle(f"guard of trinity-bus: {order.name}")
             os.write(write_end, str(supervising.command).encode())
             os.close(write_end)
             supervising.run()
-        for descriptor in (output, environment, write_end, *passed):
+        for descriptor in (write_end, *passed):
             os.close(descriptor)
-        self._guards[order.serial] = guard
+        self._children[order.serial] = guard
         with os.fdopen(read_end, "rb") as file:
             said = file.read()
         if said:
-            self._tell(CommandForked(order.serial, int(said)))
+            self.tell(ChildForked(order.serial, int(said)))
         return False
 
     def _become_child(self, output: int, environment: int) -> None:
         # Let go of what is the forking process's, and take what is the command's.
         os.setsid()
-        self._channel.close()
-        self._ended.close()
+        self._let_go()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, place)
@@ -120,20 +77,12 @@ class Preloaded:
         os.environ.update(read_environment(environment))
 
     def _reap(self) -> None:
-        for serial, guard in list(self._guards.items()):
+        for serial, guard in list(self._children.items()):
             if has_ended(guard):
                 kill_session(guard)
                 _, status = os.waitpid(guard, 0)
-                del self._guards[serial]
-                self._tell(CommandExited(serial, os.waitstatus_to_exitcode(status)))
-
-    def _tell(self, message: Loaded | CommandForked | CommandExited) -> None:
-        # Where the owner is gone, this process is about to be.
-        with contextlib.suppress(ConnectionError):
-            self._channel.send(FROM_PRELOAD.encode(message))
-
-    def loaded(self) -> None:
-        self._tell(Loaded())
+                del self._children[serial]
+                self.tell(ChildExited(serial, os.waitstatus_to_exitcode(status)))
 
 
 def main() -> None:
@@ -143,7 +92,7 @@ def main() -> None:
     run = named(main)
     forked = serve(socket.socket(fileno=int(descriptor)), functions)
     while forked is not None:
-        order, passed = forked
+        order, (_, _, *passed) = forked
         setproctitle(f"trinity-bus: {order.name}")
         if isinstance(order, ForkCommand):
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -156,8 +105,8 @@ def main() -> None:
         forked = serve(socket.socket(fileno=passed[0]), order.functions)
 
 
-def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[int]] | None:
-    """Import, then fork; returns as :meth:`Preloaded.run` does."""
+def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, Sequence[int]] | None:
+    """Import, then fork; returns as :meth:`Forking.run` does."""
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with importing():
@@ -168,8 +117,8 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, list[
     _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()
-    preloaded = Preloaded(channel)
-    preloaded.loaded()
+    preloaded = Preloaded(channel, TO_PRELOAD, FROM_PRELOAD)
+    preloaded.tell(Loaded())
     return preloaded.run()
 
 

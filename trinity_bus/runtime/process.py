@@ -105,18 +105,11 @@ class Process(ABC):
 
 
 class Child(Process):
-    """A running command that dies with this process.
+    """A running command that dies with this process. The program is looked up on ``PATH``; standard input is empty.
 
-    Args:
-        command: Program and arguments. The program is looked up on ``PATH``.
-        env: Its whole environment. Unset: this process's.
-        cwd: Its working folder. Unset: this process's.
-        output: Where standard output and standard error go: a file, which is appended to, or an open descriptor. Unset:
-            where this process's go. Standard input is always empty.
-        pass_fds: Open descriptors that the command keeps, under the same numbers.
-
-    Raises:
-        ProcessError: The guard could not be started, or this is not Linux.
+    ``env`` is its whole environment, and ``cwd`` its working folder; unset: this process's. What it prints goes to
+    ``output``: a file, which is appended to, or an open descriptor; unset: where this process's goes. It keeps
+    ``pass_fds``, open descriptors, under their numbers. ProcessError: the guard cannot be started, or this is no Linux.
     """
 
     def __init__(

@@ -20,10 +20,7 @@ class RendezvousError(TrinityError, ConnectionError):
 def serve_store(host: str, *, timeout_s: float) -> "TCPStore":
     """Open a store for whoever reaches ``host``, on a free port of it and on no other interface.
 
-    ``timeout_s`` limits each operation on it.
-
-    Raises:
-        RendezvousError: Nothing can listen there.
+    ``timeout_s`` limits each operation on it. RendezvousError: nothing can listen there.
     """
     from torch.distributed import TCPStore
 

@@ -27,8 +27,7 @@ _ENV_START, _ENV_END = 47, 48
 def keep_secrets() -> None:
     """Take secrets out of the environment, and close this process to others of its user. Called once, at the start.
 
-    Raises:
-        OSError: The kernel refused.
+    OSError: the kernel refused.
     """
     before = set(os.environ)
     forget_secrets()

@@ -145,8 +145,7 @@ class Supervisor:
     def wait_ready(self, *names: str) -> None:
         """Wait until these services (unset: all) are ready, each with the limit of its own counted from now.
 
-        Raises:
-            ServiceDiedError: A service ended, or took too long.
+        ServiceDiedError: a service ended, or took too long.
         """
         waiting = {name: self._services[name] for name in names or self._services}
         began = awake.now()

@@ -101,25 +101,15 @@ class Sandbox:
         return self._place.files
 
     async def exec(self, command: Sequence[str], *, stdin: str | bytes = b"", wall_s: float | None = None) -> Executed:
-        """Run a command, and wait for its end.
+        """Run a command, and wait for its end; no shell is involved. ``wall_s``: less than the sandbox's limit.
 
-        Args:
-            command: Program and arguments; no shell is involved.
-            stdin: What it reads.
-            wall_s: Less than the sandbox's limit.
-
-        Raises:
-            SandboxError: It is over, or this machine gives no namespaces.
+        SandboxError: it is over, or this machine gives no namespaces.
         """
-        data = stdin.encode() if isinstance(stdin, str) else stdin
-        return await self._run(command, data, min(wall_s or self._limits.wall_s, self._limits.wall_s))
-
-    async def _run(self, command: Sequence[str], stdin: bytes, wall_s: float) -> Executed:
         folder = self.folder
         done = await execute(
             [sys.executable, "-I", "-S", _JAIL, self._limits.for_jail(), *command],
-            stdin=stdin,
-            wall_s=wall_s,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            wall_s=min(wall_s or self._limits.wall_s, self._limits.wall_s),
             output_bytes=self._limits.output_bytes,
             env={
                 "PATH": os.environ.get("PATH", os.defpath),
@@ -140,8 +130,7 @@ class Sandbox:
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file, and the folders that it lies in.
 
-        Raises:
-            SandboxError: The path leads out of the folder, or over a link, or there is something that is no file.
+        SandboxError: the path leads out of the folder, or over a link, or there is something that is no file.
         """
         raw = data.encode() if isinstance(data, str) else data
         with self._opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
@@ -157,7 +146,7 @@ class Sandbox:
         place, self._place, self._over = self._place, None, True
         try:
             for process in tuple(self._running):
-                await kill(process)
+                kill(process)
         finally:
             if place is not None:
                 # Whoever is cancelled here does not wait for it; let go of it is in any case.

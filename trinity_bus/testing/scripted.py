@@ -139,11 +139,11 @@ class ScriptedPools:
         """See ``Pools.generate_in``."""
         return await self._of(pool).generate(prompt_token_ids, sampling, n, None)
 
-    async def chat(self, pool: str, conversation: Sequence[Mapping[str, Any]], sampling: Sampling) -> str:
+    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
         """See ``Pools.chat``."""
         engine = self._of(pool)
         prompt = engine.tokenizer.apply_chat_template(
-            [dict(one) for one in conversation], add_generation_prompt=True, tokenize=True, return_dict=False
+            json.loads(messages), add_generation_prompt=True, tokenize=True, return_dict=False
         )
         (said,) = await engine.generate(prompt, sampling, 1, None)
         return engine.tokenizer.decode(said.token_ids, skip_special_tokens=True)

@@ -45,7 +45,6 @@ EXTRAS = {
     "tokenizers": _WHOLE_MESH,
     "torch": _WHOLE_MESH,
     "transformers": _WHOLE_MESH,
-    "verifiers": "verifiers",
     "vllm": "explorer-cpu",
     "wandb": "wandb",
 }

@@ -73,7 +73,7 @@ class AuxiliaryPools:
     ) -> None:
         await self._stack.aclose()
 
-    async def generate(
+    async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> list[Completion]:
         drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)

@@ -65,10 +65,8 @@ class AttemptTimeoutError(TrinityError, TimeoutError):
 class RolloutExecutor:
     """Runs attempts.
 
-    Args:
-        max_group_bytes: Of one record of experiences; a larger group is split over several.
-        on_ended: Told of every attempt that has ended, however.
-        record_content: Whether spans may tell what workflows say in their errors.
+    A group of experiences of more than ``max_group_bytes`` is split over several records. ``on_ended`` is told of every
+    attempt that has ended, however. ``record_content``: whether spans may tell what workflows say in their errors.
     """
 
     def __init__(

@@ -37,12 +37,11 @@ from pydantic import ValidationError
 from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
 from trinity_bus import awake
-from trinity_bus.chat import ChatError, Prompt, Renderer, Session, Tokenizer, renderer_for
+from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for
 from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
-from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
@@ -134,7 +133,6 @@ class HttpSide:
             task = asyncio.current_task()
             if task is not None:
                 self._under_way.add(task)
-                task.add_done_callback(self._under_way.discard)
             try:
                 return await answer(request)
             except web.HTTPRequestEntityTooLarge:
@@ -214,21 +212,18 @@ class HttpSide:
 
     async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
         drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n)
-        return _body(*(
-            self._frame(EngineDelta(i, one.token_ids, one.logprobs, one.finish_reason, one.versions, one.routes))
-            for i, one in enumerate(drawn)
-        ))  # fmt: skip
+        return _body(*(self._frame(index, one) for index, one in enumerate(drawn)))
 
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
-            deltas = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n)
-            async with aclosing(deltas):
-                async for delta in deltas:
+            parts = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n)
+            async with aclosing(parts):
+                async for index, more in parts:
                     if response is None:
                         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
                         await response.prepare(request)
-                    await response.write(wire.FRAMES.frame(self._frame(delta)))
+                    await response.write(wire.FRAMES.frame(self._frame(index, more)))
         except (EngineDeadError, GenerationError) as error:
             if response is None:
                 raise
@@ -237,15 +232,15 @@ class HttpSide:
             raise GenerationError("the engine drew nothing")
         return response
 
-    def _frame(self, delta: EngineDelta) -> wire.DrawnFrame:
+    def _frame(self, index: int, drawn: Completion) -> wire.DrawnFrame:
         return wire.DrawnFrame(
-            index=delta.index,
-            token_ids=wire.token_bytes(delta.token_ids),
-            logprobs=wire.logprob_bytes(delta.logprobs),
+            index=index,
+            token_ids=wire.token_bytes(drawn.token_ids),
+            logprobs=wire.logprob_bytes(drawn.logprobs),
             version=self._served.version,
-            finish_reason=delta.finish_reason,
-            versions=delta.versions,
-            routes=wire.told_routes(delta.routes),
+            finish_reason=drawn.finish_reason or None,
+            versions=drawn.versions,
+            routes=wire.told_routes(drawn.routes),
         )
 
 

@@ -83,6 +83,7 @@ _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.explorer")
 
 _POLL_S = 1.0
+_TOLD = ("checksum", "control_s", "transfer_s", "verify_s", "prepare_s", "pause_s")  # of what a sync came to
 
 
 class WeightFollower:
@@ -209,14 +210,4 @@ class WeightFollower:
             outcome = await self._engine.sync_weights(announced, member)
         except WeightTransferError as error:
             return answer.model_copy(update={"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]})
-        return answer.model_copy(
-            update={
-                "ok": True,
-                "checksum": outcome.checksum,
-                "control_s": outcome.control_s,
-                "transfer_s": outcome.transfer_s,
-                "verify_s": outcome.verify_s,
-                "prepare_s": outcome.prepare_s,
-                "pause_s": outcome.pause_s,
-            }
-        )
+        return answer.model_copy(update={"ok": True, **{name: getattr(outcome, name) for name in _TOLD}})

@@ -97,10 +97,10 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
             assert len(one.token_ids) == 8
             assert one.versions == []
             assert one.logprobs == pytest.approx(likely(models[0], one.token_ids, 2.0), abs=TOLERANCE)
-        streamed = [delta async for delta in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
-        token_ids = [token for delta in streamed for token in delta.token_ids]
+        streamed = [more async for _, more in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
+        token_ids = [token for more in streamed for token in more.token_ids]
         assert len(token_ids) == 4
-        assert [delta.finish_reason for delta in streamed if delta.finish_reason] == ["length"]
+        assert [more.finish_reason for more in streamed if more.finish_reason] == ["length"]
         assert await engine.score([*PROMPT, *token_ids], len(PROMPT)) == pytest.approx(
             likely(models[0], token_ids, 1.0), abs=TOLERANCE
         )

@@ -18,7 +18,6 @@ from schemas.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.completion import EngineDelta
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
@@ -77,7 +76,7 @@ class FakeEngine:
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
+    ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
         self.prompts.append(list(prompt_token_ids))
         prompt = "".join(map(chr, prompt_token_ids))
@@ -90,11 +89,11 @@ class FakeEngine:
                 await self.open.wait()
                 if self.hang_after == at - 1:
                     await asyncio.Event().wait()
-                reason = "stop" if at == len(rest) else None
+                reason = "stop" if at == len(rest) else ""
                 for index in range(n):
                     self.tokens_generated += 1
                     routes = self._routes(len(prompt) + len(rest)) if reason else None
-                    yield EngineDelta(index, [ord(character)], [-0.5], reason, versions if reason else [], routes)
+                    yield index, Completion([ord(character)], [-0.5], reason, versions if reason else [], routes)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted += 1
             raise
@@ -124,7 +123,7 @@ class FakeEngine:
 class FakePools:
     """FAKE: one pool, ``judge``, that says what it was asked, backwards."""
 
-    async def generate(
+    async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> list[Completion]:
         self._check(pool)

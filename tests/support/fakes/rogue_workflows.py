@@ -141,7 +141,7 @@ class Cling:
     name: str
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        return await within(0.05, lambda: ToolTimeoutError("it hangs"), time.sleep, 600)
+        return await within(0.05, ToolTimeoutError("it hangs"), time.sleep, 600)
 
 
 @register("leave")

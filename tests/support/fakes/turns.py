@@ -44,7 +44,7 @@ class TurnLog:
     def attempt(self) -> RunTurns:
         """The turns of the next attempt, which goes on from those of the log."""
         number = max((one.attempt for one in self.turns), default=0) + 1
-        return RunTurns(chain(self.turns), lambda n, after, given: turn(n, number, after, given), self.write)
+        return RunTurns(chain(self.turns), turn(0, number), self.write)
 
     def context(self, engine: Any, **how: Any) -> RolloutContext:
         """What the next attempt's workflow is given."""

@@ -57,6 +57,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/runtime/preload.py": "between a process and those that it has forked",
     "trinity_bus/sandbox/jail.py": "said by the process that has started it",
     "trinity_bus/telemetry/": "spans that the user asks to be shown",
+    "trinity_bus/testing/": "what a workflow under test says",
     "trinity_bus/tracking/": "the ledger of the same program",
     "trinity_bus/training/checkpoint/notes.py": "notes of the same trainer, in the folder that it holds",
     "trinity_bus/training/companions.py": "the user's model",

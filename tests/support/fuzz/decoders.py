@@ -28,6 +28,7 @@ from trinity_bus.gateway.explorers import take_frame
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
+from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
@@ -233,15 +234,15 @@ def _pieces(value: bytes) -> None:
 
 def _datagrams_for_nursery() -> list[bytes]:
     load = control.LoadWorkflows("a:b", "/model", "policy", b"{}", ["math"], "e", "trinity", b"{}")
-    return [_body(message) for message in (load, control.ForkRunner(1), control.SignalRunner(1, 9))]
+    return [_body(message) for message in (load, control.ForkRunner(1), SignalChild(1, 9))]
 
 
 def _datagrams_of_nursery() -> list[bytes]:
     said = (
         control.WorkflowsLoaded(["math"]),
         control.LoadFailed("no"),
-        control.RunnerForked(1, 77),
-        control.RunnerExited(1, "was killed"),
+        ChildForked(1, 77),
+        ChildExited(1, -9),
     )
     return [_body(message) for message in said]
 

@@ -26,7 +26,6 @@ from trinity_bus.gateway import wire
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server.client import (
     completion_of,
-    delta_of,
     load_of,
     read_answer,
     read_json,
@@ -198,7 +197,7 @@ def _answer(body: bytes) -> None:
 
 
 def _uses(choice: Any) -> Callable[[], object]:
-    return lambda: (delta_of(choice, [(0, 1)]), completion_of(choice, [(0, 1)]))
+    return lambda: [completion_of(choice, [(0, 1)], partial=partial) for partial in (True, False)]
 
 
 def _metrics(names: tuple[str, ...], body: bytes) -> None:

@@ -80,11 +80,11 @@ async def test_a_judge_answers_a_conversation_that_its_own_tokenizer_writes() ->
 async def test_a_pool_draws_after_token_ids_with_the_limit_of_whoever_asks() -> None:
     async with rig() as here:
         here.judge.answer = "abc"
-        drawn = await here.pools.generate("judge", [7, 8], Sampling(), 2)
+        drawn = await here.pools.generate_in("judge", [7, 8], Sampling(), 2)
         assert [(one.token_ids, one.finish_reason, one.versions) for one in drawn] == [([97, 98, 99], "stop", [])] * 2
         here.judge.answer = "abcd"
         with pytest.raises(GenerationError, match="more than the 3 tokens"):
-            await here.pools.generate("judge", [7, 8], Sampling(), 1)
+            await here.pools.generate_in("judge", [7, 8], Sampling(), 1)
 
 
 async def test_a_teacher_says_how_likely_each_token_is() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas import Sampling, StructuredOutputs
 from tests.support.narrowing import some
-from trinity_bus.inference.completion import completion_of, delta_of, version_spans
+from trinity_bus.inference.completion import completion_of, version_spans
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.launch import parse_cores
 from trinity_bus.inference.sampling import sampling_arguments
@@ -51,19 +51,19 @@ def test_a_completion_is_what_the_engine_drew() -> None:
 
 def test_routes_are_those_of_all_tokens_that_were_run() -> None:
     chosen = np.arange(16).reshape(4, 2, 2)  # of a prompt of three tokens, and of the first of two that were drawn
-    routes = some(completion_of(output([5, 6], routed_experts=chosen.astype(np.uint16)), routed_prompt=3).routes)
+    routes = some(completion_of(output([5, 6], routed_experts=chosen.astype(np.uint16)), routed_before=3).routes)
     assert routes.dtype == np.uint8
     assert routes.tolist() == chosen.tolist()
     assert completion_of(output([5, 6])).routes is None
-    last = delta_of(output([6], index=0, routed_experts=chosen), routed_before=4)
+    last = completion_of(output([6], routed_experts=chosen), routed_before=4, partial=True)
     assert last.routes is not None
     assert last.routes.tolist() == chosen.tolist()
-    assert delta_of(output([6], index=0, finish_reason=None), routed_before=4).routes is None
+    assert completion_of(output([6], finish_reason=None), routed_before=4, partial=True).routes is None
     with pytest.raises(GenerationError, match=r"where \[5, layers, k\]"):
-        delta_of(output([6], index=0, routed_experts=chosen), routed_before=5)
+        completion_of(output([6], routed_experts=chosen), routed_before=5, partial=True)
     for wrong in (None, chosen[:3], chosen[..., 0], chosen + 250):
         with pytest.raises(GenerationError, match=r"routes .*, where \[4, layers, k\] of 0 to 255 are needed"):
-            completion_of(output([5, 6], routed_experts=wrong), routed_prompt=3)
+            completion_of(output([5, 6], routed_experts=wrong), routed_before=3)
 
 
 @pytest.mark.parametrize(

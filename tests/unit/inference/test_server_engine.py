@@ -187,7 +187,7 @@ async def test_tokens_logprobs_and_scores_are_the_servers(model: Path) -> None:
         assert server.asked[-1]["prompt"] == PROMPT
         assert server.asked[-1]["top_k"] == 40
         parts = [part async for part in engine.stream(PROMPT, Sampling(max_tokens=3))]
-        assert [(part.token_ids, part.finish_reason) for part in parts] == [([7, 8, 9], None), ([], "length")]
+        assert [(part.token_ids, part.finish_reason) for _, part in parts] == [([7, 8, 9], ""), ([], "length")]
         assert await engine.score([1, 2, 3, 4], 2) == [-0.25, -0.25]
         assert engine.tokens_generated == 7
         with pytest.raises(RequestRefusedError):

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import packages
-from trinity_bus import Task
 from trinity_bus.errors import ConfigError
 from trinity_bus.rollout import REGISTRY, UnknownWorkflow
 from trinity_bus.rollout.registry import find_workflow, load_installed
-from trinity_bus.testing import ScriptedEngine, run_workflow
 
 type Install = Callable[[str, str, str], None]
 
@@ -23,31 +21,6 @@ from trinity_bus import agent
 async def solve(task, model):
     return 1.0
 """
-VERIFIERS = '''
-"""Stands in for verifiers: an environment that asks the model its row's question."""
-
-class OpenAIChatCompletionsClient:
-    def __init__(self, api):
-        self.api = api
-
-def load_environment(env_id, **options):
-    assert (env_id, options) == ("acme-sums", {"hard": True})
-    return Environment()
-
-class Environment:
-    def get_dataset(self):
-        return [{"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}]
-
-    def get_eval_dataset(self):
-        return [{"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}]
-
-    async def run_rollout(self, row, client, model, sampling_args):
-        said = await client.api.chat.completions.create(model=model, messages=row["prompt"])
-        text = said.choices[0].message.content
-        if text == "fail":
-            return {"reward": 0.0, "error": "the sandbox is gone"}
-        return {"reward": float(text == row["answer"]), "metrics": {"length": len(text)}, "error": None}
-'''
 
 
 @pytest.fixture
@@ -92,21 +65,3 @@ def test_a_file_or_a_module_names_the_one_workflow_that_it_registers(install: In
 def test_what_there_is_not_is_told_with_what_there_is(install: Install, wanted: str) -> None:
     with pytest.raises(UnknownWorkflow, match=r"unknown workflow .*; known: .*math"):
         find_workflow(wanted)
-
-
-async def test_environments_of_verifiers_are_workflows(install: Install) -> None:
-    from trinity_bus.rollout.verifiers import VerifiersError, environment
-
-    install("verifiers", VERIFIERS, "")
-    environment("sums", "acme-sums", hard=True)
-    workflow = REGISTRY["sums"]
-    task = Task(workflow="sums", data={"row": 0})
-    (rollout,) = await run_workflow(workflow, task, ScriptedEngine(["2"]))
-    assert (rollout.reward, rollout.metrics["length"]) == (1.0, 1.0)
-    exam = task.model_copy(update={"batch_type": "eval"})
-    (rollout,) = await run_workflow(workflow, exam, ScriptedEngine(["2"]))
-    assert rollout.reward == 0.0
-    with pytest.raises(VerifiersError, match="the sandbox is gone"):
-        await run_workflow(workflow, task, ScriptedEngine(["fail"]))
-    with pytest.raises(ValueError, match="names row 9 of environment 'acme-sums', which has 1"):
-        await run_workflow(workflow, Task(workflow="sums", data={"row": 9}), ScriptedEngine([]))

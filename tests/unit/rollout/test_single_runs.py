@@ -16,7 +16,7 @@ from trinity_bus.rollout import (
     WorkflowError,
     reused,
 )
-from trinity_bus.rollout.state import MAX_STATE_BYTES
+from trinity_bus.rollout.workflow import MAX_STATE_BYTES
 
 TASK = Task(task_id="t", workflow="mine", prompt="x")
 

@@ -83,7 +83,7 @@ async def test_one_turn_at_most_is_being_written_and_a_failure_is_told_to_whoeve
         if completed.number == 1:
             raise OSError("the log is full")
 
-    turns = RunTurns([], lambda n, after, answers: turn(n, 1, after, answers), write)
+    turns = RunTurns([], turn(0, 1), write)
     turns.note_result("tool", 1, 1)
     await turns.complete()
     assert wrote == [], "the next one is drawn meanwhile"
@@ -110,7 +110,7 @@ async def test_a_call_is_durable_when_it_has_returned() -> None:
         order.append(f"call {number}")
         return number
 
-    turns = RunTurns([], lambda n, after, answers: turn(n, 1, after, answers), write)
+    turns = RunTurns([], turn(0, 1), write)
     ctx = RolloutContext(engine=None, tokenizer=None, repeat_times=1, turns=turns)  # type: ignore[arg-type]
     turns.note_drawn([1], HOT, 1, [SAID])
     await ctx.end_turn()

@@ -45,12 +45,12 @@ def test_slots_that_do_not_divide_are_all_used_and_no_runner_is_without() -> Non
     _, where = begun(9, runners=3, slots=5)
     assert sorted(Counter(where.values()).values()) == [1, 2, 2]
     pool, _ = begun(runners=8, slots=2)
-    assert len(pool.views()) == 2
+    assert len(pool.runners) == 2
 
 
 def test_of_those_in_a_dead_runner_only_the_one_that_kills_again_fails() -> None:
     pool, where = begun(6)
-    effects = pool.died(0, "was killed by signal 11")
+    effects = pool.died(0, "was ended by SIGSEGV")
     again = started(effects)
     assert set(again) == {job for job, serial in where.items() if serial == 0}
     # Each alone, in a new process; the place is taken by another one.
@@ -59,20 +59,20 @@ def test_of_those_in_a_dead_runner_only_the_one_that_kills_again_fails() -> None
     culprit, *innocent = again
     for serial in again.values():
         pool.heard(serial)
-    assert pool.died(again[culprit], "was killed by signal 11")[0] == do.FailJob(culprit, "was killed by signal 11")
+    assert pool.died(again[culprit], "was ended by SIGSEGV")[0] == do.FailJob(culprit, "was ended by SIGSEGV")
     for job in innocent:
         assert do.CloseRunner(again[job]) in pool.ended(job, 0.0)
 
 
 def test_suspects_are_many_and_their_processes_few() -> None:
     pool, _ = begun(40, runners=1, slots=40)
-    effects = pool.died(0, "exited with status 1")
+    effects = pool.died(0, "ended with status 1")
     assert len(started(effects)) == QUARANTINE
     serial = next(iter(started(effects).values()))
     pool.heard(serial)
     (job,) = [job for job, at in started(effects).items() if at == serial]
     pool.ended(job, 0.0)
-    assert len(started(pool.died(serial, "exited with status 0"))) == 1
+    assert len(started(pool.died(serial, "ended with status 0"))) == 1
 
 
 def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
@@ -85,7 +85,7 @@ def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
     assert (kill.serial, kill.number) == (serial, signal.SIGABRT)
     assert not [effect for effect in pool.tick(0.5, {}) if isinstance(effect, do.KillRunner)]
     assert do.KillRunner(serial, signal.SIGKILL, "it did not end") in pool.tick(1.5, {})
-    assert 0 in started(pool.died(serial, "was killed by signal 9"))
+    assert 0 in started(pool.died(serial, "was ended by SIGKILL"))
 
 
 def test_one_sign_of_life_is_enough() -> None:
@@ -105,7 +105,7 @@ def test_a_cancelled_job_has_time_to_let_go_and_then_costs_the_others_only_a_new
     assert not [effect for effect in pool.tick(14.9, {}) if isinstance(effect, do.KillRunner)]
     (kill,) = [effect for effect in pool.tick(15.0, {}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (serial, signal.SIGKILL)
-    effects = pool.died(serial, "was killed by signal 9")
+    effects = pool.died(serial, "was ended by SIGKILL")
     # Not alone: who held on is known.
     (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     assert started(effects) == dict.fromkeys(others, fork.serial)
@@ -122,7 +122,7 @@ def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
     pool, where = begun(1)
     effects = pool.cancel(0, 10.0, at_once=True)
     assert [type(effect) for effect in effects] == [do.CancelJob, do.KillRunner]
-    assert not started(pool.died(where[0], "was killed by signal 9"))
+    assert not started(pool.died(where[0], "was ended by SIGKILL"))
 
 
 def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> None:
@@ -132,7 +132,7 @@ def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> N
     assert started(pool.submit(3)) == {3: fork.serial}
     assert do.CloseRunner(where[1]) not in pool.ended(1, 0.0)
     assert do.CloseRunner(where[1]) in pool.ended(2, 0.0)
-    assert pool.died(where[1], "exited with status 0") == []
+    assert pool.died(where[1], "ended with status 0") == []
 
 
 def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
@@ -141,7 +141,7 @@ def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
     (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     (job,) = [job for job, serial in where.items() if serial == 1]
     assert do.CloseRunner(1) in pool.ended(job, 0.0)
-    assert {view.serial for view in pool.views() if view.place is not None} == {0, fork.serial}
+    assert {view.serial for view in pool.runners if view.place is not None} == {0, fork.serial}
     (kill,) = [effect for effect in pool.tick(0.0, {0: 201.0}) if isinstance(effect, do.KillRunner)]
     assert (kill.serial, kill.number) == (0, signal.SIGKILL)
 
@@ -167,13 +167,13 @@ def test_runners_that_never_come_up_are_given_up_and_blame_no_job() -> None:
     assert isinstance(fork, do.StartRunner)
     serial = fork.serial
     for _ in range(MAX_FAILED_STARTS - 1):
-        effects = pool.died(serial, "exited with status 1")
+        effects = pool.died(serial, "ended with status 1")
         (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
         assert started(effects) == {0: fork.serial}
         serial = fork.serial
-    (gives_up,) = pool.died(serial, "exited with status 1")
+    (gives_up,) = pool.died(serial, "ended with status 1")
     assert isinstance(gives_up, do.GiveUp)
-    assert gives_up.why == "3 runners in a row died as they started; the last one exited with status 1"
+    assert gives_up.why == "3 runners in a row died as they started; the last one ended with status 1"
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -268,7 +268,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def places_are_taken_and_slots_are_kept(self) -> None:
-        views = self.pool.views()
+        views = self.pool.runners
         assert [view.place for view in views if view.place is not None] == [0, 1]
         assert {view.serial for view in views} == self.alive
         assert {job: view.serial for view in views for job in view.jobs} == self.where
@@ -279,7 +279,7 @@ class AnyHistory(RuleBasedStateMachine):
         """Whatever happened: when the runners behave from now on, every job that is left has its end."""
         for _ in range(200):
             for serial in sorted(self.alive):
-                view = next(view for view in self.pool.views() if view.serial == serial)
+                view = next(view for view in self.pool.runners if view.serial == serial)
                 if view.state == "stopping" and not view.jobs:
                     self.alive.remove(serial)
                     self.do(self.pool.died(serial, "ended"))

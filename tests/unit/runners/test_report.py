@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from schemas import RunnersReport, codec
 from tests.support.fakes.mesh_records import dispatch
-from trinity_bus.rollout.state import MAX_STATE_BYTES
-from trinity_bus.runners.pool import RunnerView
+from trinity_bus.rollout.workflow import MAX_STATE_BYTES
+from trinity_bus.runners.pool import PoolRunner
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 
 
@@ -16,8 +16,8 @@ def news(
     return JobStatus(order=order, model_version=3, begin_time=100.0, terminate_time=terminate_time, said=said or {})
 
 
-def view(serial: int = 0, place: int | None = 0, jobs: tuple[int, ...] = ()) -> RunnerView:
-    return RunnerView(serial=serial, place=place, state="busy", jobs=jobs, ended=0, restarts=0, rss_mib=50.04)
+def view(serial: int = 0, place: int | None = 0, jobs: tuple[int, ...] = ()) -> PoolRunner:
+    return PoolRunner(serial, place, heard=True, jobs=dict.fromkeys(jobs), rss_mib=50.04)
 
 
 def test_a_runner_at_work_is_told_with_what_it_works_on() -> None:

@@ -13,7 +13,6 @@ from trinity_bus.runners.request_rules import (
     JobEnded,
     RefuseRequest,
     RequestRules,
-    RunnerAnswered,
     ServeRequest,
 )
 from trinity_bus.runtime.frames import ProtocolError
@@ -95,7 +94,7 @@ class AnyTalk(RuleBasedStateMachine):
 
     @rule()
     def pong(self) -> None:
-        assert self.requests.receive(Pong({})) == RunnerAnswered(Pong({}))
+        assert self.requests.receive(Pong({})) == Pong({})
 
     @precondition(lambda self: len(self.jobs) > 2)
     @rule()

@@ -5,6 +5,8 @@ given by :func:`batch_priority`: train batch n, then eval batches whose id start
 others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.batches.shares` to say.
 """
 
+import math
+import re
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -16,9 +18,26 @@ from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.pools import Kind
-from trinity_bus.rollout.order import BatchOrder, sort_batch_id
 
+type BatchOrder = tuple[float, int]
 type Priority = tuple[BatchOrder, bool, int]
+
+_LEADING_DIGITS = re.compile(r"[0-9]+")
+
+
+def sort_batch_id(batch_id: int | str) -> BatchOrder:
+    """Sort key of a batch id: a train step's number, or a name.
+
+    Step ``n`` comes before every name that starts with the digits ``n`` (``"n/held-out"``: the evaluation after step
+    n), which come before step ``n + 1``. Names without leading digits come last.
+
+    >>> sorted([2, "1/held-out", "final", 1], key=sort_batch_id)
+    [1, '1/held-out', 2, 'final']
+    """
+    if isinstance(batch_id, int):
+        return batch_id, 0
+    digits = _LEADING_DIGITS.match(batch_id)
+    return (int(digits[0]), 1) if digits else (math.inf, 1)
 
 
 def batch_priority(batch: Batch) -> Priority:

@@ -24,7 +24,7 @@ import msgspec
 from schemas.task import MAX_REPEAT_TIMES
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
-from trinity_bus.inference.completion import EngineDelta
+from trinity_bus.inference.completion import ended_by
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
 
@@ -54,32 +54,17 @@ class ServerAnswer(msgspec.Struct):
 TOP: Final = 5  # Likeliest tokens that the first request asks for: as many as OpenAI's completions tell
 # what reading an answer raises where it is none
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_ANSWERS: Final = msgspec.json.Decoder(ServerAnswer)
 
 
 def read_answer(body: bytes) -> ServerAnswer:
-    try:
-        return _ANSWERS.decode(body)
-    except UNREADABLE as error:
-        raise GenerationError(f"the server's answer cannot be read: {error}") from error
+    return read_json(body, ServerAnswer)
 
 
-def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> Completion:
-    token_ids, logprobs = _drawn(choice)
-    if choice.finish_reason not in {"stop", "length"}:
-        raise GenerationError(f"a response ended after {len(token_ids)} tokens with {choice.finish_reason!r}")
-    return Completion(token_ids, logprobs, choice.finish_reason, versions)
-
-
-def delta_of(choice: AnsweredChoice, versions: list[tuple[int, int]]) -> EngineDelta:
-    if choice.finish_reason not in {None, "stop", "length"}:
-        raise GenerationError(f"a response ended with {choice.finish_reason!r}")
-    ended = choice.finish_reason is not None
-    if ended and not choice.token_ids:
-        # The last event may tell the reason alone.
-        return EngineDelta(choice.index, [], [], choice.finish_reason, versions)
-    token_ids, logprobs = _drawn(choice)
-    return EngineDelta(choice.index, token_ids, logprobs, choice.finish_reason, versions if ended else [])
+def completion_of(choice: AnsweredChoice, versions: list[tuple[int, int]], *, partial: bool = False) -> Completion:
+    """Return a response; with ``partial`` what it has got more, of which the last event may tell the reason alone."""
+    reason = ended_by(choice.finish_reason, partial=partial)
+    token_ids, logprobs = ([], []) if partial and reason and not choice.token_ids else _drawn(choice)
+    return Completion(token_ids, logprobs, reason, versions if reason else [])
 
 
 def scores_of(answer: ServerAnswer, tokens: int, start: int) -> list[float]:
@@ -217,7 +202,6 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_json[T](body: bytes, kind: type[T]) -> T:
-    """Read an answer that is no response."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:

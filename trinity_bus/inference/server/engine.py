@@ -34,7 +34,7 @@ from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION, EngineDelta
+from trinity_bus.inference.completion import UNKNOWN_VERSION
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -47,7 +47,6 @@ from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.inference.server.client import (
     ServerClient,
     completion_of,
-    delta_of,
     load_of,
     read_answer,
     read_json,
@@ -122,12 +121,7 @@ class _Told(msgspec.Struct):
 
 
 class ServerEngine:
-    """An inference server as an explorer's engine.
-
-    Args:
-        sync_timeout_s: Limit of each wait within a change of weights.
-        first_version: Of the weights that it was started with; -1: none that is known.
-    """
+    """An inference server as an explorer's engine; ``sync_timeout_s`` limits each wait within a change of weights."""
 
     def __init__(
         self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, first_version: int = UNKNOWN_VERSION
@@ -217,7 +211,7 @@ class ServerEngine:
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> AsyncGenerator[EngineDelta]:
+    ) -> AsyncGenerator[tuple[int, Completion]]:
         arguments = self._arguments(sampling, n)
         unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent):
@@ -227,14 +221,14 @@ class ServerEngine:
                 async with aclosing(self._client.events(_PATH, asked)) as events:
                     async for event in events:
                         for choice in read_answer(event).choices:
-                            delta = delta_of(choice, versions)
-                            left = unfinished.pop(delta.index, -1) - len(delta.token_ids)
+                            more = completion_of(choice, versions, partial=True)
+                            left = unfinished.pop(choice.index, -1) - len(more.token_ids)
                             if left < 0:
-                                raise GenerationError(f"response {delta.index} of {n} is longer than was asked for")
-                            if delta.finish_reason is None:
-                                unfinished[delta.index] = left
-                            self.tokens_generated += len(delta.token_ids)
-                            yield delta
+                                raise GenerationError(f"response {choice.index} of {n} is longer than was asked for")
+                            if not more.finish_reason:
+                                unfinished[choice.index] = left
+                            self.tokens_generated += len(more.token_ids)
+                            yield choice.index, more
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
 
