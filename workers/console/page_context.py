@@ -44,7 +44,6 @@ class PageContext:
             visitor=request[VISITOR],
             path=request.path,
             query={name: value for name, value in request.query.items() if name != "until"},
-            pairs=[(name, value) for name, value in request.query.items() if name != "until"],
             until=until,
             begin=None if extent is None else extent.first_at,
             now=self._clock(),

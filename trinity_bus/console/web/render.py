@@ -5,7 +5,7 @@ and again.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,6 @@ MENU: Final = (
     ("/steps", "Steps", "s"),
     ("/samples", "Samples", "a"),
     ("/versions", "Versions", "v"),
-    ("/compare", "Compare", "c"),
     ("/dead-letters", "Dead letters", "d"),
     ("/configuration", "Configuration", "f"),
 )
@@ -42,7 +41,6 @@ class Frame:
     visitor: Visitor
     path: str
     query: Mapping[str, str]  # What the link asks, but for the moment
-    pairs: Sequence[tuple[str, str]] = ()  # The same, with what is asked more than once
     until: float | None = None  # The moment that is looked at; None: now
     begin: float | None = None  # The oldest moment that can be; None: not known
     now: float = 0.0
@@ -60,7 +58,7 @@ class Frame:
 
     @property
     def now_link(self) -> str:
-        return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
 
     def here(self, **query: object) -> str:
         return self.url(self.path, **{**self.query, **query})
