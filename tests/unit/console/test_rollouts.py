@@ -27,7 +27,7 @@ def texts(tokens: Sequence[Tokens]) -> list[str]:
 def timeline(*events: tuple[EventKind, float, int | None, str]) -> TaskTimeline:
     place = Place("tasks", 0, 0)
     told = [TaskEvent(at, kind, attempt, "explorer-0", text, place) for kind, at, attempt, text in events]
-    return TaskTimeline("t", "math", None, None, None, None, None, None, None, told, [])
+    return TaskTimeline("t", "math", None, None, None, None, None, None, told, [])
 
 
 def test_runs_stand_side_by_side_with_their_advantages() -> None:

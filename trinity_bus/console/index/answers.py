@@ -56,7 +56,6 @@ class IndexStanding(Struct, frozen=True):
     state: IndexState
     line: str  # One line for people
     behind: int = 0  # Records of the log that it has not read
-    text_search: str | None = None  # Why samples cannot be searched for text; None where they can
 
 
 class PassedOver(Struct, frozen=True):
@@ -78,11 +77,6 @@ class Extent(Struct, frozen=True):
     first_at: float | None  # Time of the oldest record; None: the index is empty
     last_at: float | None
     samples: int
-    groups: int
-    tasks: int
-    batches: int
-    steps: int
-    versions: int
     dead_letters: int
 
 
@@ -267,7 +261,6 @@ class TaskTimeline(Struct, frozen=True):
     task_id: str
     workflow: str | None
     batch_id: str | None
-    batch_type: BatchType | None
     producer: str | None
     prompt: str | None  # Its beginning, of conversations that of the last message
     answer: str | None
@@ -295,7 +288,7 @@ class Histogram(Struct, frozen=True):
 class Point(Struct, frozen=True):
     """One point of a chart, of one value or of several that lie side by side."""
 
-    x: float  # By step, version or time, as was asked
+    x: float  # By step or time, as was asked
     value: float  # Their mean
     low: float
     high: float
@@ -314,7 +307,6 @@ class SyncRow(Struct, frozen=True):
     explorer: str
     ok: bool
     error: str | None
-    control_s: float
     transfer_s: float
     pause_s: float
 
@@ -382,7 +374,4 @@ class DeadLetterRow(Struct, frozen=True):
     reason: str  # One word
     detail: str
     source: str  # Where it came from, ``topic/partition@offset``
-    source_topic: str
     key: str
-    size: int
-    head: str  # Its beginning, as text where it is one

@@ -90,9 +90,7 @@ class IndexFollower:
             await asyncio.wait([task])
 
     def standing(self) -> IndexStanding:
-        return IndexStanding(
-            state=self._state, line=self._line, behind=self._behind, text_search=self._store.no_text_search
-        )
+        return IndexStanding(state=self._state, line=self._line, behind=self._behind)
 
     async def changed(self, timeout_s: float) -> None:
         """Wait until there is something new in the index or its standing, or the time is up. For any number at once."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 from schemas.record import BatchType
 from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import page_values, row_page
+from trinity_bus.console.index.queries.groups import left_out
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
@@ -104,13 +105,10 @@ def step(
     if row[1] is None:
         return None
     *_, metrics, checksum, checkpoint, seed, key = row
-    left_out = db.execute(
-        "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
-    )
     return answers.StepDetail(
         row=answers.StepRow(*row[:_STEP_FIELDS]),
         metrics=json.loads(metrics or "{}"),
-        left_out=[answers.LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
+        left_out=left_out(db, key),
         checksum=checksum,
         checkpoint=checkpoint,
         seed=seed,
@@ -155,7 +153,7 @@ def version(
     if row is None:
         return None
     syncs = db.execute(
-        "SELECT id, explorer, ok, error, control_s, transfer_s, pause_s FROM syncs WHERE version = :version "
+        "SELECT id, explorer, ok, error, transfer_s, pause_s FROM syncs WHERE version = :version "
         "AND model = :model AND id <= :until ORDER BY id LIMIT :rows",
         values | {"model": row[1]},
     )
