@@ -1,4 +1,4 @@
-"""What comes of a draft: files of settings without secrets, what they would change, and the processes of a mesh."""
+"""What comes of a draft: files of settings without secrets, and the processes of a mesh."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,6 @@ from trinity_bus.config.template import rendered, toml_value
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows
 from trinity_bus.sizing.hardware import Hardware
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    path: str
-    before: str  # As in a file; empty: unset
-    after: str
 
 
 def mesh_file(draft: Draft, tasks: str = TASKS) -> str:
@@ -39,13 +32,6 @@ def tasks_file(rows: TaskRows) -> str:
     if rows.answer:
         lines.append(f"answer = {toml_value('${' + rows.answer + '}')}")
     return "\n".join(lines) + "\n"
-
-
-def differences(before: Sections, after: Sections) -> Sequence[Difference]:
-    """Return the settings that differ, but for those that follow from others. Of secrets nothing is said."""
-    somebodys = {*changed_values(before), *changed_values(after)}
-    paths = (path for path in _differing(before, after) if path in somebodys)
-    return [Difference(path, _written(before, path), _written(after, path)) for path in paths]
 
 
 def changed_values(settings: Sections) -> Mapping[str, object]:
