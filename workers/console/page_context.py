@@ -79,6 +79,11 @@ class PageContext:
         return await asyncio.to_thread(self.pages.render, template, frame, **await values(frame))
 
 
+def asked_of(frame: Frame, *names: str) -> dict[str, str]:
+    """Return what a form of a page was filled in with."""
+    return {name: frame.query.get(name, "").strip() for name in names}
+
+
 def number(frame: Frame, name: str) -> float | None:
     """Return a number of a link's query; None where it is not there. Raises BadLinkError where it is none."""
     text = frame.query.get(name, "").strip()

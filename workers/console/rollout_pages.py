@@ -29,7 +29,7 @@ from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
 from workers.console.access_control import NotThereError
-from workers.console.page_context import BadLinkError, PageContext, count, number, whole
+from workers.console.page_context import BadLinkError, PageContext, asked_of, count, number, whole
 from workers.console.training_pages import BINS, histogram_part
 
 _ROWS: Final = 100
@@ -63,25 +63,7 @@ class FiguresView:
         return self.gaps is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    text: str = ""
-    task: str = ""
-    batch: str = ""
-    step: str = ""
-    trainer: str = ""
-    low: str = ""
-    high: str = ""
-    version_low: str = ""
-    version_high: str = ""
-
-    @property
-    def any(self) -> bool:
-        return any(getattr(self, name) for name in self.__slots__)
-
-    @classmethod
-    def of(cls, frame: Frame) -> "Asked":
-        return cls(**{name: frame.query.get(name, "").strip() for name in cls.__slots__})
+_ASKED: Final = ("text", "task", "batch", "step", "trainer", "low", "high", "version_low", "version_high")
 
 
 class RolloutPages:
@@ -101,13 +83,13 @@ class RolloutPages:
 
     async def _samples(self, request: web.Request) -> web.Response:
         async def values(frame: Frame) -> Mapping[str, Any]:
-            asked = Asked.of(frame)
+            asked = asked_of(frame, *_ASKED)
             wanted = SampleFilter(
-                text=asked.text or None,
-                task_id=asked.task or None,
-                batch_id=asked.batch or None,
+                text=asked["text"] or None,
+                task_id=asked["task"] or None,
+                batch_id=asked["batch"] or None,
                 step=count(frame, "step"),
-                trainer=asked.trainer or None,
+                trainer=asked["trainer"] or None,
                 reward_min=number(frame, "low"),
                 reward_max=number(frame, "high"),
                 version_min=count(frame, "version_low"),

@@ -48,7 +48,7 @@ def test_names_are_text() -> None:
 
 
 def test_a_bar_leads_to_what_it_counts() -> None:
-    root = parsed(histogram("rewards", [Bar(0, 0.5, 3, "/samples?low=0&high=0.5", chosen=True), Bar(0.5, 1, 1, "/b")]))
+    root = parsed(histogram("rewards", [Bar(0, 0.5, 3, "/samples?low=0&high=0.5"), Bar(0.5, 1, 1, "/b")]))
     # Links in what is a picture could not be followed by who cannot see it.
     assert root.get("role") == "group"
     assert [one.attrib["href"] for one in root.iter("a")] == ["/samples?low=0&high=0.5", "/b"]

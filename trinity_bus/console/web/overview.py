@@ -90,11 +90,6 @@ class FleetRow:
     more: str = ""
     runners: str = ""  # How many of them are at something, and how often one was replaced; empty: not known
 
-    @property
-    def load(self) -> float:
-        """Share of its slots that are taken, at most 1."""
-        return min(1.0, self.running / self.slots) if self.slots else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:

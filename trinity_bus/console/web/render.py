@@ -21,7 +21,6 @@ from trinity_bus.console.web.who import Visitor
 STATIC: Final = Path(__file__).parent / "static"  # What pages load beside their HTML
 
 MAX_QUERY: Final = 2000  # Characters of a link's question: one that is longer is not answered
-_MAX_BACK: Final = 20  # Pages of a list that a link leads back through
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 # Path, title, and the key that leads there after a ``g``
 MENU: Final = (
@@ -62,16 +61,6 @@ class Frame:
 
     def here(self, **query: object) -> str:
         return self.url(self.path, **{**self.query, **query})
-
-    def older(self, after: str) -> str:
-        """Return a link to the next page of a list, with the way back: as much of it as a link has room for."""
-        this = self.query.get("after")
-        back = [*(self.query.get("back") or "").split("."), this][-_MAX_BACK:] if this else []
-        while True:
-            link = self.here(after=after, back=".".join(filter(None, back)))
-            if not back or len(link) - len(self.path) <= MAX_QUERY:
-                return link
-            del back[0]
 
 
 class Pages:
