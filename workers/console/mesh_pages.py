@@ -99,8 +99,8 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
     newest = None if done is None or until is None else index.step(done, trainer=trainer, until=until)
     return first_page.Past(
         extent=index.extent(until=until),
-        by_step={one.name: one.points for one in by_step},
-        by_time={one.name: one.points for one in by_time},
+        by_step=by_step,
+        by_time=by_time,
         steps=steps,
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),

@@ -95,12 +95,7 @@ class Console:
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)
-
-        async def end_with_it(app: web.Application) -> None:
-            del app
-            await mesh.stop()
-
-        app.on_shutdown.append(end_with_it)
+        app.on_shutdown.append(lambda _: mesh.stop())
         app.router.add_get("/live", Live(self.feed).stream)
         app.router.add_get("/health", self._health)
         app.router.add_static("/static", STATIC)

@@ -20,8 +20,8 @@ def step(number: int, seconds: float = 1.0) -> StepRow:
 
 
 def past(numbers: Sequence[int] = range(1, 6)) -> Past:
-    points = [Point(float(n), 0.1 * n, 0.1 * n, 0.1 * n, 1) for n in numbers]
-    times = [Point(100.0 + 2 * n, 64.0, 64.0, 64.0, 1) for n in numbers]
+    points = [Point(float(n), 0.1 * n, 1) for n in numbers]
+    times = [Point(100.0 + 2 * n, 64.0, 1) for n in numbers]
     return Past(
         extent=Extent(100.0, 120.0, 80, 2),
         by_step={REWARD: points, "loss": points, "eval/held/reward/mean@1": points},

@@ -13,7 +13,6 @@ from schemas.record import BatchType, Metrics
 
 HEAD_CHARS: Final = 200  # Characters of a text that the index keeps
 
-type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
 type EventKind = Literal["sent", "dispatched", "cancelled", "finished", "experience", "begun", "result", "dead_letter"]
 
 
@@ -50,12 +49,6 @@ class RowPage[R](Struct, frozen=True):
     after: str | None = None  # To ask for the rows behind these; None: there are none
     # Where a search took too long to fill the page: it got back to this time. ``after`` goes on from there.
     searched_back_to: float | None = None
-
-
-class IndexStanding(Struct, frozen=True):
-    state: IndexState
-    line: str  # One line for people
-    behind: int = 0  # Records of the log that it has not read
 
 
 class PassedOver(Struct, frozen=True):
@@ -98,14 +91,9 @@ class BatchRow(Struct, frozen=True):
     trained_by: str | None  # The trainer that began it
 
 
-class BatchTransition(Struct, frozen=True):
-    state: str
-    at: float
-
-
 class BatchDetail(Struct, frozen=True):
     row: BatchRow
-    transitions: list[BatchTransition]  # As far as the log had kept them when they were read
+    transitions: list[tuple[str, float]]  # States, and when: as far as the log had kept them when they were read
     metrics: Metrics
 
 
@@ -175,7 +163,6 @@ class GroupRow(Struct, frozen=True):
     reward_mean: float | None  # Over those that have a reward
     reward_min: float | None
     reward_max: float | None
-    reward_std: float | None  # Of them as they are (population)
     version_min: int
     version_max: int
     prompt_tokens: int  # Of the first sample
@@ -191,12 +178,7 @@ class SampleRow(Struct, frozen=True):
     place: SamplePlace
     at: float
     task_id: str
-    attempt: int
     run_id: int
-    batch_id: str
-    batch_type: BatchType
-    workflow: str
-    explorer: str
     reward: float | None
     version_min: int
     version_max: int
@@ -290,14 +272,7 @@ class Point(Struct, frozen=True):
 
     x: float  # By step or time, as was asked
     value: float  # Their mean
-    low: float
-    high: float
     count: int
-
-
-class Series(Struct, frozen=True):
-    name: str
-    points: list[Point]
 
 
 class SyncRow(Struct, frozen=True):
@@ -312,12 +287,10 @@ class SyncRow(Struct, frozen=True):
 
 
 class PublishedRow(Struct, frozen=True):
-    model: str
     version: int
     step: int
     batch_id: str | None
     published_at: float
-    method: str
     trainer: str
     checksum: str
     checkpoint: str | None

@@ -5,10 +5,9 @@ text; which words are in them stays in the index. A file appears when it is whol
 """
 
 import sqlite3
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trinity_bus.console.index.files import explained, reading
 from trinity_bus.console.index.questions import StoreError
@@ -64,7 +63,7 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
     part = path.with_name(path.name + ".part")
     count = 0
     with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
-        for chunk in _chunks(rows):
+        while chunk := rows.fetchmany(_ROWS):
             arrays = [
                 pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), schema, strict=True)
             ]
@@ -72,8 +71,3 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
             count += len(chunk)
     part.replace(path)
     return count
-
-
-def _chunks(rows: sqlite3.Cursor) -> Iterator[list[Any]]:
-    while chunk := rows.fetchmany(_ROWS):
-        yield chunk

@@ -39,7 +39,7 @@ _LAST_WORD: Final = (
 # A number, and what a ``GroupRow`` is made of
 _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
-    "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
+    "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, "
     "g.version_min, g.version_max, g.prompt_tokens, g.response_tokens, "
     f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, {EQUAL_RUNS}, "
     "(SELECT json_group_array(DISTINCT json_array(b.step, b.trainer, b.follows)) FROM step_groups u JOIN begun b "
@@ -48,9 +48,8 @@ _GROUP: Final = (
 )
 # A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown
 SAMPLE: Final = (
-    f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, s.run_id, g.batch_id, g.batch_type, '
-    "g.workflow, g.explorer, s.reward, s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, "
-    "s.finish_reason"
+    f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, s.run_id, s.reward, '
+    "s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, s.finish_reason"
 )
 
 # The steps that were begun with a record of a group, those of live trainers first

@@ -72,13 +72,13 @@ def metrics(
     points: int = 500,
     trainer: str | None = None,
     until: float | None = None,
-) -> list[answers.Series]:
-    """Return a series of each name, for charts: at most so many points, in the order of the axis.
+) -> dict[str, list[answers.Point]]:
+    """Return the points of each name, for charts: at most so many, in the order of the axis.
 
     Of steps they are those of a trainer's last run; None: of the first of ``trainers``.
     """
     of = whose(db, trainer, until)
-    return [answers.Series(name, _series(db, name, by=by, points=points, of=of, until=until)) for name in names]
+    return {name: _series(db, name, by=by, points=points, of=of, until=until) for name in names}
 
 
 def _series(
@@ -97,7 +97,7 @@ def _series(
     # Points that share a place of the axis become one; the last place takes the end of it too.
     values |= {"low": low, "width": max((high - low) / points, 1e-9)}
     found = db.execute(
-        f"SELECT avg(x), avg(value), min(value), max(value), count(*) FROM ({source}) "
+        f"SELECT avg(x), avg(value), count(*) FROM ({source}) "
         "GROUP BY min(CAST((x - :low) / :width AS INTEGER), :points - 1) ORDER BY 1",
         values,
     )
