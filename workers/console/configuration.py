@@ -132,9 +132,10 @@ class Configuration:
 
     async def _look(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        view = await asyncio.to_thread(self._mesh.view)
-        response = self._context.render(request, "local_mesh.html", mesh=view, may_run=self._may_run(request))
-        if view.state in {"starting", "stopping"}:
+        activities = await asyncio.to_thread(self._mesh.activities)
+        values = {"mesh": self._mesh, "activities": activities, "may_run": self._may_run(request)}
+        response = self._context.render(request, "local_mesh.html", **values)
+        if self._mesh.state in {"starting", "stopping"}:
             response.headers["Refresh"] = "2"
         return response
 
@@ -212,12 +213,11 @@ class Configuration:
     ) -> web.Response:
         mode = _mode(request)
         known = {**fields(), **EXTRA_FIELDS}
-        asked = {question.field for question in QUESTIONS}
         touched = {*answers, *(path for one in (checked.problems if checked else ()) for path in one.paths)}
         values: dict[str, Any] = {
             "mode": mode,
             "answers": answers,
-            "carried": {path: text for path, text in answers.items() if path not in asked and text},
+            "carried": {path: text for path, text in answers.items() if path not in QUESTIONS and text},
             "checked": checked,
             "known": known,
             "questions": QUESTIONS,

@@ -51,7 +51,7 @@ def test_there_is_a_field_for_each_setting_and_it_says_what_the_setting_says() -
             assert str(one.value(one.default)) == str(default), path
     assert fields()["mesh.mode"].choices == ["both", "explore", "train", "bench", "serve"]
     assert fields()["explorer.gpu_memory_utilization"].bounds == "above 0 to 1"
-    assert {one.field for one in QUESTIONS} <= {*fields(), *EXTRA_FIELDS}
+    assert {*QUESTIONS} <= {*fields(), *EXTRA_FIELDS}
 
 
 def test_what_is_not_answered_is_named() -> None:
@@ -220,4 +220,4 @@ def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_ser
 
 
 def test_the_questions_cover_what_a_random_form_answers() -> None:
-    assert ANSWERS.keys() == {one.field for one in QUESTIONS}
+    assert ANSWERS.keys() == QUESTIONS.keys()

@@ -250,23 +250,24 @@ def _figures(past: Past | None, state: MeshState | None, ended_at: float | None)
             found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
     if state is not None and ended_at is None:
-        runners = state.runners()
-        found += [
-            Figure("tokens/s", charts.figure(state.tokens_per_s)),
-            Figure("explorers", str(sum(1 for _ in state.alive()))),
-            Figure("attempts running", str(sum(one.attempts for one in state.alive()))),
-        ]
-        if runners:
+        alive = list(state.alive())
+        found += _work(state.tokens_per_s, len(alive), sum(one.attempts for one in alive))
+        if runners := state.runners():
             found.append(Figure("runners busy", f"{sum(one.state == 'busy' for one in runners)}/{len(runners)}"))
     elif state is None and past is not None and past.fleet:
-        found += [
-            Figure("tokens/s", charts.figure(sum(row.tokens_per_s or 0.0 for row in past.alive))),
-            Figure("explorers", str(len(past.alive))),
-            Figure("attempts running", str(sum(row.running for row in past.alive))),
-        ]
+        then = past.alive
+        found += _work(sum(row.tokens_per_s or 0.0 for row in then), len(then), sum(row.running for row in then))
     if past is not None:
         found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
     return found
+
+
+def _work(tokens_per_s: float, explorers: int, attempts: int) -> list[Figure]:
+    return [
+        Figure("tokens/s", charts.figure(tokens_per_s)),
+        Figure("explorers", str(explorers)),
+        Figure("attempts running", str(attempts)),
+    ]
 
 
 def _tests(past: Past) -> dict[str, Sequence[Point]]:
