@@ -22,7 +22,7 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
-from trinity_bus.console.web import charts, rollouts
+from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
@@ -277,8 +277,7 @@ class RolloutPages:
             task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
             if task is None:
                 raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-            timeline = charts.timeline("the way of the task", rollouts.task_spans(task))
-            return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger, "chart": timeline}
+            return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger}
 
         return await self._context.show(request, "task.html", values)
 

@@ -5,13 +5,11 @@ from trinity_bus.console.web.charts import (
     MAX_POINTS,
     Bar,
     Line,
-    Span,
     histogram,
     lines,
     marks,
     thinned,
     ticks,
-    timeline,
 )
 
 ATTACK = '"/><script>alert(1)</script>'
@@ -40,7 +38,6 @@ def test_names_are_text() -> None:
     for svg in (
         lines(ATTACK, [Line(ATTACK, [(1, 1), (2, 2)]), Line("b", [(1, 2)])]),
         histogram(ATTACK, [Bar(0, 1, 3, "/samples?a=1&b=2"), Bar(1, 2, 0, "/")]),
-        timeline(ATTACK, [Span(ATTACK, 0, 1, ATTACK)]),
         marks(ATTACK, [(ATTACK, [(1, ATTACK)])]),
     ):
         parsed(svg)

@@ -36,14 +36,6 @@ class Bar:
     href: str  # Where a click leads
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    label: str
-    begin: float
-    end: float
-    kind: str = ""  # A class of the style sheet
-
-
 _NOTHING: Final = Markup('<text class="none" x="{}" y="{}">nothing yet</text>').format(_WIDTH // 2, _HEIGHT // 2)
 
 
@@ -140,32 +132,6 @@ def histogram(title: str, bars: Sequence[Bar]) -> Markup:
             )
         )
     return _frame(title, Markup("").join(parts))
-
-
-def timeline(title: str, spans: Sequence[Span]) -> Markup:
-    """Return stretches of time below each other, from the first beginning to the last end."""
-    if not spans:
-        return Markup("")
-    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-    row, left, width = 22, 150, 760
-    at_x = _scale(begin, end if end > begin else begin + 1, left, width - 70)
-    parts = []
-    for number, span in enumerate(spans):
-        y, x, right = number * row, at_x(span.begin), at_x(span.end)
-        seconds = span.end - span.begin
-        parts.append(
-            Markup(
-                '<g><title>{label}: after {after} s{for_}</title>'
-                '<text class="name" x="{name}" y="{base}">{label}</text>'
-                '<rect class="span {kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="3"/>'
-                '<text class="tick" x="{told}" y="{base}">{seconds}</text></g>'
-            ).format(
-                label=span.label, after=f"{span.begin - begin:.3f}", for_=f", {seconds:.3f} s" if seconds else "",
-                name=left - 8, base=y + 15, kind=span.kind, x=f"{x:.1f}", y=y + 4, width=f"{max(3.0, right - x):.1f}",
-                height=row - 8, told=f"{max(right, x + 3) + 6:.1f}", seconds=f"{seconds:.2f} s" if seconds else "",
-            )
-        )  # fmt: skip
-    return _frame(title, Markup("").join(parts), width, len(spans) * row + 4, "timeline")
 
 
 def marks(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -> Markup:
