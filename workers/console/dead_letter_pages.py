@@ -38,21 +38,18 @@ class DeadLetterPages:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/dead-letters", self._list)
+        self._context.add(app, "/dead-letters", "dead_letters.html", self._list)
         app.router.add_get(_PATH, self._look)
         app.router.add_post(_PATH, self._put_back)
 
-    async def _list(self, request: web.Request) -> web.Response:
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            asked = asked_of(frame, "reason", "source", "text")
-            wanted = DeadLetterFilter(
-                reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
-            )
-            ask = PageAsk(_ROWS, frame.query.get("after"))
-            page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
-            return {"page": page, "asked": asked}
-
-        return await self._context.show(request, "dead_letters.html", values)
+    async def _list(self, frame: Frame) -> Mapping[str, Any]:
+        asked = asked_of(frame, "reason", "source", "text")
+        wanted = DeadLetterFilter(
+            reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
+        )
+        ask = PageAsk(_ROWS, frame.query.get("after"))
+        page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
+        return {"page": page, "asked": asked}
 
     async def _look(self, request: web.Request) -> web.Response:
         return self._page(request, await self._letter(request))

@@ -13,6 +13,8 @@ from trinity_bus.errors import TrinityError
 from workers.console.access_control import COOKIE, VISITOR, page, theme_of
 from workers.console.mesh_watcher import MeshWatcher
 
+type Values = Callable[[Frame], Awaitable[Mapping[str, Any]]]  # What a page shows
+
 _SHARED: Final = 256  # Pages that are kept until something is new
 
 
@@ -43,6 +45,7 @@ class PageContext:
             namespace=self.settings.kafka.namespace,
             visitor=request[VISITOR],
             path=request.path,
+            names=request.match_info,
             query={name: value for name, value in request.query.items() if name != "until"},
             until=until,
             begin=None if extent is None else extent.first_at,
@@ -54,10 +57,16 @@ class PageContext:
             part="X-Part" in request.headers,
         )
 
-    async def show(
-        self, request: web.Request, template: str, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]
-    ) -> web.Response:
-        """Return a page; those who look at the same at the same time are shown the same."""
+    def add(self, app: web.Application, path: str, template: str, values: Values) -> None:
+        """Have a page answer a path."""
+
+        async def answer(request: web.Request) -> web.Response:
+            return await self._show(request, template, values)
+
+        app.router.add_get(path, answer)
+
+    async def _show(self, request: web.Request, template: str, values: Values) -> web.Response:
+        # Those who look at the same at the same time are shown the same.
         frame = self.frame(request)
         key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
         if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
@@ -74,7 +83,7 @@ class PageContext:
     def told(self, request: web.Request, title: str, message: str, back: str, kind: str = "") -> web.Response:
         return self.render(request, "told.html", title=title, message=message, back=back, kind=kind)
 
-    async def _make(self, template: str, frame: Frame, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]) -> str:
+    async def _make(self, template: str, frame: Frame, values: Values) -> str:
         # A page of what a model wrote may take a second to be escaped, and others wait for theirs.
         return await asyncio.to_thread(self.pages.render, template, frame, **await values(frame))
 

@@ -6,7 +6,7 @@ and again.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ class Frame:
     namespace: str
     visitor: Visitor
     path: str
+    names: Mapping[str, str] = field(default_factory=dict)  # What the path names: a step, a task
     query: Mapping[str, str]  # What the link asks, but for the moment
     until: float | None = None  # The moment that is looked at; None: now
     begin: float | None = None  # The oldest moment that can be; None: not known
