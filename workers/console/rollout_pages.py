@@ -29,7 +29,7 @@ from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
 from workers.console.access_control import NotThereError
-from workers.console.page_context import BadLinkError, PageContext, asked_of, count, number, whole
+from workers.console.page_context import BadLinkError, PageContext, asked_of, count, number
 from workers.console.training_pages import BINS, histogram_part
 
 _ROWS: Final = 100
@@ -76,7 +76,7 @@ class RolloutPages:
         self._context.add(app, "/samples", "samples.html", self._samples)
         app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
         self._context.add(app, r"/samples/{place:[0-9-]+}", "sample.html", self._sample)
-        self._context.add(app, r"/groups/{partition:\d+}-{offset:\d+}", "group.html", self._group)
+        self._context.add(app, r"/groups/{place:\d+-\d+}", "group.html", self._group)
         self._context.add(app, "/tasks/{task_id:.+}", "task.html", self._task)
 
     # ------------------------------------------------------------------------------------------------------- lists
@@ -118,18 +118,9 @@ class RolloutPages:
         if by not in {name for name, _ in _SHADES}:
             raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
         first = count(frame, "first") or 0
-        nothing: Mapping[str, Any] = {
-            "tokens": [],
-            "metrics": [],
-            "prompt": [],
-            "turns": [],
-            "sampled_with": "",
-            "advantage": None,
-            "comparison": Comparison(),
-            "figures": FiguresView(),
-            "missing": (),
-        }
-        shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
+        nothing: dict[str, Any] = dict.fromkeys(("tokens", "metrics", "prompt", "turns", "missing"), ())
+        nothing |= {"advantage": None, "comparison": Comparison(), "figures": FiguresView(), "sampled_with": ""}
+        shown = {**nothing, "trouble": "", "more": False}
         try:
             record = await self._context.feed.records.group([found.group])
             figures = await self._figures(found, count(frame, "of"))
@@ -232,11 +223,11 @@ class RolloutPages:
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
     async def _group(self, frame: Frame) -> Mapping[str, Any]:
-        partition, offset = (whole(frame.names[name], name) for name in ("partition", "offset"))
-        first = SamplePlace(partition, offset, 0)
+        first = place_of(frame, number="-0")
         found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
         whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
-        shown: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "trouble": ""}
+        nothing: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
+        shown = {**nothing, "trouble": ""}
         try:
             record = await self._context.feed.records.group(whole.parts)
             shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}
@@ -277,9 +268,9 @@ def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tup
     return whole, index.settings(service="trainer", until=begun)
 
 
-def place_of(frame: Frame) -> SamplePlace:
+def place_of(frame: Frame, *, number: str = "") -> SamplePlace:
     try:
-        return SamplePlace.parse(frame.names["place"])
+        return SamplePlace.parse(frame.names["place"] + number)
     except ValueError as error:
         raise BadLinkError(str(error)) from None
 
