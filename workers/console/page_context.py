@@ -61,21 +61,18 @@ class PageContext:
         """Have a page answer a path."""
 
         async def answer(request: web.Request) -> web.Response:
-            return await self._show(request, template, values)
+            frame = self.frame(request)
+            # Those who look at the same at the same time are shown the same.
+            key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
+            if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
+                self._made, self._made_of = {}, self.feed.serial
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = asyncio.ensure_future(self._make(template, frame, values))
+            # Whoever asked first may go away; the others still wait for it.
+            return page(await asyncio.shield(made))
 
         app.router.add_get(path, answer)
-
-    async def _show(self, request: web.Request, template: str, values: Values) -> web.Response:
-        # Those who look at the same at the same time are shown the same.
-        frame = self.frame(request)
-        key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
-        if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
-            self._made, self._made_of = {}, self.feed.serial
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = asyncio.ensure_future(self._make(template, frame, values))
-        # Whoever asked first may go away; the others still wait for it.
-        return page(await asyncio.shield(made))
 
     def render(self, request: web.Request, template: str, **values: Any) -> web.Response:
         return page(self.pages.render(template, self.frame(request), **values))

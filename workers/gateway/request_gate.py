@@ -61,15 +61,9 @@ class NoRoomError(TrinityError):
 
 
 class RequestGate:
-    """Lets requests in.
+    """Lets requests in: each key has its client's name, and open paths need none.
 
-    Args:
-        keys: Of the clients, each with its client's name.
-        open_paths: That need no key.
-        most: Requests of one client at once.
-        max_body_mib: Of one request.
-        max_waiting_mib: Of all large ones together that are not tokens yet.
-        body_timeout_s: In which it has to come.
+    ``most`` are requests of one client at once, ``max_waiting_mib`` those of all large ones that are not tokens yet.
     """
 
     def __init__(

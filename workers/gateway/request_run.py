@@ -160,13 +160,7 @@ class RequestRun:
 
 
 class Events:
-    """Server-sent events of one response, which begins with the first of them.
-
-    Args:
-        request: That is answered.
-        failure: Returns the event of an error.
-        name: Says what an event is called, where they have names.
-    """
+    """Server-sent events of one response, which begins with the first of them. ``failure`` makes that of an error."""
 
     def __init__(
         self,
