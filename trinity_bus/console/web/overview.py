@@ -5,7 +5,6 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Final, Literal
 
@@ -15,6 +14,7 @@ from schemas import RunnerState
 from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
 from trinity_bus.console.web import charts
+from trinity_bus.console.web.text import moment
 from trinity_bus.view import MeshState, unserved_line
 
 type Level = Literal["bad", "warn"]
@@ -283,16 +283,18 @@ def _charts(past: Past) -> list[Chart]:
     for title, wanted in _METRICS:
         lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]
         found.append(_chart(title, lines))
-    seconds = past.by_time.get(SECONDS, ())
-    times = [charts.Line("a step", _since(seconds, [point.value for point in seconds]))]
-    times.append(charts.Line("from one to the next", _since(seconds[1:], _between(seconds), seconds)))
+    seconds, tokens = past.by_time.get(SECONDS, ()), past.by_time.get(TOKENS, ())
+    # Of what is sampled by time, a point is the mean of as many steps as it counts.
+    apart = [(point.x, (point.x - before.x) / point.count) for before, point in pairwise(seconds)]
+    times = [_by_minute("a step", [(point.x, point.value) for point in seconds], seconds)]
+    times.append(_by_minute("from one to the next", apart, seconds))
     found.append(_chart("seconds, by minute of the run", times, "minute"))
-    tokens = past.by_time.get(TOKENS, ())
     rates = [
-        point.value * point.count / (point.x - before.x) if point.x > before.x else 0.0
+        (point.x, point.value * point.count / (point.x - before.x))
         for before, point in pairwise(tokens)
+        if point.x > before.x
     ]
-    speed = charts.Line("tokens/s", _since(tokens[1:], rates, tokens))
+    speed = _by_minute("tokens/s", rates, tokens)
     found.append(_chart("tokens/s that were trained on, by minute of the run", [speed], "minute"))
     return found
 
@@ -305,14 +307,8 @@ def _series(name: str, points: Sequence[Point]) -> charts.Line:
     return charts.Line(name, [(point.x, point.value) for point in points])
 
 
-def _between(points: Sequence[Point]) -> list[float]:
-    return [(point.x - before.x) / point.count for before, point in pairwise(points)]
-
-
-def _since(points: Sequence[Point], values: Sequence[float], whole: Sequence[Point] = ()) -> list[charts.Point]:
-    # Values over minutes since the first point of the whole
-    first = (whole or points)[0].x if points else 0.0
-    return [((point.x - first) / 60, value) for point, value in zip(points, values, strict=True)]
+def _by_minute(name: str, points: Sequence[charts.Point], whole: Sequence[Point]) -> charts.Line:
+    return charts.Line(name, [((x - whole[0].x) / 60, value) for x, value in points])
 
 
 def _syncs(versions: Sequence[VersionDetail]) -> Markup:
@@ -356,12 +352,8 @@ def ending(state: MeshState, at: float, *, is_record: bool) -> str:
     when = ", ".join(f"{name} {heard(one, state.now, at)}" for name, one in others)
     cut_off += f" Coordinators and trainers never say that they leave; heard last: {when}." * bool(when)
     if is_record:
-        return f"This is a record of a run: its log, opened again. The last word in it is of {_moment(at)}.{cut_off}"
-    return f"The run has ended: nobody has spoken since {_moment(at)}, {span(state.now - at)} ago.{cut_off}"
-
-
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"This is a record of a run: its log, opened again. The last word in it is of {moment(at)} UTC.{cut_off}"
+    return f"The run has ended: nobody has spoken since {moment(at)} UTC, {span(state.now - at)} ago.{cut_off}"
 
 
 def few(names: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ and again.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -74,7 +73,7 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            hostile=text.hostile, line=text.line, figure=charts.figure, moment=moment, span=span, doc=doc
+            hostile=text.hostile, line=text.line, figure=charts.figure, moment=text.moment, span=span, doc=doc
         )
         self._environment.globals["menu"] = MENU
 
@@ -96,15 +95,6 @@ def doc(text: str) -> Markup:
     Markup('<code>a&lt;b</code> or less')
     """
     return Markup(re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
-
-
-def moment(seconds: float | None) -> str:
-    """Return a time of the log as people read it, in UTC.
-
-    >>> moment(0.5), moment(None)
-    ('1970-01-01 00:00:00', '')
-    """
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def span(seconds: float | None) -> str:
