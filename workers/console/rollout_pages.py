@@ -120,7 +120,7 @@ class RolloutPages:
         first = count(frame, "first") or 0
         nothing: dict[str, Any] = dict.fromkeys(("tokens", "metrics", "prompt", "turns", "missing"), ())
         nothing |= {"advantage": None, "comparison": Comparison(), "figures": FiguresView(), "sampled_with": ""}
-        shown = {**nothing, "trouble": "", "more": False}
+        shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
         try:
             record = await self._context.feed.records.group([found.group])
             figures = await self._figures(found, count(frame, "of"))
@@ -227,7 +227,7 @@ class RolloutPages:
         found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
         whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
         nothing: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
-        shown = {**nothing, "trouble": ""}
+        shown: Mapping[str, Any] = {**nothing, "trouble": ""}
         try:
             record = await self._context.feed.records.group(whole.parts)
             shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}

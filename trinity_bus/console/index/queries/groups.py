@@ -177,9 +177,10 @@ def _fates(
 ) -> list[answers.SampleUse]:
     found = []
     for step, at, rows, replayed, first, run in _begun_with(db, values, task_id):
-        why = [(one.reason, one.detail) for one in rows if first + place.number in one.samples]
+        why = next((one for one in reversed(rows) if first + place.number in one.samples), None)
+        left_out_as = (None, "") if why is None else (why.reason, why.detail)
         of_step = {"trainer": step.trainer, "run": run, "step": step.step, "number": place.number}
         figures = db.execute(_FIGURES, values | of_step).fetchone()
         told = None if figures is None else answers.Place(TOKEN_FIGURES.name, *figures)
-        found.append(answers.SampleUse(step, at, replayed, *(why[-1] if why else (None, "")), told))
+        found.append(answers.SampleUse(step, at, replayed, *left_out_as, told))
     return found

@@ -176,8 +176,8 @@ def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) ->
     """Return the whole way of a task, with its groups side by side; None: nothing is known of it."""
     values = {"task_id": task_id, "at": _ms(until), "rows": MAX_LIMIT}
     events = [
-        answers.TaskEvent(at / 1000, *event, answers.Place(topic, partition, offset))
-        for at, *event, topic, partition, offset in db.execute(_EVENTS, values)
+        answers.TaskEvent(at / 1000, kind, attempt, who, text, answers.Place(*place))
+        for at, kind, attempt, who, text, *place in db.execute(_EVENTS, values)
     ]
     if not events:
         return None
