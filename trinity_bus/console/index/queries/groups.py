@@ -178,9 +178,9 @@ def _fates(
     found = []
     for step, at, rows, replayed, first, run in _begun_with(db, values, task_id):
         why = next((one for one in reversed(rows) if first + place.number in one.samples), None)
-        left_out_as = (None, "") if why is None else (why.reason, why.detail)
+        reason, detail = (None, "") if why is None else (why.reason, why.detail)
         of_step = {"trainer": step.trainer, "run": run, "step": step.step, "number": place.number}
         figures = db.execute(_FIGURES, values | of_step).fetchone()
         told = None if figures is None else answers.Place(TOKEN_FIGURES.name, *figures)
-        found.append(answers.SampleUse(step, at, replayed, *left_out_as, told))
+        found.append(answers.SampleUse(step, at, replayed, reason, detail, told))
     return found
