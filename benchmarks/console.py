@@ -209,7 +209,7 @@ def questions(index: Index, samples: int) -> tuple[dict[str, Callable[[], Any]],
     groups = samples // GROUP
     steps = groups // BATCH
     half = STARTED_S + steps / 2 * 60 / BATCHES_A_MINUTE
-    names = ["loss", "entropy", "kl", "grad_norm", "rollout/reward/mean", "log/response_tokens_per_s"]
+    names = ["loss", "entropy", "kl", "grad_norm", "rollout/reward/mean"]
     task = f"task-{groups // 2:08}"
     first: dict[str, Callable[[], Any]] = {
         "overview": lambda: (index.extent(), index.metrics(names), index.metrics(names, by="time"), index.fleet()),

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import aiohttp
 from PIL import Image
@@ -51,7 +50,6 @@ _LISTS: Final = (
     Shown("steps", "/steps"),
     Shown("samples", "/samples"),
     Shown("versions", "/versions"),
-    Shown("compare", "/compare"),
     Shown("dead-letters", "/dead-letters"),
     Shown("configuration", "/configuration"),
     Shown("settings", _RUNNING),
@@ -65,7 +63,6 @@ _DETAILS: Final = {
     "batch": (r"/batches/[^\"?]+", ("/steps",)),
     "dead-letter": (r"/dead-letters/[^\"?]+/\d+/\d+", ("/dead-letters",)),
     "confirm": (r"/versions/\d+/serve", ("/versions",)),
-    "ask-again": (r"/samples/[\d-]+/again", ("/samples", r"/samples/[\d-]+(?=\")")),
     "group": (r"/groups/[\d-]+", ("/steps", r"/steps/\d+")),
 }
 """Which link is followed, the first one of its kind, and on which page: by links, one after the other."""
@@ -193,8 +190,6 @@ async def _pages(http: aiohttp.ClientSession, url: str, shown: dict[str, str]) -
             text = "" if found is None else await html(found[0])
         if (found := re.search(pattern, text)) is not None:
             pages.append(Shown(name, found[0]))
-    if runs := re.findall(r'name="run" value="([^"]+)"', await html("/compare"))[:2]:
-        pages.append(Shown("compare-two", "/compare?" + urlencode([("run", run) for run in runs])))
     if slider := re.search(r'type="range"[^>]* min="([\d.]+)" max="([\d.]+)"', await html("/")):
         pages.append(Shown("earlier", f"/?until={(float(slider[1]) + float(slider[2])) / 2:.3f}"))
     if shown:

@@ -112,8 +112,8 @@ async def test_a_mesh_whose_logs_cannot_be_written_says_so(tmp_path: Path) -> No
     mesh = LocalMesh(stand_in)
     (tmp_path / "logs").write_text("no folder")
     mesh.start(local_run(tmp_path, "pass"))
-    await until(lambda: mesh.view().state == "ended", 60)
-    assert "logs" in mesh.view().why
+    await until(lambda: mesh.state == "ended", 60)
+    assert "logs" in mesh.why
 
 
 def test_who_looks_while_services_come_sees_those_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,14 +97,7 @@ type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which respons
 
 
 class Explorers:
-    """Those of one pool. An async context manager.
-
-    Args:
-        fleet: Who can be asked.
-        key: Of the explorers.
-        wait_s: How long a request waits for an explorer where there is none.
-        timeout_s: Limit of an answer.
-    """
+    """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer."""
 
     def __init__(self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float) -> None:
         self._fleet = fleet
@@ -147,18 +140,10 @@ class Explorers:
     async def draw(
         self, prompt: Sequence[int], sampling: Sampling, n: int = 1, on_drawn: OnDrawn | None = None
     ) -> list[Completion]:
-        """Return ``n`` responses to a prompt.
+        """Return ``n`` responses to a prompt, by a sampling that names ``max_tokens``.
 
-        Args:
-            prompt: Token ids.
-            sampling: How; ``max_tokens`` is named.
-            on_drawn: Told of tokens as they come; None where they are wanted at the end alone.
-
-        Raises:
-            NoEngineError: There is no explorer.
-            EngineSlowError: The time is up.
-            RequestRefusedError: The engine does not take it.
-            GenerationError: The engine failed on it.
+        ``on_drawn`` is told of tokens as they come; None where they are wanted at the end alone. Raises the errors that
+        the module names.
         """
         drawings = [_begun() for _ in range(n)]
         async with self._in_time():

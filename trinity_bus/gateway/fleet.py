@@ -48,14 +48,7 @@ class ServingExplorer:
 
 
 class ServingFleet:
-    """Those of one pool.
-
-    Args:
-        pool: Its name.
-        model: That is trained: its explorers name no pool.
-        key: Of the explorers.
-        silence_s: After which an explorer is taken to be gone.
-    """
+    """Those of one pool; explorers of the model that is trained name none. One is gone after a silence."""
 
     def __init__(self, pool: str, *, model: str, key: str, silence_s: float) -> None:
         self._pool = pool

@@ -90,14 +90,7 @@ class Contribution:
 
 
 class Sessions:
-    """The sessions of all clients.
-
-    Args:
-        renderer: The model's.
-        sampling: How all is drawn.
-        most: Conversations that are kept.
-        keep_s: How long one is kept that nobody goes on with.
-    """
+    """The sessions of all clients: at most so many, each for so long as somebody goes on with it."""
 
     def __init__(self, renderer: Renderer, sampling: Sampling, *, most: int, keep_s: float) -> None:
         self.renderer = renderer
@@ -125,12 +118,7 @@ class Sessions:
     def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Dialogue:
         """Return a conversation of this name (the answer's id, where no session), a new one where there is none.
 
-        Args:
-            now: Seconds of any steady clock.
-            single: Whether nobody can go on with it.
-
-        Raises:
-            ConversationFullError: It has as many turns and samples as it may have.
+        Nobody can go on with a ``single`` one. Raises ConversationFullError: it has all turns and samples that it may.
         """
         key = owner, name
         known = self._open.get(key)
@@ -188,15 +176,10 @@ class Sessions:
         task_id: str | None = None,
         run_id: int | None = None,
     ) -> int:
-        """Give a reward to answers, or to all of a session; return how many have had none before.
+        """Give a reward to answers, or to all samples of a session without one; return how many have had none before.
 
-        Args:
-            session: All samples of it that have no reward.
-            task_id: Under which they are contributed, with others of the same. None: each conversation by itself.
-            run_id: Which run of the task. None: each conversation is one.
-
-        Raises:
-            UnknownAnswerError: One of them is not known; nothing is counted.
+        They are contributed under ``task_id``, with others of the same; without it, each conversation by itself.
+        Without ``run_id`` each conversation is a run. Raises UnknownAnswerError: one is not known; nothing is counted.
         """
         whole = None if session is None else self._open.get((owner, session))
         if session is not None and (whole is None or not whole.session.samples):

@@ -32,34 +32,29 @@ class Actions:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/versions/{version}/serve", self._ask)
-        app.router.add_post("/versions/{version}/serve", self._serve)
+        for path in ("/versions/{version}/serve", "/versions/newest"):
+            app.router.add_get(path, self._ask)
+            app.router.add_post(path, self._serve)
         app.router.add_get("/versions/{version}/go-back", self._ask_back)
         app.router.add_post("/versions/{version}/go-back", self._go_back)
-        app.router.add_get("/versions/newest", self._ask_newest)
-        app.router.add_post("/versions/newest", self._serve_newest)
 
     async def _ask(self, request: web.Request) -> web.Response:
         operator(request)
+        if "version" not in request.match_info:
+            return self._confirm(
+                request,
+                question="Serve the newest version again?",
+                consequence="Every explorer takes the newest version, and each that comes after it. Batches that wait "
+                "for fresher weights go on.",
+                yes="Serve the newest again",
+            )
         version = _version(request)
         return self._confirm(
             request,
             question=f"Serve version {version}?",
             consequence=f"Every explorer takes version {version}, and no newer one until the newest is asked for "
             "again. Training goes on meanwhile, with the batches for which it is fresh enough; the others wait.",
-            action=f"/versions/{version}/serve",
             yes=f"Serve version {version}",
-        )
-
-    async def _ask_newest(self, request: web.Request) -> web.Response:
-        operator(request)
-        return self._confirm(
-            request,
-            question="Serve the newest version again?",
-            consequence="Every explorer takes the newest version, and each that comes after it. Batches that wait for "
-            "fresher weights go on.",
-            action="/versions/newest",
-            yes="Serve the newest again",
         )
 
     async def _ask_back(self, request: web.Request) -> web.Response:
@@ -71,22 +66,16 @@ class Actions:
             consequence=f"Training goes on from version {version}. What is newer is discarded for good, and the "
             "batches that it was trained on are passed over. Every explorer takes the version at once. To serve an "
             "older one while training goes on, serve it instead.",
-            action=f"/versions/{version}/go-back",
             yes=f"Discard what is newer than version {version}",
             asks_why=MAX_REASON_CHARS,
         )
 
     def _confirm(self, request: web.Request, **asked: str | int) -> web.Response:
-        return self._context.render(request, "confirm.html", back="/versions", **asked)
+        return self._context.render(request, "confirm.html", action=request.path, back="/versions", **asked)
 
     async def _serve(self, request: web.Request) -> web.Response:
-        return await self._publish(request, _version(request))
-
-    async def _serve_newest(self, request: web.Request) -> web.Response:
-        return await self._publish(request, None)
-
-    async def _publish(self, request: web.Request, version: int | None) -> web.Response:
         who = operator(request).name
+        version = _version(request) if "version" in request.match_info else None
         what = "the newest version" if version is None else f"version {version}"
         log.warning("%s asks that %s be served", who, what)
         done = f"{what[0].upper()}{what[1:]} is served" + (" as soon as it may be." if version is None else ".")

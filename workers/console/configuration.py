@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from trinity_bus.config import values_told
 from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
 from trinity_bus.console.configuration import files
-from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.fields import fields, sections_of_fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
@@ -58,7 +57,7 @@ def _shape(path: str) -> ModelShape | None:
 
 
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
-_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
+_FILES: Final = ("mesh.toml", "tasks.toml")
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
@@ -83,10 +82,11 @@ class Configuration:
 
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        running = request.query.get("from") == "running"
-        answers = answers_of(files.changed_values((await self._running()).settings)) if running else {}
-        checked = None if not answers else await self._checked(answers, lay_out=False)
-        return await self._page(request, answers, checked)
+        if request.query.get("from") != "running":
+            return await self._page(request, {}, None)
+        settings, left_out = await self._running()
+        answers = answers_of(files.changed_values(settings))
+        return await self._page(request, answers, await self._checked(answers, lay_out=False), left_out)
 
     async def _check(self, request: web.Request) -> web.Response:
         self._let_in(request)
@@ -103,19 +103,12 @@ class Configuration:
         name = request.match_info["file"]
         if not checked.is_sound or checked.settings is None:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
-        match name:
-            case "mesh.toml":
-                text = files.mesh_file(checked.draft)
-            case "mesh.gpu.toml":
-                text = files.compose_mesh_file(checked.draft)
-            case "mesh.env":
-                text = files.compose_env(checked.settings, checked.draft.hardware)
-            case "values.yaml":
-                text = chart_values(checked)
-            case _:
-                if checked.draft.rows is None:
-                    raise BadLinkError("there are no rows to describe")
-                text = files.tasks_file(checked.draft.rows)
+        if name == "mesh.toml":
+            text = files.mesh_file(checked.draft)
+        elif checked.draft.rows is None:
+            raise BadLinkError("there are no rows to describe")
+        else:
+            text = files.tasks_file(checked.draft.rows)
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/plain", headers=headers)
 
@@ -139,9 +132,10 @@ class Configuration:
 
     async def _look(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        view = await asyncio.to_thread(self._mesh.view)
-        response = self._context.render(request, "local_mesh.html", mesh=view, may_run=self._may_run(request))
-        if view.state in {"starting", "stopping"}:
+        activities = await asyncio.to_thread(self._mesh.activities)
+        values = {"mesh": self._mesh, "activities": activities, "may_run": self._may_run(request)}
+        response = self._context.render(request, "local_mesh.html", **values)
+        if self._mesh.state in {"starting", "stopping"}:
             response.headers["Refresh"] = "2"
         return response
 
@@ -210,16 +204,20 @@ class Configuration:
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
-    async def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
+    async def _page(
+        self,
+        request: web.Request,
+        answers: Mapping[str, str],
+        checked: Checked | None,
+        left_out: Sequence[str] = (),
+    ) -> web.Response:
         mode = _mode(request)
         known = {**fields(), **EXTRA_FIELDS}
-        asked = {question.field for question in QUESTIONS}
-        sound = checked is not None and checked.is_sound
         touched = {*answers, *(path for one in (checked.problems if checked else ()) for path in one.paths)}
         values: dict[str, Any] = {
             "mode": mode,
             "answers": answers,
-            "carried": {path: text for path, text in answers.items() if path not in asked and text},
+            "carried": {path: text for path, text in answers.items() if path not in QUESTIONS and text},
             "checked": checked,
             "known": known,
             "questions": QUESTIONS,
@@ -227,18 +225,13 @@ class Configuration:
             "extra": list(EXTRA_FIELDS.values()),
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
-            "changes": [],
-            "running": None,
-            "mesh_toml": "",
+            "left_out": left_out,
+            "mesh_toml": files.mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
             "may_run": self._may_run(request),
         }
-        if sound and checked is not None and checked.settings is not None:
-            values["running"] = running = await self._running()
-            values["changes"] = files.differences(running.settings, checked.settings)
-            values["mesh_toml"] = files.mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
 
-    async def _running(self) -> "RunningSettings":
+    async def _running(self) -> tuple[Sections, list[str]]:
         # The settings of the mesh that is looked at; the console's own where its index cannot be asked
         index = self._context.feed.index
         try:
@@ -259,44 +252,25 @@ async def _answers(request: web.Request) -> dict[str, str]:
     return {name: text for name, text in (await form(request)).items() if name != "proof"}
 
 
-@dataclass(frozen=True, slots=True)
-class RunningSettings:
-    """The settings of the mesh that is looked at: what its services have told, over the console's own.
+def running_settings(own: Sections, told: Sequence[SettingsRow]) -> tuple[Sections, list[str]]:
+    """Return the settings of the mesh that is looked at, and what is left out of what its services have told.
 
-    Of each kind of service the one counts that told last; names are each one's own. What nobody tells, such as how the
-    broker is reached, is as the console has it. What a service has told that cannot be, or not beside what others told,
-    is left out, and the page says so: it came off the log.
+    They stand over the console's own, the newest last; names are each service's own. What nobody tells, such as how
+    the broker is reached, is as the console has it. What cannot be is left out: it came off the log.
     """
-
-    settings: Sections
-    # By whom, one of each kind; the others' are the console's own
-    told: list[SettingsRow] = field(default_factory=list)
-    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)  # Whose were left out, and why
-
-
-def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
-    known = fields()
-    values, settings = dict(files.changed_values(own)), own
-    newest = {row.service: row for row in sorted(told, key=lambda row: row.at)}
-    taken: list[SettingsRow] = []
-    refused: list[tuple[SettingsRow, str]] = []
-    for _, row in sorted(newest.items()):
-        paths = [path for path in row.settings if path in known and not known[path].is_secret]
-        paths = [path for path in paths if not path.endswith(".name")]
-        try:
-            its = values_told(row.settings, paths)
-        except ConfigError as error:
-            refused.append((row, str(error)))
-            continue
-        # What it has not set is not set, whatever the console has.
-        others = {path: value for path, value in values.items() if path not in paths}
-        found, wrong = read_given(others | its)
-        if found is None:
-            refused += [(row, why) for why in wrong.values()]
-            its = {path: value for path, value in its.items() if path not in wrong}
-            found, _ = read_given(others | its)
-        if found is None:
-            continue
-        values, settings = others | its, found
-        taken.append(row)
-    return RunningSettings(settings, taken, refused)
+    known, values, left_out = fields(), dict(files.changed_values(own)), list[str]()
+    for row in sorted(told, key=lambda row: row.at):
+        for path in row.settings:
+            if path not in known or known[path].is_secret or path.endswith(".name"):
+                continue
+            # What it has not set is not set, whatever the console has.
+            values.pop(path, None)
+            try:
+                values |= values_told(row.settings, [path])
+            except ConfigError as error:
+                left_out.append(f"{row.name}: {error}")
+    settings, wrong = read_given(values)
+    if settings is None:
+        left_out += wrong.values()
+        settings, _ = read_given({path: value for path, value in values.items() if path not in wrong})
+    return settings or own, left_out

@@ -25,7 +25,7 @@ from trinity_bus.console.index.questions import DeadLetterFilter, PageAsk
 from trinity_bus.console.web.render import Frame
 from workers.console.access_control import operator
 from workers.console.forms import form
-from workers.console.page_context import PageContext, whole
+from workers.console.page_context import PageContext, asked_of, whole
 
 log = logging.getLogger("workers.console")
 
@@ -38,21 +38,18 @@ class DeadLetterPages:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/dead-letters", self._list)
+        self._context.add(app, "/dead-letters", "dead_letters.html", self._list)
         app.router.add_get(_PATH, self._look)
         app.router.add_post(_PATH, self._put_back)
 
-    async def _list(self, request: web.Request) -> web.Response:
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            asked = {name: frame.query.get(name, "").strip() for name in ("reason", "source", "text")}
-            wanted = DeadLetterFilter(
-                reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
-            )
-            ask = PageAsk(_ROWS, frame.query.get("after"))
-            page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
-            return {"page": page, "asked": {**asked, "any": any(asked.values())}}
-
-        return await self._context.show(request, "dead_letters.html", values)
+    async def _list(self, frame: Frame) -> Mapping[str, Any]:
+        asked = asked_of(frame, "reason", "source", "text")
+        wanted = DeadLetterFilter(
+            reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
+        )
+        ask = PageAsk(_ROWS, frame.query.get("after"))
+        page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
+        return {"page": page, "asked": asked}
 
     async def _look(self, request: web.Request) -> web.Response:
         return self._page(request, await self._letter(request))

@@ -81,9 +81,8 @@ class IndexSide:
             async with IndexFollower(self._bus(), store, read_mib_s=own.read_mib_s) as follower:
                 self._index = Index(self.folder)
                 while True:
-                    standing = await asyncio.to_thread(follower.standing)
-                    waits = standing.state in {"waiting", "stopped"} or standing.behind > 1000
-                    self._say(f"The index: {standing.line}" if waits else "")
+                    waits = follower.state in {"waiting", "stopped"} or follower.behind > 1000
+                    self._say(f"The index: {follower.line}" if waits else "")
                     self.extent = await self.ask(lambda index: index.extent())
                     touch()
                     await follower.changed(_LOOK_S)

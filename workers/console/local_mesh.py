@@ -43,50 +43,32 @@ class LocalRun:
     console: str = ""  # Address of its own console; empty: it has none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalView:
-    state: LocalState
-    namespace: str = ""
-    folder: str = ""
-    console: str = ""
-    why: str = ""  # Why it ended
-    activities: Sequence[Activity] = ()
-
-
 class LocalMesh:
     """At most one mesh. ``program`` makes the command line of ``trinity-bus`` with some arguments."""
 
     def __init__(self, program: Callable[..., Sequence[str]] = command) -> None:
         self._program = program
-        self._state: LocalState = "idle"
-        self._run: LocalRun | None = None
-        self._why = ""
+        self.state: LocalState = "idle"
+        self.run: LocalRun | None = None  # The last one
+        self.why = ""  # Why it ended
         self._supervisor: Supervisor | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def view(self) -> LocalView:
-        run, supervisor = self._run, self._supervisor
-        if run is None:
-            return LocalView(state=self._state)
-        return LocalView(
-            state=self._state,
-            namespace=run.namespace,
-            folder=str(run.folder),
-            console=run.console,
-            why=self._why,
-            activities=[] if supervisor is None else supervisor.activities(),
-        )
+    def activities(self) -> Sequence[Activity]:
+        """Return what its services are at, by the ends of their logs, which are read."""
+        supervisor = self._supervisor
+        return [] if supervisor is None else supervisor.activities()
 
     @property
     def is_busy(self) -> bool:
         """Whether one runs, or is being started or stopped."""
-        return self._state not in {"idle", "ended"}
+        return self.state not in {"idle", "ended"}
 
     def start(self, run: LocalRun) -> None:
         """Begin to start a mesh. Raises MeshBusyError: one runs already."""
         if self.is_busy:
             raise MeshBusyError("a mesh that was started from here runs already: stop it first")
-        self._run, self._why, self._state = run, "", "starting"
+        self.run, self.why, self.state = run, "", "starting"
         self._watching = asyncio.create_task(self._live(run), name="local-mesh")
 
     async def stop(self) -> None:
@@ -100,16 +82,16 @@ class LocalMesh:
         supervisor = self._supervisor = Supervisor(run.folder)
         try:
             await _whole(asyncio.to_thread(self._launch, supervisor, run))
-            self._state = "running"
+            self.state = "running"
             await supervisor.watch()
         except (ProcessError, OSError) as error:
             log.warning("the mesh that was started from here has ended: %s", error)
-            self._why = str(error)
+            self.why = str(error)
         finally:
-            self._state = "stopping"
+            self.state = "stopping"
             await _whole(asyncio.to_thread(supervisor.stop))
             self._supervisor = None
-            self._state = "ended" if self._why else "idle"
+            self.state = "ended" if self.why else "idle"
 
     def _launch(self, supervisor: Supervisor, run: LocalRun) -> None:
         for one in run.plan:

@@ -26,13 +26,10 @@ class MeshPages:
         self._feed = context.feed
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/", self._overview)
-        app.router.add_get("/versions", self._versions)
+        self._context.add(app, "/", "overview.html", self._overview)
+        self._context.add(app, "/versions", "versions.html", self._versions)
 
-    async def _overview(self, request: web.Request) -> web.Response:
-        return await self._context.show(request, "overview.html", self._overview_values)
-
-    async def _overview_values(self, frame: Frame) -> Mapping[str, Any]:
+    async def _overview(self, frame: Frame) -> Mapping[str, Any]:
         no_index = ""
         try:
             past, told = await self._feed.index.ask(
@@ -52,10 +49,7 @@ class MeshPages:
             **told,
         }
 
-    async def _versions(self, request: web.Request) -> web.Response:
-        return await self._context.show(request, "versions.html", self._versions_values)
-
-    async def _versions_values(self, frame: Frame) -> Mapping[str, Any]:
+    async def _versions(self, frame: Frame) -> Mapping[str, Any]:
         ask = PageAsk(_ROWS, frame.query.get("after"))
         model = self._context.settings.mesh.model
         state = self._feed.state if frame.until is None else None
@@ -99,8 +93,8 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
     newest = None if done is None or until is None else index.step(done, trainer=trainer, until=until)
     return first_page.Past(
         extent=index.extent(until=until),
-        by_step={one.name: one.points for one in by_step},
-        by_time={one.name: one.points for one in by_time},
+        by_step=by_step,
+        by_time=by_time,
         steps=steps,
         versions=[one for one in reversed(versions) if one is not None],
         fleet=index.fleet(until=until),

@@ -13,6 +13,8 @@ from trinity_bus.errors import TrinityError
 from workers.console.access_control import COOKIE, VISITOR, page, theme_of
 from workers.console.mesh_watcher import MeshWatcher
 
+type Values = Callable[[Frame], Awaitable[Mapping[str, Any]]]  # What a page shows
+
 _SHARED: Final = 256  # Pages that are kept until something is new
 
 
@@ -43,8 +45,8 @@ class PageContext:
             namespace=self.settings.kafka.namespace,
             visitor=request[VISITOR],
             path=request.path,
+            names=request.match_info,
             query={name: value for name, value in request.query.items() if name != "until"},
-            pairs=[(name, value) for name, value in request.query.items() if name != "until"],
             until=until,
             begin=None if extent is None else extent.first_at,
             now=self._clock(),
@@ -55,19 +57,22 @@ class PageContext:
             part="X-Part" in request.headers,
         )
 
-    async def show(
-        self, request: web.Request, template: str, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]
-    ) -> web.Response:
-        """Return a page; those who look at the same at the same time are shown the same."""
-        frame = self.frame(request)
-        key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
-        if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
-            self._made, self._made_of = {}, self.feed.serial
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = asyncio.ensure_future(self._make(template, frame, values))
-        # Whoever asked first may go away; the others still wait for it.
-        return page(await asyncio.shield(made))
+    def add(self, app: web.Application, path: str, template: str, values: Values) -> None:
+        """Have a page answer a path."""
+
+        async def answer(request: web.Request) -> web.Response:
+            frame = self.frame(request)
+            # Those who look at the same at the same time are shown the same.
+            key = (request.path_qs, str(frame.part), frame.visitor.proof, frame.theme, frame.trouble)
+            if self._made_of != self.feed.serial or len(self._made) >= _SHARED:
+                self._made, self._made_of = {}, self.feed.serial
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = asyncio.ensure_future(self._make(template, frame, values))
+            # Whoever asked first may go away; the others still wait for it.
+            return page(await asyncio.shield(made))
+
+        app.router.add_get(path, answer)
 
     def render(self, request: web.Request, template: str, **values: Any) -> web.Response:
         return page(self.pages.render(template, self.frame(request), **values))
@@ -75,9 +80,14 @@ class PageContext:
     def told(self, request: web.Request, title: str, message: str, back: str, kind: str = "") -> web.Response:
         return self.render(request, "told.html", title=title, message=message, back=back, kind=kind)
 
-    async def _make(self, template: str, frame: Frame, values: Callable[[Frame], Awaitable[Mapping[str, Any]]]) -> str:
+    async def _make(self, template: str, frame: Frame, values: Values) -> str:
         # A page of what a model wrote may take a second to be escaped, and others wait for theirs.
         return await asyncio.to_thread(self.pages.render, template, frame, **await values(frame))
+
+
+def asked_of(frame: Frame, *names: str) -> dict[str, str]:
+    """Return what a form of a page was filled in with."""
+    return {name: frame.query.get(name, "").strip() for name in names}
 
 
 def number(frame: Frame, name: str) -> float | None:

@@ -22,14 +22,14 @@ from trinity_bus.console.index.answers import (
 )
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import PageAsk, SampleFilter
-from trinity_bus.console.web import charts, rollouts
+from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
 from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
 from workers.console.access_control import NotThereError
-from workers.console.page_context import BadLinkError, PageContext, count, number, whole
+from workers.console.page_context import BadLinkError, PageContext, asked_of, count, number
 from workers.console.training_pages import BINS, histogram_part
 
 _ROWS: Final = 100
@@ -63,25 +63,7 @@ class FiguresView:
         return self.gaps is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    text: str = ""
-    task: str = ""
-    batch: str = ""
-    step: str = ""
-    trainer: str = ""
-    low: str = ""
-    high: str = ""
-    version_low: str = ""
-    version_high: str = ""
-
-    @property
-    def any(self) -> bool:
-        return any(getattr(self, name) for name in self.__slots__)
-
-    @classmethod
-    def of(cls, frame: Frame) -> "Asked":
-        return cls(**{name: frame.query.get(name, "").strip() for name in cls.__slots__})
+_ASKED: Final = ("text", "task", "batch", "step", "trainer", "low", "high", "version_low", "version_high")
 
 
 class RolloutPages:
@@ -91,94 +73,78 @@ class RolloutPages:
         self._jaeger = (context.settings.console.jaeger_url or "").rstrip("/")
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/samples", self._samples)
+        self._context.add(app, "/samples", "samples.html", self._samples)
         app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
-        app.router.add_get(r"/samples/{place:[0-9-]+}", self._sample)
-        app.router.add_get(r"/groups/{partition:\d+}-{offset:\d+}", self._group)
-        app.router.add_get("/tasks/{task_id:.+}", self._task)
+        self._context.add(app, r"/samples/{place:[0-9-]+}", "sample.html", self._sample)
+        self._context.add(app, r"/groups/{place:\d+-\d+}", "group.html", self._group)
+        self._context.add(app, "/tasks/{task_id:.+}", "task.html", self._task)
 
     # ------------------------------------------------------------------------------------------------------- lists
 
-    async def _samples(self, request: web.Request) -> web.Response:
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            asked = Asked.of(frame)
-            wanted = SampleFilter(
-                text=asked.text or None,
-                task_id=asked.task or None,
-                batch_id=asked.batch or None,
-                step=count(frame, "step"),
-                trainer=asked.trainer or None,
-                reward_min=number(frame, "low"),
-                reward_max=number(frame, "high"),
-                version_min=count(frame, "version_low"),
-                version_max=count(frame, "version_high"),
-            )
-            ask = PageAsk(_ROWS, frame.query.get("after"))
+    async def _samples(self, frame: Frame) -> Mapping[str, Any]:
+        asked = asked_of(frame, *_ASKED)
+        wanted = SampleFilter(
+            text=asked["text"] or None,
+            task_id=asked["task"] or None,
+            batch_id=asked["batch"] or None,
+            step=count(frame, "step"),
+            trainer=asked["trainer"] or None,
+            reward_min=number(frame, "low"),
+            reward_max=number(frame, "high"),
+            version_min=count(frame, "version_low"),
+            version_max=count(frame, "version_high"),
+        )
+        ask = PageAsk(_ROWS, frame.query.get("after"))
 
-            def answers(index: Index) -> Mapping[str, Any]:
-                page = index.samples(wanted, ask, until=frame.until)
-                part = ""
-                # Rewards are not counted by text, and a later page has those of the first.
-                if wanted.text is None and ask.after is None:
-                    found = index.reward_histogram(wanted, bins=BINS, until=frame.until)
-                    query = {name: value for name, value in frame.query.items() if name not in {"low", "high", "after"}}
-                    part = histogram_part(self._context, frame, found, query)
-                return {"page": page, "histogram_part": part}
+        def answers(index: Index) -> Mapping[str, Any]:
+            page = index.samples(wanted, ask, until=frame.until)
+            part = ""
+            # Rewards are not counted by text, and a later page has those of the first.
+            if wanted.text is None and ask.after is None:
+                found = index.reward_histogram(wanted, bins=BINS, until=frame.until)
+                query = {name: value for name, value in frame.query.items() if name not in {"low", "high", "after"}}
+                part = histogram_part(self._context, frame, found, query)
+            return {"page": page, "histogram_part": part}
 
-            return {"asked": asked, "no_text": self._index.no_texts, **await self._index.ask(answers)}
-
-        return await self._context.show(request, "samples.html", values)
+        return {"asked": asked, "no_text": self._index.no_texts, **await self._index.ask(answers)}
 
     # -------------------------------------------------------------------------------------------------- one sample
 
-    async def _sample(self, request: web.Request) -> web.Response:
-        place = place_of(request)
-
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            found, task = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
-            means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
-            by = frame.query.get("by") or "logprob"
-            if by not in {name for name, _ in _SHADES}:
-                raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
-            first = count(frame, "first") or 0
-            nothing: Mapping[str, Any] = {
-                "tokens": [],
-                "metrics": [],
-                "prompt": [],
-                "turns": [],
-                "sampled_with": "",
-                "advantage": None,
-                "comparison": Comparison(),
-                "figures": FiguresView(),
-                "missing": (),
-            }
-            shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
-            try:
-                record = await self._context.feed.records.group([found.group])
-                figures = await self._figures(found, count(frame, "of"))
-                shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
-                shown = {**shown, **await self._advantage(found, frame.until)}
-            except TrinityError as error:
-                shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
-            samples = found.group.samples
-            return {
-                "row": found.row,
-                "group": found.group,
-                "fates": found.fates,
-                "means": means,
-                "jaeger": self._jaeger,
-                "answer": None if task is None else task.answer,
-                "previous": _neighbour(place, -1, samples),
-                "following": _neighbour(place, 1, samples),
-                "by": by,
-                "ids": bool(frame.query.get("ids")),
-                "shades": _SHADES,
-                "first": first,
-                "size": PAGE_TOKENS,
-                **shown,
-            }
-
-        return await self._context.show(request, "sample.html", values)
+    async def _sample(self, frame: Frame) -> Mapping[str, Any]:
+        place = place_of(frame)
+        found, task = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
+        means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
+        by = frame.query.get("by") or "logprob"
+        if by not in {name for name, _ in _SHADES}:
+            raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
+        first = count(frame, "first") or 0
+        nothing: dict[str, Any] = dict.fromkeys(("tokens", "metrics", "prompt", "turns", "missing"), ())
+        nothing |= {"advantage": None, "comparison": Comparison(), "figures": FiguresView(), "sampled_with": ""}
+        shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
+        try:
+            record = await self._context.feed.records.group([found.group])
+            figures = await self._figures(found, count(frame, "of"))
+            shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
+            shown = {**shown, **await self._advantage(found, frame.until)}
+        except TrinityError as error:
+            shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
+        samples = found.group.samples
+        return {
+            "row": found.row,
+            "group": found.group,
+            "fates": found.fates,
+            "means": means,
+            "jaeger": self._jaeger,
+            "answer": None if task is None else task.answer,
+            "previous": _neighbour(place, -1, samples),
+            "following": _neighbour(place, 1, samples),
+            "by": by,
+            "ids": bool(frame.query.get("ids")),
+            "shades": _SHADES,
+            "first": first,
+            "size": PAGE_TOKENS,
+            **shown,
+        }
 
     async def _figures(self, sample: SampleDetail, wanted: int | None) -> FiguresView:
         # ``wanted`` is the offset of a record; where that is not of this sample, the first step that has told counts
@@ -236,7 +202,8 @@ class RolloutPages:
         }
 
     async def _json(self, request: web.Request) -> web.Response:
-        place, frame = place_of(request), self._context.frame(request)
+        frame = self._context.frame(request)
+        place = place_of(frame)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._context.feed.records.group([found.group])
         body = await asyncio.to_thread(rollouts.sample_json, record, place.number, self._index.texts)
@@ -255,29 +222,25 @@ class RolloutPages:
 
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
-    async def _group(self, request: web.Request) -> web.Response:
-        partition, offset = (whole(request.match_info[name], name) for name in ("partition", "offset"))
-
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            first = SamplePlace(partition, offset, 0)
-            found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
-            whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
-            shown: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "trouble": ""}
-            try:
-                record = await self._context.feed.records.group(whole.parts)
-                shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}
-            except TrinityError as error:
-                shown = {**shown, "trouble": f"What was said cannot be had: {error}"}
-            samples = sum(part.samples for part in whole.parts)
-            return {
-                "group": found.group,
-                "whole": whole,
-                "more_runs": max(0, samples - _RUNS) if shown["runs"] else 0,
-                **shown,
-                "answer": None if task is None else task.answer,
-            }
-
-        return await self._context.show(request, "group.html", values)
+    async def _group(self, frame: Frame) -> Mapping[str, Any]:
+        first = place_of(frame, number="-0")
+        found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
+        whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
+        nothing: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
+        shown: Mapping[str, Any] = {**nothing, "trouble": ""}
+        try:
+            record = await self._context.feed.records.group(whole.parts)
+            shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}
+        except TrinityError as error:
+            shown = {**shown, "trouble": f"What was said cannot be had: {error}"}
+        samples = sum(part.samples for part in whole.parts)
+        return {
+            "group": found.group,
+            "whole": whole,
+            "more_runs": max(0, samples - _RUNS) if shown["runs"] else 0,
+            **shown,
+            "answer": None if task is None else task.answer,
+        }
 
     def _runs(self, whole: WholeGroup, record: ExperienceGroup, told: Sequence[SettingsRow]) -> Mapping[str, Any]:
         texts = self._index.texts
@@ -288,17 +251,12 @@ class RolloutPages:
         )
         return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": rollouts.mean_of_runs(record)}
 
-    async def _task(self, request: web.Request) -> web.Response:
-        task_id = request.match_info["task_id"]
-
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
-            if task is None:
-                raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-            timeline = charts.timeline("the way of the task", rollouts.task_spans(task))
-            return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger, "chart": timeline}
-
-        return await self._context.show(request, "task.html", values)
+    async def _task(self, frame: Frame) -> Mapping[str, Any]:
+        task_id = frame.names["task_id"]
+        task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
+        if task is None:
+            raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
+        return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger}
 
 
 def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
@@ -310,9 +268,9 @@ def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tup
     return whole, index.settings(service="trainer", until=begun)
 
 
-def place_of(request: web.Request) -> SamplePlace:
+def place_of(frame: Frame, *, number: str = "") -> SamplePlace:
     try:
-        return SamplePlace.parse(request.match_info["place"])
+        return SamplePlace.parse(frame.names["place"] + number)
     except ValueError as error:
         raise BadLinkError(str(error)) from None
 

@@ -7,7 +7,6 @@
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
                                               |-> actions, by an operator --commands--> coordinator
-                                              |-> a prompt asked again, by an operator --HTTP--> explorers
                                               '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
@@ -37,8 +36,6 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions
-from workers.console.ask_again import AskAgain
-from workers.console.compare import Compare
 from workers.console.configuration import Configuration
 from workers.console.dead_letter_pages import DeadLetterPages
 from workers.console.live import Live
@@ -94,16 +91,11 @@ class Console:
         door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         context = PageContext(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
+        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Actions):
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)
-
-        async def end_with_it(app: web.Application) -> None:
-            del app
-            await mesh.stop()
-
-        app.on_shutdown.append(end_with_it)
+        app.on_shutdown.append(lambda _: mesh.stop())
         app.router.add_get("/live", Live(self.feed).stream)
         app.router.add_get("/health", self._health)
         app.router.add_static("/static", STATIC)

@@ -25,63 +25,49 @@ class TrainingPages:
         self._ask = context.feed.index.ask
 
     def install(self, app: web.Application) -> None:
-        app.router.add_get("/batches", self._batches)
-        app.router.add_get("/batches/{batch_id:.+}", self._batch)
-        app.router.add_get("/steps", self._steps)
-        app.router.add_get("/steps/{step}", self._step)
+        self._context.add(app, "/batches", "batches.html", self._batches)
+        self._context.add(app, "/batches/{batch_id:.+}", "batch.html", self._batch)
+        self._context.add(app, "/steps", "steps.html", self._steps)
+        self._context.add(app, "/steps/{step}", "step.html", self._step)
 
-    async def _batches(self, request: web.Request) -> web.Response:
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            kind = frame.query.get("type") or None
-            if kind not in {None, "train", "eval"}:
-                raise BadLinkError(f"type = {kind!r}: there are train and eval")
-            ask = PageAsk(_ROWS, frame.query.get("after"))
-            page = await self._ask(lambda index: index.batches(ask, batch_type=kind, until=frame.until))  # type: ignore[arg-type]
-            return {"page": page, "kind": kind}
+    async def _batches(self, frame: Frame) -> Mapping[str, Any]:
+        kind = frame.query.get("type") or None
+        if kind not in {None, "train", "eval"}:
+            raise BadLinkError(f"type = {kind!r}: there are train and eval")
+        ask = PageAsk(_ROWS, frame.query.get("after"))
+        page = await self._ask(lambda index: index.batches(ask, batch_type=kind, until=frame.until))  # type: ignore[arg-type]
+        return {"page": page, "kind": kind}
 
-        return await self._context.show(request, "batches.html", values)
+    async def _batch(self, frame: Frame) -> Mapping[str, Any]:
+        batch_id = frame.names["batch_id"]
+        wanted = SampleFilter(batch_id=batch_id)
+        batch = await self._ask(lambda index: index.batch(batch_id, until=frame.until))
+        if batch is None:
+            raise NotThereError(f"batch {batch_id[:100]!r} is not on the log{_then(frame)}")
+        return {"batch": batch, **await self._groups(frame, wanted, {"batch": batch_id})}
 
-    async def _batch(self, request: web.Request) -> web.Response:
-        batch_id = request.match_info["batch_id"]
+    async def _steps(self, frame: Frame) -> Mapping[str, Any]:
+        ask, asked = PageAsk(_ROWS, frame.query.get("after")), frame.query.get("trainer")
 
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            wanted = SampleFilter(batch_id=batch_id)
-            batch = await self._ask(lambda index: index.batch(batch_id, until=frame.until))
-            if batch is None:
-                raise NotThereError(f"batch {batch_id[:100]!r} is not on the log{_then(frame)}")
-            return {"batch": batch, **await self._groups(frame, wanted, {"batch": batch_id})}
+        def answers(index: Index) -> Mapping[str, Any]:
+            page = index.steps(ask, trainer=asked, until=frame.until)
+            return {"page": page, **trainers_of(index, frame)}
 
-        return await self._context.show(request, "batch.html", values)
+        return await self._ask(answers)
 
-    async def _steps(self, request: web.Request) -> web.Response:
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            ask, asked = PageAsk(_ROWS, frame.query.get("after")), frame.query.get("trainer")
-
-            def answers(index: Index) -> Mapping[str, Any]:
-                page = index.steps(ask, trainer=asked, until=frame.until)
-                return {"page": page, **trainers_of(index, frame)}
-
-            return await self._ask(answers)
-
-        return await self._context.show(request, "steps.html", values)
-
-    async def _step(self, request: web.Request) -> web.Response:
-        number = whole(request.match_info["step"], "step")
-
-        async def values(frame: Frame) -> Mapping[str, Any]:
-            trainer = frame.query.get("trainer")
-            near = (number - 1, number, number + 1)
-            before, step, behind = await self._ask(
-                lambda index: [index.step(one, trainer=trainer, until=frame.until) for one in near]
-            )
-            if step is None:
-                raise NotThereError(f"step {number} is not on the log{_then(frame)}")
-            teach = True if frame.query.get("teach") == "nothing" else None
-            wanted = SampleFilter(step=number, trainer=step.row.trainer, teaches_nothing=teach)
-            told = {"step": step, "has_previous": before is not None, "has_next": behind is not None}
-            return {**told, **await self._groups(frame, wanted, {"step": number, "trainer": step.row.trainer})}
-
-        return await self._context.show(request, "step.html", values)
+    async def _step(self, frame: Frame) -> Mapping[str, Any]:
+        number = whole(frame.names["step"], "step")
+        trainer = frame.query.get("trainer")
+        near = (number - 1, number, number + 1)
+        before, step, behind = await self._ask(
+            lambda index: [index.step(one, trainer=trainer, until=frame.until) for one in near]
+        )
+        if step is None:
+            raise NotThereError(f"step {number} is not on the log{_then(frame)}")
+        teach = True if frame.query.get("teach") == "nothing" else None
+        wanted = SampleFilter(step=number, trainer=step.row.trainer, teaches_nothing=teach)
+        told = {"step": step, "has_previous": before is not None, "has_next": behind is not None}
+        return {**told, **await self._groups(frame, wanted, {"step": number, "trainer": step.row.trainer})}
 
     async def _groups(self, frame: Frame, wanted: SampleFilter, query: Mapping[str, object]) -> Mapping[str, Any]:
         ask = PageAsk(_ROWS, frame.query.get("after"))

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.chat import ModelReply
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.chat.completions import (
     CompletionRequest,
@@ -73,20 +72,18 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield stream.more(index, text)
 
-        def last(index: int, said: ModelReply, drawing: Completion) -> Iterable[Any]:
-            yield from first(index)
-            yield from stream.last(index, said, speeches[index].end(said.content), self._logprobs(asked, drawing))
+        def ended(drawings: list[Completion]) -> Iterable[Any]:
+            said = request_run.said(prompt, sampling, drawings)
+            for i, (one, drawing) in enumerate(zip(said, drawings, strict=True)):
+                yield from first(i)
+                yield from stream.last(i, one, speeches[i].end(one.content), self._logprobs(asked, drawing))
+            if asked.include_usage:
+                yield stream.usage(len(prompt.token_ids), _drawn(drawings))
+            yield _DONE
 
         events = Events(request, _failed_as_openai)
         sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        drawings = await request_run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear)
-        if drawings is None:
-            return await events.send([])
-        said = request_run.said(prompt, sampling, drawings)
-        ends = [end for i, one in enumerate(said) for end in last(i, one, drawings[i])]
-        if asked.include_usage:
-            ends.append(stream.usage(len(prompt.token_ids), _drawn(drawings)))
-        return await events.send([*ends, _DONE])
+        return await request_run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear, ended=ended)
 
     async def _stream_completions(
         self, request: web.Request, request_run: RequestRun, asked: CompletionRequest, shape: CompletionShape
@@ -98,17 +95,16 @@ class OpenAI:
             if text := speeches[index].hear(token_ids):
                 yield shape.chunk(index, text)
 
+        def ended(drawings: list[Completion]) -> Iterable[Any]:
+            request_run.completed(asked.prompt, drawings)
+            for i, one in enumerate(drawings):
+                yield shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason)
+            if asked.include_usage:
+                yield shape.usage(_drawn(drawings))
+            yield _DONE
+
         events = Events(request, _failed_as_openai)
-        drawings = await request_run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear)
-        if drawings is None:
-            return await events.send([])
-        request_run.completed(asked.prompt, drawings)
-        ends: list[Any] = [
-            shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason) for i, one in enumerate(drawings)
-        ]
-        if asked.include_usage:
-            ends.append(shape.usage(_drawn(drawings)))
-        return await events.send([*ends, _DONE])
+        return await request_run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear, ended=ended)
 
     def _text(self, asked: CompletionRequest, drawing: Completion) -> str:
         return text_of_completion(self._context.tokenizer, drawing.token_ids, asked.sampling.stop or ())
@@ -150,13 +146,13 @@ class Anthropic:
                     yield from shape.begin(so_far.reasoning)
                 yield shape.more(text)
 
-        drawings = await request_run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear)
-        if drawings is None:
-            return await events.send([])
-        begun = events.begun
-        (said,) = request_run.said(prompt, sampling, drawings)
-        ends = [*(() if begun else [shape.start()]), *shape.last(said, speech.end(said.content))]
-        return await events.send(ends)
+        def ended(drawings: list[Completion]) -> Iterable[Any]:
+            (said,) = request_run.said(prompt, sampling, drawings)
+            if not events.begun:
+                yield shape.start()
+            yield from shape.last(said, speech.end(said.content))
+
+        return await request_run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear, ended=ended)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         body = request.pop(BODY)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from workers.gateway.contributions import Contributor
@@ -20,14 +20,8 @@ class GatewayFigures(Collector):
     contributions: Contributor
 
     def collect(self) -> Iterator[Metric]:
-        answered = CounterMetricFamily("gateway_requests", "Requests that were answered.", labels=["path", "status"])
-        for (path, status), count in sorted(self.door.answered.items()):
-            answered.add_metric([path, str(status)], count)
-        yield answered
-        took = HistogramMetricFamily("gateway_request_duration_seconds", "How long they took.", labels=["path"])
-        for path, durations in sorted(self.door.durations.items()):
-            took.add_metric([path], durations.buckets(), durations.total_s)
-        yield took
+        yield from self.door.answered.collect()
+        yield from self.door.took.collect()
         sessions, explorers = self.context.sessions, self.context.explorers
         yield _counter("tokens", "Tokens, of prompts and of responses.", "kind", self.context.tokens)
         refused = self.contributions.refused

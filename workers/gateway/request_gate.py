@@ -23,14 +23,12 @@ A client that goes away takes its request along, to the engine. What goes wrong 
 import hashlib
 import logging
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
+import prometheus_client
 from aiohttp import web
 
 from trinity_bus import awake
@@ -48,29 +46,14 @@ BODY: Final = web.RequestKey("body", bytes)  # what it says, for who answers it 
 # Its room, which is free at its end, or before: once it is written as tokens.
 PLACE: Final = web.RequestKey("place", TakenRoom)
 # Between the buckets of durations: from what needs no engine to what no client waits for.
-BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
+_BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RETRY_S: Final = 1
 _REFUSED: Final = "invalid_request_error"
 
+# Of each metric the time that it was made at would be another one.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(slots=True)
-class Durations:
-    total_s: float = 0.0
-    # Of those that took longer than the bound before, and no longer than this one.
-    counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_S))
-
-    def add(self, seconds: float) -> None:
-        self.total_s += seconds
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return each bound, and how many took no longer, as Prometheus has it."""
-        return [
-            (str(bound).replace("inf", "+Inf"), so_far)
-            for bound, so_far in zip(BOUNDS_S, accumulate(self.counts), strict=True)
-        ]
 
 
 class NoRoomError(TrinityError):
@@ -78,15 +61,9 @@ class NoRoomError(TrinityError):
 
 
 class RequestGate:
-    """Lets requests in.
+    """Lets requests in: each key has its client's name, and open paths need none.
 
-    Args:
-        keys: Of the clients, each with its client's name.
-        open_paths: That need no key.
-        most: Requests of one client at once.
-        max_body_mib: Of one request.
-        max_waiting_mib: Of all large ones together that are not tokens yet.
-        body_timeout_s: In which it has to come.
+    ``most`` are requests of one client at once, ``max_waiting_mib`` those of all large ones that are not tokens yet.
     """
 
     def __init__(
@@ -107,8 +84,12 @@ class RequestGate:
         self._body_timeout_s = body_timeout_s
         self._room = Room(max_waiting_mib << 20)
         self._requests: Counter[str] = Counter()
-        self.answered: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.durations: dict[str, Durations] = {}  # how long requests took, by path
+        self.answered = prometheus_client.Counter(
+            "gateway_requests", "Requests that were answered.", ["path", "status"], registry=None
+        )
+        self.took = prometheus_client.Histogram(
+            "gateway_request_duration_seconds", "How long they took.", ["path"], buckets=_BOUNDS_S, registry=None
+        )
 
     @property
     def requests(self) -> int:
@@ -120,8 +101,8 @@ class RequestGate:
         response = await self._answer(request, handler)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
-        self.answered[path, response.status] += 1
-        self.durations.setdefault(path, Durations()).add(time.perf_counter() - began)
+        self.answered.labels(path, str(response.status)).inc()
+        self.took.labels(path).observe(time.perf_counter() - began)
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:

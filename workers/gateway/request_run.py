@@ -36,6 +36,7 @@ _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 LARGE: Final = 32 << 10
 
 type Hear = Callable[[int, list[int]], Iterable[Any]]  # returns the events of new tokens of a response
+type Ended = Callable[[list[Completion]], Iterable[Any]]  # returns the last events, of whole responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +110,21 @@ class RequestRun:
         return await context.written(size, self.session.prompt, messages, tools, options)
 
     async def stream(
-        self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear
-    ) -> list[Completion] | None:
-        """Draw, and send events as tokens come; None where it failed amid it, and the client has been told."""
+        self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear, ended: Ended
+    ) -> web.StreamResponse:
+        """Draw, and send events as tokens come, and at the end; a failure amid it is the last event."""
 
         async def on_drawn(index: int, token_ids: list[int]) -> None:
             if new := list(hear(index, token_ids)):
                 await events.send(new)
 
         try:
-            return await self.context.explorers.draw(prompt, sampling, n, on_drawn)
+            drawings = await self.context.explorers.draw(prompt, sampling, n, on_drawn)
         except TrinityError as error:
             if not events.begun:
                 raise
-            await events.send([events.failure(error)])
-            return None
+            return await events.send([events.failure(error)])
+        return await events.send(list(ended(drawings)))
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
         session = self.session
@@ -159,13 +160,7 @@ class RequestRun:
 
 
 class Events:
-    """Server-sent events of one response, which begins with the first of them.
-
-    Args:
-        request: That is answered.
-        failure: Returns the event of an error.
-        name: Says what an event is called, where they have names.
-    """
+    """Server-sent events of one response, which begins with the first of them. ``failure`` makes that of an error."""
 
     def __init__(
         self,

@@ -113,9 +113,7 @@ class TurnFinder:
         """Return those requests of a client that other gateways have answered, by the ids of their answers.
 
         However many are asked for, each partition is read twice at most, and between two the others have their turn.
-
-        Raises:
-            BusError: They could not be looked for.
+        Raises BusError: they could not be looked for.
         """
         asked = {one: at for one in answers if (at := asked_at(one)) is not None}
         found: dict[str, RecalledRequest] = {}

@@ -112,8 +112,8 @@ async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path
     away = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_s": 1.0})
     with Store(tmp_path, texts="none") as store:
         async with IndexFollower(Bus(away, client_id="index"), store, read_mib_s=64) as follower:
-            await until(lambda: follower.standing().state == "waiting")
-            assert "127.0.0.1:1" in follower.standing().line
+            await until(lambda: follower.state == "waiting")
+            assert "127.0.0.1:1" in follower.line
             with pytest.raises(StoreError):
                 await follower.caught_up()
 
@@ -152,12 +152,12 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
     async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
         with Store(tmp_path, texts="none") as store, Index(tmp_path) as index:
             async with IndexFollower(Bus(settings, client_id="index"), store, read_mib_s=64) as follower:
-                await until(lambda: follower.standing().state == "waiting")
-                assert settings.namespace in follower.standing().line
+                await until(lambda: follower.state == "waiting")
+                assert settings.namespace in follower.line
                 await bus.ensure_topics()
                 await producer.send(EXPERIENCES, "t-0", group("t-0", [0.0, 1.0]))
                 await until(lambda: index.extent().samples == 2)
-                await until(lambda: follower.standing().state == "following")
+                await until(lambda: follower.state == "following")
                 # What cannot be read is counted.
                 await producer.send_raw(EXPERIENCES, b"t-1", b"nonsense")
                 await producer.send(EXPERIENCES, "t-1", group("t-1", [0.5]))
@@ -174,7 +174,7 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
                 assert index.sample(place) is not None
                 await make_anew(settings, bus, EXPERIENCES)
                 await producer.send(TASKS, "t-2", Task(task_id="t-2", workflow="copy", prompt="a"))
-                await until(lambda: index.extent().samples == 0 and index.extent().tasks == 1)
+                await until(lambda: index.extent().samples == 0 and index.task("t-2") is not None)
 
 
 async def test_killed_and_run_again_an_export_has_each_sample_once(settings: KafkaSettings, tmp_path: Path) -> None:

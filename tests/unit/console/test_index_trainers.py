@@ -111,8 +111,7 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
     store.take(*log.take())
     assert [(row.step, row.run, row.trained_at) for row in index.steps().rows] == [(1, "anew", 401)]
     assert index.step(2) is None
-    (loss,) = index.metrics(["loss"])
-    assert [point.value for point in loss.points] == [9.0]
+    assert [point.value for point in index.metrics(["loss"])["loss"]] == [9.0]
     assert [row.step for row in index.steps(until=399).rows] == [2, 1]
     # What the run before had made of it leads nowhere.
     assert [(row.batch_id, row.trained_as) for row in index.batches().rows] == [("train-2", None), ("train-1", 1)]
@@ -136,8 +135,7 @@ def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path:
         assert [row.trainer for row in index.trainers()] == ["trainer-0/grpo", "trainer-0/sft"]
         (step,) = index.steps().rows
         assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
-        (loss,) = index.metrics(["loss"], trainer="trainer-0/grpo")
-        assert [point.value for point in loss.points] == [0.5]
+        assert [point.value for point in index.metrics(["loss"], trainer="trainer-0/grpo")["loss"]] == [0.5]
         (version,) = index.versions().rows
         assert index.step(version.step, trainer=version.trainer) is not None
 
@@ -173,15 +171,15 @@ def test_steps_that_make_no_version_have_their_figures(index: Index, store: Stor
     store.take(*log.take())
     step = some(index.step(2, trainer="replay-2"))
     assert (step.row.trained_at, step.row.seconds, step.metrics, step.checksum) == (301, 3.0, {"loss": 7.0}, None)
-    assert [[point.value for point in one.points] for one in index.metrics(["loss", "rollout/reward/mean"])] == [
+    both = ["loss", "rollout/reward/mean"]
+    assert [[point.value for point in points] for points in index.metrics(both).values()] == [
         [0.5, 0.25],
         [0.5, 0.5],
     ]
-    loss, reward = index.metrics(["loss", "rollout/reward/mean"], trainer="replay-2")
-    assert [(point.x, point.value) for point in loss.points] == [(2, 7.0)]
-    assert reward.points == [], "rewards of batches are the live run's"
-    (reward,) = index.metrics(["rollout/reward/mean"], trainer="replay-2", until=250)
-    assert reward.points == [], "also before it has begun"
+    loss, reward = index.metrics(both, trainer="replay-2").values()
+    assert [(point.x, point.value) for point in loss] == [(2, 7.0)]
+    assert reward == [], "rewards of batches are the live run's"
+    assert index.metrics(both[1:], trainer="replay-2", until=250) == {both[1]: []}, "also before it has begun"
     assert index.versions().rows == []
 
 
@@ -192,4 +190,4 @@ def test_a_run_of_examples_alone_has_its_charts(tmp_path: Path) -> None:
         log.add(ended("trainer-0", step, 1.0 / step, batch_id=f"demonstrations-{step}"), 100 * step + 1)
     with indexed(tmp_path, log) as index:
         assert [(row.step, row.trained_at) for row in index.steps().rows] == [(2, 201), (1, 101)]
-        assert [point.value for point in index.metrics(["loss"])[0].points] == [1.0, 0.5]
+        assert [point.value for point in index.metrics(["loss"])["loss"]] == [1.0, 0.5]

@@ -20,10 +20,10 @@ def step(number: int, seconds: float = 1.0) -> StepRow:
 
 
 def past(numbers: Sequence[int] = range(1, 6)) -> Past:
-    points = [Point(float(n), 0.1 * n, 0.1 * n, 0.1 * n, 1) for n in numbers]
-    times = [Point(100.0 + 2 * n, 64.0, 64.0, 64.0, 1) for n in numbers]
+    points = [Point(float(n), 0.1 * n, 1) for n in numbers]
+    times = [Point(100.0 + 2 * n, 64.0, 1) for n in numbers]
     return Past(
-        extent=Extent(100.0, 120.0, 80, 20, 20, 5, 5, 5, 2),
+        extent=Extent(100.0, 120.0, 80, 2),
         by_step={REWARD: points, "loss": points, "eval/held/reward/mean@1": points},
         by_time={"seconds": times, "tokens": times},
         steps=[step(n) for n in reversed(numbers)],
@@ -48,7 +48,7 @@ def test_what_was_wrong_at_an_earlier_moment_is_told_as_far_as_the_index_has_it(
     ]
     then = replace(
         past(),
-        extent=Extent(0.0, 900.0, 80, 20, 20, 5, 5, 5, 2),
+        extent=Extent(0.0, 900.0, 80, 2),
         fleet=rows,
         metrics={"groups": 10.0, "groups_skipped": 9.0},
     )

@@ -14,7 +14,6 @@ from trinity_bus.console.web.rollouts import (
     group_runs,
     mean_of_runs,
     sample_json,
-    task_spans,
     task_tree,
     way_of_drawing,
 )
@@ -27,7 +26,7 @@ def texts(tokens: Sequence[Tokens]) -> list[str]:
 def timeline(*events: tuple[EventKind, float, int | None, str]) -> TaskTimeline:
     place = Place("tasks", 0, 0)
     told = [TaskEvent(at, kind, attempt, "explorer-0", text, place) for kind, at, attempt, text in events]
-    return TaskTimeline("t", "math", None, None, None, None, None, None, None, told, [])
+    return TaskTimeline("t", "math", None, None, None, None, None, None, told, [])
 
 
 def test_runs_stand_side_by_side_with_their_advantages() -> None:
@@ -53,35 +52,6 @@ def test_a_sample_is_json_whatever_is_in_it() -> None:
     found = json.loads(json.dumps(sample_json(group, 0, None), allow_nan=False))
     assert found["reward"] is None
     assert len(found["response_token_ids"]) == len(found["mask"])
-
-
-def test_a_way_has_waits_attempts_and_what_came_of_them() -> None:
-    spans = task_spans(
-        timeline(
-            ("sent", 0.0, None, ""),
-            ("dispatched", 2.0, 1, "runs 0 to 3"),
-            ("cancelled", 5.0, 1, "the explorer was silent for too long"),
-            ("dispatched", 5.0, 2, "runs 0 to 3"),
-            ("finished", 7.0, 2, "completed"),
-            ("result", 7.0, None, "completed"),
-            ("begun", 8.0, 2, "step 4"),
-        )
-    )
-    assert [(span.label, span.begin, span.end, span.kind) for span in spans] == [
-        ("waits for an explorer", 0.0, 2.0, "wait"),
-        ("attempt 1, cancelled", 2.0, 5.0, "bad"),
-        ("attempt 2", 5.0, 7.0, "good"),
-        ("result", 7.0, 7.0, ""),
-        ("trained in step 4", 8.0, 8.0, "train"),
-    ]
-
-
-def test_what_has_no_end_goes_on() -> None:
-    spans = task_spans(
-        timeline(("sent", 0.0, None, ""), ("dispatched", 1.0, 1, ""), ("dead_letter", 3.0, None, "x: y"))
-    )
-    assert ("attempt 1, no end", 1.0, 3.0) in [(span.label, span.begin, span.end) for span in spans]
-    assert task_spans(timeline()) == []
 
 
 def test_a_way_is_a_tree_of_attempts() -> None:

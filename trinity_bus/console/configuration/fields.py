@@ -24,7 +24,7 @@ _BOUNDS: Final = (("minimum", "from {}"), ("exclusiveMinimum", "above {}"), ("ma
 _SWITCH: Final = {"true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SettingField:
     path: str  # Of the setting, such as ``mesh.model_path``
     kind: FieldKind

@@ -28,14 +28,6 @@ class BadAnswerError(TrinityError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question of the configuration page, and the setting that its answer becomes."""
-
-    field: str  # A setting's path, or one of :data:`EXTRA_FIELDS`
-    ask: str
-
-
-@dataclass(frozen=True, slots=True)
 class TaskRows:
     path: str
     prompt: str  # The column of the question
@@ -52,70 +44,58 @@ class Draft:
     problems: Mapping[str, str] = field(default_factory=dict)
 
 
+_MOST_GPUS: Final = f"from 0 to {_MAX_GPUS}"
 HARDWARE: Final = (
+    SettingField("hardware.trainer_gpus", "whole", "GPUs for training. 0: the CPU.", bounds=_MOST_GPUS, default="0"),
+    SettingField("hardware.explorer_gpus", "whole", "GPUs to generate. 0: the CPU.", bounds=_MOST_GPUS, default="0"),
     SettingField(
-        path="hardware.trainer_gpus",
-        kind="whole",
-        meaning="GPUs of this machine for training. 0: it trains on the CPU.",
-        bounds=f"from 0 to {_MAX_GPUS}",
-        default="0",
-    ),
-    SettingField(
-        path="hardware.explorer_gpus",
-        kind="whole",
-        meaning="GPUs of this machine for generating. 0: it generates on the CPU.",
-        bounds=f"from 0 to {_MAX_GPUS}",
-        default="0",
-    ),
-    SettingField(
-        path="hardware.gpu_gib",
-        kind="number",
-        meaning="Memory of each GPU, GiB: 24 of an RTX 4090, 80 of an A100 or H100, 141 of an H200.",
+        "hardware.gpu_gib",
+        "number",
+        "Memory of each GPU, GiB: 24 of an RTX 4090, 80 of an A100 or H100, 141 of an H200.",
         bounds=f"above 0 to {_MAX_GIB:g}",
         default="80",
     ),
 )
 _ROWS: Final = (
     SettingField(
-        path="rows.path",
-        kind="text",
-        meaning="A file of JSON lines, Parquet or CSV, several by a pattern such as train-*.parquet, or a folder that "
+        "rows.path",
+        "text",
+        "A file of JSON lines, Parquet or CSV, several by a pattern such as train-*.parquet, or a folder that "
         "the library `datasets` has saved. Without a column of questions: a file of tasks, or a description of task "
         "sets in TOML. Unset: other programs send tasks.",
     ),
-    SettingField(path="rows.prompt", kind="text", meaning="The column that holds the question, such as question."),
+    SettingField("rows.prompt", "text", "The column that holds the question, such as question."),
+    SettingField("rows.answer", "text", "The column that holds the reference answer, such as answer."),
     SettingField(
-        path="rows.answer", kind="text", meaning="The column that holds the reference answer, such as answer."
-    ),
-    SettingField(
-        path="rows.workflow",
-        kind="text",
-        meaning="What gives the reward, by the name of a workflow: math compares answers as mathematics. One of your "
+        "rows.workflow",
+        "text",
+        "What gives the reward, by the name of a workflow: math compares answers as mathematics. One of your "
         "own needs explorer.workflow_modules.",
     ),
 )
 EXTRA_FIELDS: Final = {one.path: one for one in (*_ROWS, *HARDWARE)}  # Fields that are no settings
 
-QUESTIONS: Final = (
-    Question("mesh.namespace", "What is this run called?"),
-    Question("mesh.model_path", "Which model is to learn?"),
-    Question("rows.path", "From which data?"),
-    Question("rows.prompt", "Where is the question in it?"),
-    Question("rows.answer", "Where is the right answer?"),
-    Question("rows.workflow", "What gives the reward?"),
-    Question("mesh.max_model_len", "How long may question and answer be together?"),
-    Question("mesh.max_tokens", "How long may an answer be?"),
-    Question("coordinator.batch_size", "How many questions make a step?"),
-    Question("coordinator.group_size", "How many answers to each?"),
-    Question("trainer.advantage", "How are answers compared?"),
-    Question("trainer.learning_rate", "How fast is it to learn?"),
-    Question("coordinator.max_staleness", "How many versions old may an answer be?"),
-    Question("trainer.total_steps", "After how many steps is it done?"),
-    Question("trainer.checkpoint_dir", "Where do checkpoints go?"),
-    Question("hardware.trainer_gpus", "How many GPUs train?"),
-    Question("hardware.explorer_gpus", "How many GPUs generate?"),
-    Question("hardware.gpu_gib", "How large are they?"),
-)
+# By the setting that its answer becomes, or one of ``EXTRA_FIELDS``
+QUESTIONS: Final = {
+    "mesh.namespace": "What is this run called?",
+    "mesh.model_path": "Which model is to learn?",
+    "rows.path": "From which data?",
+    "rows.prompt": "Where is the question in it?",
+    "rows.answer": "Where is the right answer?",
+    "rows.workflow": "What gives the reward?",
+    "mesh.max_model_len": "How long may question and answer be together?",
+    "mesh.max_tokens": "How long may an answer be?",
+    "coordinator.batch_size": "How many questions make a step?",
+    "coordinator.group_size": "How many answers to each?",
+    "trainer.advantage": "How are answers compared?",
+    "trainer.learning_rate": "How fast is it to learn?",
+    "coordinator.max_staleness": "How many versions old may an answer be?",
+    "trainer.total_steps": "After how many steps is it done?",
+    "trainer.checkpoint_dir": "Where do checkpoints go?",
+    "hardware.trainer_gpus": "How many GPUs train?",
+    "hardware.explorer_gpus": "How many GPUs generate?",
+    "hardware.gpu_gib": "How large are they?",
+}
 
 
 def draft_of(answers: Mapping[str, str]) -> Draft:

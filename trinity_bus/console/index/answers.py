@@ -13,7 +13,6 @@ from schemas.record import BatchType, Metrics
 
 HEAD_CHARS: Final = 200  # Characters of a text that the index keeps
 
-type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
 type EventKind = Literal["sent", "dispatched", "cancelled", "finished", "experience", "begun", "result", "dead_letter"]
 
 
@@ -52,13 +51,6 @@ class RowPage[R](Struct, frozen=True):
     searched_back_to: float | None = None
 
 
-class IndexStanding(Struct, frozen=True):
-    state: IndexState
-    line: str  # One line for people
-    behind: int = 0  # Records of the log that it has not read
-    text_search: str | None = None  # Why samples cannot be searched for text; None where they can
-
-
 class PassedOver(Struct, frozen=True):
     """Records of the log that are in no answer."""
 
@@ -78,11 +70,6 @@ class Extent(Struct, frozen=True):
     first_at: float | None  # Time of the oldest record; None: the index is empty
     last_at: float | None
     samples: int
-    groups: int
-    tasks: int
-    batches: int
-    steps: int
-    versions: int
     dead_letters: int
 
 
@@ -104,14 +91,9 @@ class BatchRow(Struct, frozen=True):
     trained_by: str | None  # The trainer that began it
 
 
-class BatchTransition(Struct, frozen=True):
-    state: str
-    at: float
-
-
 class BatchDetail(Struct, frozen=True):
     row: BatchRow
-    transitions: list[BatchTransition]  # As far as the log had kept them when they were read
+    transitions: list[tuple[str, float]]  # States, and when: as far as the log had kept them when they were read
     metrics: Metrics
 
 
@@ -181,7 +163,6 @@ class GroupRow(Struct, frozen=True):
     reward_mean: float | None  # Over those that have a reward
     reward_min: float | None
     reward_max: float | None
-    reward_std: float | None  # Of them as they are (population)
     version_min: int
     version_max: int
     prompt_tokens: int  # Of the first sample
@@ -197,12 +178,7 @@ class SampleRow(Struct, frozen=True):
     place: SamplePlace
     at: float
     task_id: str
-    attempt: int
     run_id: int
-    batch_id: str
-    batch_type: BatchType
-    workflow: str
-    explorer: str
     reward: float | None
     version_min: int
     version_max: int
@@ -267,7 +243,6 @@ class TaskTimeline(Struct, frozen=True):
     task_id: str
     workflow: str | None
     batch_id: str | None
-    batch_type: BatchType | None
     producer: str | None
     prompt: str | None  # Its beginning, of conversations that of the last message
     answer: str | None
@@ -295,16 +270,9 @@ class Histogram(Struct, frozen=True):
 class Point(Struct, frozen=True):
     """One point of a chart, of one value or of several that lie side by side."""
 
-    x: float  # By step, version or time, as was asked
+    x: float  # By step or time, as was asked
     value: float  # Their mean
-    low: float
-    high: float
     count: int
-
-
-class Series(Struct, frozen=True):
-    name: str
-    points: list[Point]
 
 
 class SyncRow(Struct, frozen=True):
@@ -314,18 +282,15 @@ class SyncRow(Struct, frozen=True):
     explorer: str
     ok: bool
     error: str | None
-    control_s: float
     transfer_s: float
     pause_s: float
 
 
 class PublishedRow(Struct, frozen=True):
-    model: str
     version: int
     step: int
     batch_id: str | None
     published_at: float
-    method: str
     trainer: str
     checksum: str
     checkpoint: str | None
@@ -382,7 +347,4 @@ class DeadLetterRow(Struct, frozen=True):
     reason: str  # One word
     detail: str
     source: str  # Where it came from, ``topic/partition@offset``
-    source_topic: str
     key: str
-    size: int
-    head: str  # Its beginning, as text where it is one

@@ -5,45 +5,17 @@ text; which words are in them stays in the index. A file appears when it is whol
 """
 
 import sqlite3
-from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trinity_bus.console.index.files import explained, reading
 from trinity_bus.console.index.questions import StoreError
-from trinity_bus.console.index.schema import NUMBERED, SAMPLE_BITS, SLOT_BITS
+from trinity_bus.console.index.schema import NUMBERED, SAMPLE_BITS, SLOT_BITS, TABLE_NAMES
 
 _ROWS: Final = 20_000  # Held in memory at once
-_PLAIN: Final = (
-    "groups",
-    "tasks",
-    "events",
-    "results",
-    "parts",
-    "batches",
-    "begun",
-    "step_groups",
-    "left_out",
-    "trained",
-    "points",
-    "versions",
-    "announced",
-    "syncs",
-    "settings",
-    "fleet",
-    "dead_letters",
-)
-_OF_GROUP: Final = (
-    "partition",
-    "offset",
-    "task_id",
-    "attempt",
-    "batch_id",
-    "batch_type",
-    "workflow",
-    "model",
-    "explorer",
-)
+# Tables that are not written: the index's own, and those of samples, which are one file
+_NOT_PLAIN: Final = frozenset({"meta", "offsets", "minutes", "samples", "texts", "token_figures"})
 
 type _Column = tuple[str, str, str]  # Name, type in SQLite or ``TIME``, and expression
 
@@ -55,7 +27,8 @@ def export(folder: Path, out: Path) -> dict[str, int]:
         try:
             db.execute("BEGIN")
             out.mkdir(parents=True, exist_ok=True)
-            tables = {name: (name, _plain_columns(db, name)) for name in _PLAIN} | {"samples": _samples(db)}
+            plain = (name for name in TABLE_NAMES if name not in _NOT_PLAIN)
+            tables = {name: (name, _plain_columns(db, name)) for name in plain} | {"samples": _samples(db)}
             return {name: _write(db, out / f"{name}.parquet", *table) for name, table in tables.items()}
         except OSError as error:
             raise StoreError(f"{out}: {error.strerror or error}") from error
@@ -71,8 +44,9 @@ def _plain_columns(db: sqlite3.Connection, table: str) -> list[_Column]:
 
 
 def _samples(db: sqlite3.Connection) -> tuple[str, list[_Column]]:
-    kinds = {name: kind for _, name, kind, *_ in db.execute("PRAGMA table_info(groups)")}
-    columns = [("at", "TIME", f"g.id >> {SLOT_BITS}"), *((name, kinds[name], f'g."{name}"') for name in _OF_GROUP)]
+    of_group = [(name, kind, f'g."{name}"') for _, name, kind, *_ in db.execute("PRAGMA table_info(groups)")]
+    # Its numbers and figures are those of all samples together.
+    columns = [("at", "TIME", f"g.id >> {SLOT_BITS}"), *takewhile(lambda one: one[0] != "samples", of_group[1:])]
     columns.append(("number", "INTEGER", f"{(1 << SAMPLE_BITS - 1) - 1} - (s.id & {(1 << SAMPLE_BITS - 1) - 1})"))
     own = [(name, kind, f's."{name}"') for _, name, kind, *_ in db.execute("PRAGMA table_info(samples)")]
     head = ("response", "TEXT", "(SELECT head FROM texts WHERE texts.id = s.id)")
@@ -89,7 +63,7 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
     part = path.with_name(path.name + ".part")
     count = 0
     with parquet.ParquetWriter(part, schema, compression="zstd") as writer:
-        for chunk in _chunks(rows):
+        while chunk := rows.fetchmany(_ROWS):
             arrays = [
                 pa.array(values, field.type) for values, field in zip(zip(*chunk, strict=True), schema, strict=True)
             ]
@@ -97,8 +71,3 @@ def _write(db: sqlite3.Connection, path: Path, source: str, columns: list[_Colum
             count += len(chunk)
     part.replace(path)
     return count
-
-
-def _chunks(rows: sqlite3.Cursor) -> Iterator[list[Any]]:
-    while chunk := rows.fetchmany(_ROWS):
-        yield chunk

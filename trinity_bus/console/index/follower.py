@@ -20,14 +20,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from schemas import topics
 from schemas.topic import Topic
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.offsets import readable
-from trinity_bus.console.index.answers import IndexStanding, IndexState
 from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
@@ -52,6 +51,8 @@ TOPICS: Final[tuple[Topic, ...]] = (
     topics.VERSION_HISTORY,
     *topics.ALL_DEAD_LETTERS,
 )
+type IndexState = Literal["connecting", "reading", "following", "waiting", "stopped"]
+
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
@@ -72,9 +73,9 @@ class IndexFollower:
         self._bus = bus
         self._store = store
         self._bytes_s = read_mib_s << 20
-        self._state: IndexState = "connecting"
-        self._line = "connecting to the log"
-        self._behind = 0
+        self.state: IndexState = "connecting"
+        self.line = "connecting to the log"  # Where it stands, for people
+        self.behind = 0  # Records of the log that it has not read
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -89,11 +90,6 @@ class IndexFollower:
             task.cancel()
             await asyncio.wait([task])
 
-    def standing(self) -> IndexStanding:
-        return IndexStanding(
-            state=self._state, line=self._line, behind=self._behind, text_search=self._store.no_text_search
-        )
-
     async def changed(self, timeout_s: float) -> None:
         """Wait until there is something new in the index or its standing, or the time is up. For any number at once."""
         news = self._news
@@ -103,9 +99,9 @@ class IndexFollower:
 
     async def caught_up(self) -> None:
         """Wait until all is in the index that the log held at some time after the call. StoreError: it cannot."""
-        while self._state != "following":
-            if self._state in {"waiting", "stopped"}:
-                raise StoreError(self._line)
+        while self.state != "following":
+            if self.state in {"waiting", "stopped"}:
+                raise StoreError(self.line)
             await self.changed(1.0)
 
     async def _run(self) -> None:
@@ -113,7 +109,7 @@ class IndexFollower:
             try:
                 await self._follow()
             except (BusError, StoreError) as error:
-                if self._line != str(error):
+                if self.line != str(error):
                     log.warning("the console's index waits: %s", error)
                 self._tell("waiting", str(error))
             await asyncio.sleep(_AGAIN_S)
@@ -132,18 +128,18 @@ class IndexFollower:
                         looked_at = began
                         if not self._store.is_of(await self._ids()):
                             raise StoreError("the log was made anew, and so is the index")
-                    records = await reader.batch(_READ_S if self._state == "reading" else _WAIT_S)
-                    hold = bool(records) and self._state == "reading" and began - committed_at < _COMMIT_S
+                    records = await reader.batch(_READ_S if self.state == "reading" else _WAIT_S)
+                    hold = bool(records) and self.state == "reading" and began - committed_at < _COMMIT_S
                     if records or self._store.holds:
                         await asyncio.to_thread(self._store.take, records, reader.positions, hold=hold)
                     if not hold:
                         committed_at = awake.now()
-                    self._behind = sum(reader.lag().values())
-                    if self._state == "reading" and not records and await reader.is_at_end():
+                    self.behind = sum(reader.lag().values())
+                    if self.state == "reading" and not records and await reader.is_at_end():
                         self._tell("following", "up to date")
                     elif records:
-                        behind = f"{counted(self._behind, 'record')} behind" if self._behind else "up to date"
-                        self._tell(self._state, behind)
+                        behind = f"{counted(self.behind, 'record')} behind" if self.behind else "up to date"
+                        self._tell(self.state, behind)
                     await self._pace(records, began)
 
     async def _start(self) -> dict[tuple[str, int], int]:
@@ -184,6 +180,6 @@ class IndexFollower:
             self._tell("stopped", f"a defect has ended it: {error!r}")
 
     def _tell(self, state: IndexState, line: str) -> None:
-        self._state, self._line = state, line
+        self.state, self.line = state, line
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -7,10 +7,10 @@ stay on the log. When retention has deleted them, the row is what is left, and t
 from collections.abc import Sequence
 from typing import Any, Final
 
-from schemas import ExperienceGroup, Position, Task, TokenFigures
+from schemas import ExperienceGroup, Position, TokenFigures
 from schemas.pieces import join_groups
 from schemas.topic import Topic
-from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TASKS, TOKEN_FIGURES
+from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TOKEN_FIGURES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.console.index.answers import GroupRow, Place
@@ -42,10 +42,6 @@ class PastRecords:
             if (record.task_id, len(record)) != (part.task_id, part.samples):
                 raise UnreadableError(f"{part.partition}-{part.offset} has become another group: delete the index")
         return join_groups(found)
-
-    async def task(self, partition: int, offset: int) -> Task:
-        """Return a task as it was sent. Raises what ``group`` does."""
-        return _as(await self._fetch(TASKS, partition, offset), Task)
 
     async def figures(self, place: Place) -> TokenFigures:
         """Return what a trainer has told of the tokens of a group. Raises what ``group`` does."""

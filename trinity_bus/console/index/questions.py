@@ -26,12 +26,9 @@ class UnreadableError(TrinityError, ValueError):
 
 MAX_LIMIT: Final = 500  # Rows of one page
 MAX_TEXT_CHARS: Final = 200
-MAX_NAMES: Final = 50  # Metrics of one question
-MAX_POINTS: Final = 2000  # Of one metric
-MAX_BINS: Final = 200
 MAX_HISTOGRAM_SAMPLES: Final = 50_000
 
-type Axis = Literal["step", "version", "time"]
+type Axis = Literal["step", "time"]
 
 
 class PageAsk(Struct, frozen=True):
@@ -70,10 +67,6 @@ class SampleFilter(Struct, frozen=True):
     version_min: int | None = None  # Some token was drawn by this version or a newer one,
     version_max: int | None = None  # and some by this one or an older one
     teaches_nothing: bool | None = None  # Whether all rewards of their group are the same
-
-    def check(self) -> None:
-        if self.text is not None and len(self.text) > MAX_TEXT_CHARS:
-            raise QuestionError(f"a text to search for has at most {MAX_TEXT_CHARS} characters")
 
 
 class DeadLetterFilter(Struct, frozen=True):

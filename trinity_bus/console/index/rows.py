@@ -76,15 +76,20 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
         case StepTrained(again=False) | StepEnded():
             yield from _trained(record, at)
         case TokenFigures():
-            yield "token_figures", _token_figures(record, at, place)
+            of = (record.trainer, record.run, record.step, record.position.partition, record.position.offset)
+            yield "token_figures", (at, *place, *of, record.samples[0], record.samples[-1])
         case PublishedVersion():
             yield "versions", _version(record, at)
         case ModelVersion():
             yield "announced", (at, record.model, record.version, record.pinned, record.asked_by)
         case WeightsSynced():
-            yield "syncs", _sync(record, at)
+            times = (record.control_s, record.transfer_s, record.pause_s)
+            taken = (record.explorer, record.model, record.version, record.ok, cut(record.error))
+            yield "syncs", (at, *taken, *times)
         case ExplorerHeartbeat():
-            yield "fleet", _heartbeat(record, at)
+            seen = (record.state, record.model_version, record.slots, len(record.running))
+            beat = (record.explorer, at // _MINUTE_MS, at, record.incarnation)
+            yield "fleet", (*beat, *seen, record.tokens_generated, record.pool)
             yield from _settings("explorer", record.explorer, record.settings, at)
         case TrainerHeartbeat():
             yield from _settings("trainer", record.trainer, record.settings, at)
@@ -176,11 +181,6 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     yield from _points(metrics, at, trainer, event.step, version)
 
 
-def _token_figures(figures: TokenFigures, at: int, place: tuple[int, int]) -> Row:
-    group = (figures.position.partition, figures.position.offset)
-    return (at, *place, figures.trainer, figures.run, figures.step, *group, figures.samples[0], figures.samples[-1])
-
-
 def _version(version: PublishedVersion, at: int) -> Row:
     trainer = version.writer or version.trainer
     what = (version.model, version.version, version.step, version.batch_id, version.method, trainer)
@@ -189,16 +189,6 @@ def _version(version: PublishedVersion, at: int) -> Row:
     rolled_back = (None, None, None) if rollback is None else (rollback.to, rollback.asked_by, cut(rollback.reason))
     skipped = json.dumps([one.batch_id for one in version.skipped])
     return (at, *what, *weights, *rolled_back, skipped, json.dumps(kept_metrics(version.metrics)))
-
-
-def _sync(event: WeightsSynced, at: int) -> Row:
-    times = (event.control_s, event.transfer_s, event.pause_s)
-    return (at, event.explorer, event.model, event.version, event.ok, cut(event.error), *times)
-
-
-def _heartbeat(beat: ExplorerHeartbeat, at: int) -> Row:
-    seen = (beat.state, beat.model_version, beat.slots, len(beat.running), beat.tokens_generated, beat.pool)
-    return (beat.explorer, at // _MINUTE_MS, at, beat.incarnation, *seen)
 
 
 def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iterator[TableRow]:

@@ -6,11 +6,12 @@ Samples follow their group: ``group << 15 | rest``, where ``rest`` falls as the 
 newest group comes first, and its samples in their order. A prompt stands before them among the texts.
 """
 
+import re
 from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 7  # Of the tables. A store of another layout is made anew from the log.
+LAYOUT: Final = 8  # Of the tables. A store of another layout is made anew from the log.
 
 SLOT_BITS: Final = 7
 # The latest time that a number can hold, with room for slots behind it: the year 2039
@@ -26,10 +27,7 @@ CREATE TABLE offsets (
     topic TEXT, partition INTEGER, next INTEGER NOT NULL, unreadable INTEGER NOT NULL DEFAULT 0,
     lost INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (topic, partition)
 ) WITHOUT ROWID;
-CREATE TABLE minutes (
-    minute INTEGER PRIMARY KEY, samples INTEGER NOT NULL, groups INTEGER NOT NULL, tasks INTEGER NOT NULL,
-    response_tokens INTEGER NOT NULL
-);
+CREATE TABLE minutes (minute INTEGER PRIMARY KEY, samples INTEGER NOT NULL);
 
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY, partition INTEGER, "offset" INTEGER, task_id TEXT, attempt INTEGER, batch_id TEXT,
@@ -132,21 +130,9 @@ CREATE TABLE dead_letters (
 );
 """
 
+TABLE_NAMES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", TABLES))
 # Tables whose first column is a number by time; their rows come with the time there
-NUMBERED: Final = frozenset(
-    {
-        "groups",
-        "batches",
-        "begun",
-        "trained",
-        "versions",
-        "announced",
-        "syncs",
-        "settings",
-        "dead_letters",
-        "token_figures",
-    }
-)
+NUMBERED: Final = frozenset(re.findall(r"CREATE TABLE (\w+) \(\s*id INTEGER", TABLES)) - {"samples", "texts"}
 REPLACED: Final = frozenset({"fleet"})  # Tables in which a row takes the place of the one with its key
 
 

@@ -15,7 +15,7 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -70,11 +70,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def no_text_search(self) -> str | None:
-        """Why samples cannot be searched for text; None where they can."""
-        return self._texts if isinstance(self._texts, str) else None
 
     @property
     def holds(self) -> bool:
@@ -145,7 +140,7 @@ class Store:
             for table, rows in tables.items():
                 numbered_rows = [(numbers.next(table, row[0]), *row[1:]) for row in rows] if table in NUMBERED else rows
                 _write(db, table, numbered_rows)
-            self._write_minutes(db, found, tables["tasks"])
+            self._write_minutes(db, found)
             self._write_positions(db, positions)
             for one in unreadable:
                 count = one.last_offset - one.offset + 1
@@ -162,21 +157,12 @@ class Store:
         db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [row for one in found for row in one.words])
 
     @staticmethod
-    def _write_minutes(
-        db: sqlite3.Connection, groups: Sequence[tuple[Received[Any], ExperienceGroup]], tasks: Sequence[Row]
-    ) -> None:
-        minutes: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    def _write_minutes(db: sqlite3.Connection, groups: Sequence[tuple[Received[Any], ExperienceGroup]]) -> None:
+        minutes: Counter[int] = Counter()
         for one, group in groups:
-            for place, count in enumerate((len(group), 1, 0, len(group.logprobs))):
-                minutes[one.timestamp_ms // _MINUTE_MS][place] += count
-        for row in tasks:
-            minutes[row[0] // _MINUTE_MS][2] += 1
-        db.executemany(
-            "INSERT INTO minutes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "samples = samples + excluded.samples, groups = groups + excluded.groups, tasks = tasks + excluded.tasks, "
-            "response_tokens = response_tokens + excluded.response_tokens",
-            [(minute, *counts) for minute, counts in minutes.items()],
-        )
+            minutes[one.timestamp_ms // _MINUTE_MS] += len(group)
+        query = "INSERT INTO minutes VALUES (?, ?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples"
+        db.executemany(query, minutes.items())
 
     @staticmethod
     def _write_positions(db: sqlite3.Connection, positions: Positions) -> None:

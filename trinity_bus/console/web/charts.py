@@ -4,7 +4,7 @@ Colours are classes of the style sheet, so that a chart follows light and dark. 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -19,6 +19,7 @@ _TICKS: Final = 4
 _BAR_GAP: Final = 2
 
 type Point = tuple[float, float]
+type _Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +34,9 @@ class Bar:
     high: float
     count: int
     href: str  # Where a click leads
-    chosen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    label: str
-    begin: float
-    end: float
-    kind: str = ""  # A class of the style sheet
+_NOTHING: Final = Markup('<text class="none" x="{}" y="{}">nothing yet</text>').format(_WIDTH // 2, _HEIGHT // 2)
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
@@ -95,7 +90,7 @@ def lines(title: str, series: Sequence[Line], x_name: str = "step") -> Markup:
     drawn = [Line(one.name, thinned(one.points)) for one in series]
     points = [point for one in drawn for point in one.points]
     if not points:
-        return _frame(title, Markup('<text class="none" x="{}" y="{}">nothing yet</text>').format(_WIDTH // 2, 85))
+        return _frame(title, _NOTHING)
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
     y_low, y_high = _room(min(y for _, y in points), max(y for _, y in points))
     at_x = _scale(x_low, x_high, _LEFT, _WIDTH - _RIGHT)
@@ -118,7 +113,7 @@ def histogram(title: str, bars: Sequence[Bar]) -> Markup:
     """Return bars that are links: each leads to what it counts."""
     most = max((bar.count for bar in bars), default=0)
     if not most:
-        return _frame(title, Markup('<text class="none" x="{}" y="{}">nothing yet</text>').format(_WIDTH // 2, 85))
+        return _frame(title, _NOTHING)
     low, high = bars[0].low, bars[-1].high
     at_x = _scale(low, high, _LEFT, _WIDTH - _RIGHT)
     at_y = _scale(0, most, _HEIGHT - _BOTTOM, _TOP)
@@ -128,41 +123,15 @@ def histogram(title: str, bars: Sequence[Bar]) -> Markup:
         parts.append(
             Markup(
                 '<a href="{}"><rect class="hit" x="{}" y="{}" width="{}" height="{}"/>'
-                '<rect class="bar{}" x="{}" y="{}" width="{}" height="{}"/><title>{} to {}: {}</title></a>'
+                '<rect class="bar" x="{}" y="{}" width="{}" height="{}"/><title>{} to {}: {}</title></a>'
             ).format(
                 *(bar.href, f"{left:.1f}", _TOP, f"{right - left:.1f}", _HEIGHT - _BOTTOM - _TOP),
-                *(" chosen" if bar.chosen else "", f"{left:.1f}", f"{top:.1f}"),
+                *(f"{left:.1f}", f"{top:.1f}"),
                 *(f"{max(1.0, right - left - _BAR_GAP):.1f}", f"{_HEIGHT - _BOTTOM - top:.1f}"),
                 *(figure(bar.low), figure(bar.high), bar.count),
             )
         )
     return _frame(title, Markup("").join(parts))
-
-
-def timeline(title: str, spans: Sequence[Span]) -> Markup:
-    """Return stretches of time below each other, from the first beginning to the last end."""
-    if not spans:
-        return Markup("")
-    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-    row, left, width = 22, 150, 760
-    at_x = _scale(begin, end if end > begin else begin + 1, left, width - 70)
-    parts = []
-    for number, span in enumerate(spans):
-        y, x, right = number * row, at_x(span.begin), at_x(span.end)
-        seconds = span.end - span.begin
-        parts.append(
-            Markup(
-                '<g><title>{label}: after {after} s{for_}</title>'
-                '<text class="name" x="{name}" y="{base}">{label}</text>'
-                '<rect class="span {kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="3"/>'
-                '<text class="tick" x="{told}" y="{base}">{seconds}</text></g>'
-            ).format(
-                label=span.label, after=f"{span.begin - begin:.3f}", for_=f", {seconds:.3f} s" if seconds else "",
-                name=left - 8, base=y + 15, kind=span.kind, x=f"{x:.1f}", y=y + 4, width=f"{max(3.0, right - x):.1f}",
-                height=row - 8, told=f"{max(right, x + 3) + 6:.1f}", seconds=f"{seconds:.2f} s" if seconds else "",
-            )
-        )  # fmt: skip
-    return _frame(title, Markup("").join(parts), width, len(spans) * row + 4, "timeline")
 
 
 def marks(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]]]]) -> Markup:
@@ -198,7 +167,7 @@ def _frame(title: str, inside: Markup, width: int = _WIDTH, height: int = _HEIGH
     )
 
 
-def _grid(at_x: "_Scale", at_y: "_Scale", x_range: Point, y_range: Point) -> Markup:
+def _grid(at_x: _Scale, at_y: _Scale, x_range: Point, y_range: Point) -> Markup:
     parts = [
         Markup(
             '<line class="grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/><text class="tick y" x="{}" y="{}">{}</text>'
@@ -214,19 +183,9 @@ def _grid(at_x: "_Scale", at_y: "_Scale", x_range: Point, y_range: Point) -> Mar
     return Markup("").join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    low: float
-    span: float
-    first: float
-    length: float
-
-    def __call__(self, value: float) -> float:
-        return self.first + (value - self.low) / self.span * self.length
-
-
 def _scale(low: float, high: float, first: float, last: float) -> _Scale:
-    return _Scale(low, (high - low) or 1.0, first, last - first)
+    span = (high - low) or 1.0
+    return lambda value: first + (value - low) / span * (last - first)
 
 
 def _room(low: float, high: float) -> Point:

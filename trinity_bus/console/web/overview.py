@@ -5,7 +5,6 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import Final, Literal
 
@@ -15,6 +14,7 @@ from schemas import RunnerState
 from schemas.errors import one_line
 from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
 from trinity_bus.console.web import charts
+from trinity_bus.console.web.text import moment
 from trinity_bus.view import MeshState, unserved_line
 
 type Level = Literal["bad", "warn"]
@@ -89,11 +89,6 @@ class FleetRow:
     heard: str
     more: str = ""
     runners: str = ""  # How many of them are at something, and how often one was replaced; empty: not known
-
-    @property
-    def load(self) -> float:
-        """Share of its slots that are taken, at most 1."""
-        return min(1.0, self.running / self.slots) if self.slots else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,23 +250,24 @@ def _figures(past: Past | None, state: MeshState | None, ended_at: float | None)
             found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
     if state is not None and ended_at is None:
-        runners = state.runners()
-        found += [
-            Figure("tokens/s", charts.figure(state.tokens_per_s)),
-            Figure("explorers", str(sum(1 for _ in state.alive()))),
-            Figure("attempts running", str(sum(one.attempts for one in state.alive()))),
-        ]
-        if runners:
+        alive = list(state.alive())
+        found += _work(state.tokens_per_s, len(alive), sum(one.attempts for one in alive))
+        if runners := state.runners():
             found.append(Figure("runners busy", f"{sum(one.state == 'busy' for one in runners)}/{len(runners)}"))
     elif state is None and past is not None and past.fleet:
-        found += [
-            Figure("tokens/s", charts.figure(sum(row.tokens_per_s or 0.0 for row in past.alive))),
-            Figure("explorers", str(len(past.alive))),
-            Figure("attempts running", str(sum(row.running for row in past.alive))),
-        ]
+        then = past.alive
+        found += _work(sum(row.tokens_per_s or 0.0 for row in then), len(then), sum(row.running for row in then))
     if past is not None:
         found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
     return found
+
+
+def _work(tokens_per_s: float, explorers: int, attempts: int) -> list[Figure]:
+    return [
+        Figure("tokens/s", charts.figure(tokens_per_s)),
+        Figure("explorers", str(explorers)),
+        Figure("attempts running", str(attempts)),
+    ]
 
 
 def _tests(past: Past) -> dict[str, Sequence[Point]]:
@@ -287,16 +283,18 @@ def _charts(past: Past) -> list[Chart]:
     for title, wanted in _METRICS:
         lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]
         found.append(_chart(title, lines))
-    seconds = past.by_time.get(SECONDS, ())
-    times = [charts.Line("a step", _since(seconds, [point.value for point in seconds]))]
-    times.append(charts.Line("from one to the next", _since(seconds[1:], _between(seconds), seconds)))
+    seconds, tokens = past.by_time.get(SECONDS, ()), past.by_time.get(TOKENS, ())
+    # Of what is sampled by time, a point is the mean of as many steps as it counts.
+    apart = [(point.x, (point.x - before.x) / point.count) for before, point in pairwise(seconds)]
+    times = [_by_minute("a step", [(point.x, point.value) for point in seconds], seconds)]
+    times.append(_by_minute("from one to the next", apart, seconds))
     found.append(_chart("seconds, by minute of the run", times, "minute"))
-    tokens = past.by_time.get(TOKENS, ())
     rates = [
-        point.value * point.count / (point.x - before.x) if point.x > before.x else 0.0
+        (point.x, point.value * point.count / (point.x - before.x))
         for before, point in pairwise(tokens)
+        if point.x > before.x
     ]
-    speed = charts.Line("tokens/s", _since(tokens[1:], rates, tokens))
+    speed = _by_minute("tokens/s", rates, tokens)
     found.append(_chart("tokens/s that were trained on, by minute of the run", [speed], "minute"))
     return found
 
@@ -309,14 +307,8 @@ def _series(name: str, points: Sequence[Point]) -> charts.Line:
     return charts.Line(name, [(point.x, point.value) for point in points])
 
 
-def _between(points: Sequence[Point]) -> list[float]:
-    return [(point.x - before.x) / point.count for before, point in pairwise(points)]
-
-
-def _since(points: Sequence[Point], values: Sequence[float], whole: Sequence[Point] = ()) -> list[charts.Point]:
-    # Values over minutes since the first point of the whole
-    first = (whole or points)[0].x if points else 0.0
-    return [((point.x - first) / 60, value) for point, value in zip(points, values, strict=True)]
+def _by_minute(name: str, points: Sequence[charts.Point], whole: Sequence[Point]) -> charts.Line:
+    return charts.Line(name, [((x - whole[0].x) / 60, value) for x, value in points])
 
 
 def _syncs(versions: Sequence[VersionDetail]) -> Markup:
@@ -360,12 +352,8 @@ def ending(state: MeshState, at: float, *, is_record: bool) -> str:
     when = ", ".join(f"{name} {heard(one, state.now, at)}" for name, one in others)
     cut_off += f" Coordinators and trainers never say that they leave; heard last: {when}." * bool(when)
     if is_record:
-        return f"This is a record of a run: its log, opened again. The last word in it is of {_moment(at)}.{cut_off}"
-    return f"The run has ended: nobody has spoken since {_moment(at)}, {span(state.now - at)} ago.{cut_off}"
-
-
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"This is a record of a run: its log, opened again. The last word in it is of {moment(at)} UTC.{cut_off}"
+    return f"The run has ended: nobody has spoken since {moment(at)} UTC, {span(state.now - at)} ago.{cut_off}"
 
 
 def few(names: Sequence[str]) -> str:

@@ -5,9 +5,8 @@ and again.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,7 +20,6 @@ from trinity_bus.console.web.who import Visitor
 STATIC: Final = Path(__file__).parent / "static"  # What pages load beside their HTML
 
 MAX_QUERY: Final = 2000  # Characters of a link's question: one that is longer is not answered
-_MAX_BACK: Final = 20  # Pages of a list that a link leads back through
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 # Path, title, and the key that leads there after a ``g``
 MENU: Final = (
@@ -30,7 +28,6 @@ MENU: Final = (
     ("/steps", "Steps", "s"),
     ("/samples", "Samples", "a"),
     ("/versions", "Versions", "v"),
-    ("/compare", "Compare", "c"),
     ("/dead-letters", "Dead letters", "d"),
     ("/configuration", "Configuration", "f"),
 )
@@ -41,8 +38,8 @@ class Frame:
     namespace: str
     visitor: Visitor
     path: str
+    names: Mapping[str, str] = field(default_factory=dict)  # What the path names: a step, a task
     query: Mapping[str, str]  # What the link asks, but for the moment
-    pairs: Sequence[tuple[str, str]] = ()  # The same, with what is asked more than once
     until: float | None = None  # The moment that is looked at; None: now
     begin: float | None = None  # The oldest moment that can be; None: not known
     now: float = 0.0
@@ -60,20 +57,10 @@ class Frame:
 
     @property
     def now_link(self) -> str:
-        return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
 
     def here(self, **query: object) -> str:
         return self.url(self.path, **{**self.query, **query})
-
-    def older(self, after: str) -> str:
-        """Return a link to the next page of a list, with the way back: as much of it as a link has room for."""
-        this = self.query.get("after")
-        back = [*(self.query.get("back") or "").split("."), this][-_MAX_BACK:] if this else []
-        while True:
-            link = self.here(after=after, back=".".join(filter(None, back)))
-            if not back or len(link) - len(self.path) <= MAX_QUERY:
-                return link
-            del back[0]
 
 
 class Pages:
@@ -86,7 +73,7 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            hostile=text.hostile, line=text.line, figure=charts.figure, moment=moment, span=span, doc=doc
+            hostile=text.hostile, line=text.line, figure=charts.figure, moment=text.moment, span=span, doc=doc
         )
         self._environment.globals["menu"] = MENU
 
@@ -108,15 +95,6 @@ def doc(text: str) -> Markup:
     Markup('<code>a&lt;b</code> or less')
     """
     return Markup(re.sub(r"`+([^`]+)`+", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
-
-
-def moment(seconds: float | None) -> str:
-    """Return a time of the log as people read it, in UTC.
-
-    >>> moment(0.5), moment(None)
-    ('1970-01-01 00:00:00', '')
-    """
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def span(seconds: float | None) -> str:

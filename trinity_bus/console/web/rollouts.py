@@ -1,7 +1,7 @@
 """Groups, samples and tasks as what pages show of them. Pure."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any, Final
@@ -12,10 +12,8 @@ from trinity_bus.chat.formats import Format
 from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import Comparison
-from trinity_bus.console.web.charts import Span
 from trinity_bus.console.web.turns import TurnView, turns
 
-MAX_SPANS: Final = 60  # Of one timeline
 _METRICS: Final = 8  # Of one run, beside the others
 _MORE_METRICS: Final = 100
 # Of events of an attempt, in the tree; of others 1
@@ -143,42 +141,6 @@ def way_of_drawing(sampling: SampledWith | None) -> str:
         f"min-p {sampling.min_p:g}" if sampling.min_p else "",
     ]
     return ", ".join(part for part in (f"temperature {sampling.temperature:g}", *limits) if part)
-
-
-def task_spans(task: TaskTimeline) -> list[Span]:
-    return list(_spans(task.events[:MAX_SPANS]))
-
-
-def _spans(events: list[TaskEvent]) -> Iterator[Span]:  # noqa: C901 - a case for each kind of event
-    begun: dict[int, TaskEvent] = {}
-    waits: TaskEvent | None = None
-    for event in events:
-        match event.kind:
-            case "sent":
-                waits = event
-            case "dispatched" if event.attempt is not None:
-                if waits is not None:
-                    yield Span("waits for an explorer", waits.at, event.at, "wait")
-                    waits = None
-                begun[event.attempt] = event
-            case "finished" if event.attempt is not None:
-                start = begun.pop(event.attempt, event)
-                failed = event.text.startswith("failed")
-                yield Span(f"attempt {event.attempt}", start.at, event.at, "bad" if failed else "good")
-            case "begun":
-                yield Span(f"trained in {event.text}"[:24], event.at, event.at, "train")
-            case "cancelled" if event.attempt in begun:
-                yield Span(f"attempt {event.attempt}, cancelled", begun.pop(event.attempt).at, event.at, "bad")
-            case "result" | "dead_letter":
-                label = event.kind.replace("_", " ")
-                yield Span(label, event.at, event.at, "" if event.kind == "result" else "bad")
-            case _:
-                continue
-    last = events[-1].at if events else 0.0
-    if waits is not None and len(events) > 1:
-        yield Span("waits for an explorer", waits.at, last, "wait")
-    for attempt, start in begun.items():
-        yield Span(f"attempt {attempt}, no end", start.at, last, "wait")
 
 
 def task_tree(task: TaskTimeline) -> list[TreeRow]:

@@ -10,6 +10,7 @@ says by how much.
 
 import re
 import unicodedata
+from datetime import UTC, datetime
 from typing import Final
 
 from markupsafe import Markup, escape
@@ -51,6 +52,15 @@ def hostile(text: str, most: int = SHOWN_CHARS) -> Markup:
 def line(text: str, most: int = _LINE_CHARS) -> Markup:
     """Return text as one line of markup: what would end the line is shown as what it is."""
     return hostile(text.replace("\r\n", "⏎").replace("\n", "⏎").replace("\t", " "), most)
+
+
+def moment(seconds: float | None) -> str:
+    """Return a time of the log as people read it, in UTC.
+
+    >>> moment(0.5), moment(None)
+    ('1970-01-01 00:00:00', '')
+    """
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _mark(character: str, combining: int) -> str | None:

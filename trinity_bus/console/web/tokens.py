@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE_TOKENS: Final = 4_000  # Tokens on one page
-_SHADES: Final = tuple(math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
+_SHADES: Final = tuple(-math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
 _ENTROPIES: Final = (0.01, 0.1, 0.3, 0.7, 1.5, 2.5, 4.0)
 _GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -40,11 +40,13 @@ class TokenView:
     def classes(self) -> str:
         if self.is_prompt:
             return "t prompt"
-        parts = ["t", f"lp{shade(self.logprob)}" if self.logprob is not None else "", "" if self.counts else "off"]
+        parts = ["t", "" if self.counts else "off"]
+        if self.logprob is not None:
+            parts.append(f"lp{shade(-self.logprob, _SHADES)}")
         if self.gap is not None:
-            parts.append(f"gap{gap_shade(self.gap)}")
+            parts.append(f"gap{shade(abs(self.gap), _GAPS)}")
         if self.entropy is not None:
-            parts.append(f"en{entropy_shade(self.entropy)}")
+            parts.append(f"en{shade(self.entropy, _ENTROPIES)}")
         if self.version is not None:
             parts.append(f"v{self.version % 6}")
         if self.turn:
@@ -71,31 +73,13 @@ class TokenView:
         return ", ".join(parts)
 
 
-def shade(logprob: float) -> int:
-    """Return how unlikely a token was, 0 to 7.
+def shade(value: float, bounds: Sequence[float]) -> int:
+    """Return how many of seven bounds a value is not below; all of them, where it is no number.
 
-    >>> shade(0.0), shade(-0.5), shade(-20.0), shade(float("nan"))
-    (0, 2, 7, 7)
+    >>> shade(0.0, _GAPS), shade(0.3, _GAPS), shade(9.0, _GAPS), shade(float("nan"), _SHADES)
+    (0, 3, 7, 7)
     """
-    return next((number for number, least in enumerate(_SHADES) if logprob > least), len(_SHADES))
-
-
-def entropy_shade(entropy: float) -> int:
-    """Return how unsure the model was, 0 to 7.
-
-    >>> entropy_shade(0.0), entropy_shade(0.5), entropy_shade(9.0)
-    (0, 3, 7)
-    """
-    return next((number for number, most in enumerate(_ENTROPIES) if entropy < most), len(_ENTROPIES))
-
-
-def gap_shade(gap: float) -> int:
-    """Return how far two policies are apart, 0 to 7.
-
-    >>> gap_shade(0.0), gap_shade(-0.3), gap_shade(9.0)
-    (0, 3, 7)
-    """
-    return next((number for number, most in enumerate(_GAPS) if abs(gap) < most), len(_GAPS))
+    return next((number for number, bound in enumerate(bounds) if value < bound), len(bounds))
 
 
 def token_views(

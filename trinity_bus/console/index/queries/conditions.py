@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trinity_bus.console.index.answers import RowPage
 from trinity_bus.console.index.queries.trainers import whose
-from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter
+from trinity_bus.console.index.questions import MAX_TEXT_CHARS, PageAsk, QuestionError, SampleFilter
 from trinity_bus.console.index.schema import last_number
 
 # Which record tells what a step was made of: it may have been begun more than once
@@ -80,8 +80,10 @@ def match_of(text: str) -> str:
     '"so" "the answer is" "4"'
 
     Raises:
-        QuestionError: There is no word in it.
+        QuestionError: There is no word in it, or it is too long.
     """
+    if len(text) > MAX_TEXT_CHARS:
+        raise QuestionError(f"a text to search for has at most {MAX_TEXT_CHARS} characters")
     parts = [quoted or word.replace('"', "") for quoted, word in _QUOTED.findall(text)]
     # A part without a letter or a digit has no words, and would match nothing.
     found = [part.replace("\0", " ") for part in parts if any(char.isalnum() for char in part)]

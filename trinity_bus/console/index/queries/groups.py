@@ -8,19 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from schemas.topics import TOKEN_FIGURES
-from trinity_bus.console.index.answers import (
-    GroupRow,
-    GroupUse,
-    LeftOutRow,
-    Place,
-    RowPage,
-    SampleDetail,
-    SamplePlace,
-    SampleRow,
-    SampleUse,
-    StepName,
-    WholeGroup,
-)
+from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import (
     EQUAL_RUNS,
     GROUPS_OF_STEP,
@@ -30,7 +18,7 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
-from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
+from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, MAX_LIMIT, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,
     SAMPLE_BITS,
@@ -51,7 +39,7 @@ _LAST_WORD: Final = (
 # A number, and what a ``GroupRow`` is made of
 _GROUP: Final = (
     f'g.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, g.batch_id, g.batch_type, '
-    "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, g.reward_std, "
+    "g.workflow, g.model, g.explorer, g.samples, g.reward_mean, g.reward_min, g.reward_max, "
     "g.version_min, g.version_max, g.prompt_tokens, g.response_tokens, "
     f"(SELECT head FROM texts WHERE texts.id = g.id << {SAMPLE_BITS} | {PROMPT}), g.trace_id, {EQUAL_RUNS}, "
     "(SELECT json_group_array(DISTINCT json_array(b.step, b.trainer, b.follows)) FROM step_groups u JOIN begun b "
@@ -60,9 +48,8 @@ _GROUP: Final = (
 )
 # A number, and what a ``SampleRow`` is made of but its text, which is looked up for those alone that are shown
 SAMPLE: Final = (
-    f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, g.attempt, s.run_id, g.batch_id, g.batch_type, '
-    "g.workflow, g.explorer, s.reward, s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, "
-    "s.finish_reason"
+    f's.id, g.partition, g."offset", {time_in_sql("g.id")}, g.task_id, s.run_id, s.reward, '
+    "s.version_min, s.version_max, s.prompt_tokens, s.response_tokens, s.logprob, s.finish_reason"
 )
 
 # The steps that were begun with a record of a group, those of live trainers first
@@ -86,7 +73,7 @@ _FIGURES: Final = (
 
 def groups(
     db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, ask: PageAsk = FIRST_PAGE, *, until: float | None = None
-) -> RowPage[GroupRow]:
+) -> answers.RowPage[answers.GroupRow]:
     """Return groups, the newest first.
 
     What the filter says of single samples (rewards, versions) need hold of some of them; texts
@@ -102,11 +89,13 @@ def groups(
     return row_page(db.execute(query, values), ask, _group_of)
 
 
-def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[GroupRow]:
+def groups_of_task(db: sqlite3.Connection, task_id: str, until: float | None) -> list[answers.GroupRow]:
     return groups(db, SampleFilter(task_id=task_id), PageAsk(limit=MAX_GROUPS), until=until).rows[::-1]
 
 
-def sample(db: sqlite3.Connection, place: SamplePlace, *, until: float | None = None) -> SampleDetail | None:
+def sample(
+    db: sqlite3.Connection, place: answers.SamplePlace, *, until: float | None = None
+) -> answers.SampleDetail | None:
     """Return one sample; None: there is none. Its tokens are on the log: see ``PastRecords``."""
     values = {"partition": place.partition, "offset": place.offset, "until": last_number(until)}
     query = f'SELECT {_GROUP} FROM groups g WHERE g.partition = :partition AND g."offset" = :offset'
@@ -115,25 +104,25 @@ def sample(db: sqlite3.Connection, place: SamplePlace, *, until: float | None = 
         return None
     number = sample_number(found[0], place.number)
     query = f"SELECT {SAMPLE} FROM samples s JOIN groups g ON g.id = s.id >> {SAMPLE_BITS} WHERE s.id = ?"
-    return SampleDetail(
+    return answers.SampleDetail(
         row=sample_rows(db, db.execute(query, (number,)).fetchall())[0],
         group=_group_of(found),
         fates=_fates(db, place, found[4], values),
     )
 
 
-def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> list[SampleRow]:
+def sample_rows(db: sqlite3.Connection, found: Sequence[tuple[Any, ...]]) -> list[answers.SampleRow]:
     rows = []
     for number, partition, offset, *values in found:
         head = db.execute("SELECT head FROM texts WHERE id = ?", (number,)).fetchone()
-        place = SamplePlace(partition, offset, number_in_group(number))
-        rows.append(SampleRow(place, *(*values, head and head[0])))
+        place = answers.SamplePlace(partition, offset, number_in_group(number))
+        rows.append(answers.SampleRow(place, *(*values, head and head[0])))
     return rows
 
 
 def whole_group(
     db: sqlite3.Connection, partition: int, offset: int, *, until: float | None = None
-) -> WholeGroup | None:
+) -> answers.WholeGroup | None:
     """Return all parts of the group that a record is of, and the steps that were begun with it; None: no record."""
     values = {"partition": partition, "offset": offset, "until": last_number(until)}
     places = db.execute(f"{_PARTS} LIMIT {MAX_GROUPS}", values).fetchall() or [(partition, offset)]
@@ -142,42 +131,56 @@ def whole_group(
     parts = [_group_of(row) for row in found if row is not None]
     if not any((part.partition, part.offset) == (partition, offset) for part in parts):
         return None
-    uses = [
-        GroupUse(StepName(step, trainer, follows), time_of(number), _left_out(db, key, parts[0].task_id))
-        for key, step, trainer, follows, number, *_ in db.execute(_BEGUN_WITH, values | {"most": MAX_GROUPS}).fetchall()
-    ]
-    return WholeGroup(parts=parts, missing=len(places) - len(parts), uses=uses)
+    uses = [answers.GroupUse(*use[:3]) for use in _begun_with(db, values, parts[0].task_id)]
+    return answers.WholeGroup(parts=parts, missing=len(places) - len(parts), uses=uses)
 
 
-def _left_out(db: sqlite3.Connection, begun: int, task_id: str) -> list[LeftOutRow]:
-    query = "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? AND task_id = ?"
+def left_out(db: sqlite3.Connection, begun: int, task_id: str | None = None) -> list[answers.LeftOutRow]:
+    """Return what a step leaves out, of one task or of all; the first ``MAX_LIMIT``."""
+    query = (
+        "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? AND coalesce(task_id = ?, 1) "
+        "ORDER BY rowid LIMIT ?"
+    )
     return [
-        LeftOutRow(task, reason, json.loads(samples), detail)
-        for task, reason, samples, detail in db.execute(query, (begun, task_id))
+        answers.LeftOutRow(task, reason, json.loads(samples), detail)
+        for task, reason, samples, detail in db.execute(query, (begun, task_id, MAX_LIMIT))
     ]
 
 
-def _group_of(row: tuple[Any, ...]) -> GroupRow:
+type _Use = tuple[answers.StepName, float, list[answers.LeftOutRow], bool, int, str]
+
+
+def _begun_with(db: sqlite3.Connection, values: dict[str, Any], task_id: str) -> list[_Use]:
+    # The steps that were begun with a record of a group: when, what they leave out of it, whether it is replayed, the
+    # place of its first sample in the whole group, and of which run they are
+    return [
+        (answers.StepName(step, trainer, follows), time_of(number), left_out(db, key, task_id), bool(again), first, run)
+        for key, step, trainer, follows, number, again, first, run in db.execute(
+            _BEGUN_WITH, values | {"most": MAX_GROUPS}
+        ).fetchall()
+    ]
+
+
+def _group_of(row: tuple[Any, ...]) -> answers.GroupRow:
     _, *values, equal, steps = row
-    return GroupRow(*(*values, bool(equal), sorted((StepName(*step) for step in json.loads(steps)), key=_live_first)))
+    return answers.GroupRow(
+        *(*values, bool(equal), sorted((answers.StepName(*step) for step in json.loads(steps)), key=_live_first))
+    )
 
 
-def _live_first(step: StepName) -> tuple[bool, int, str]:
+def _live_first(step: answers.StepName) -> tuple[bool, int, str]:
     return step.follows is not None, step.step, step.trainer
 
 
-def _fates(db: sqlite3.Connection, place: SamplePlace, task_id: str, values: dict[str, Any]) -> list[SampleUse]:
-    begun = db.execute(_BEGUN_WITH, values | {"most": MAX_GROUPS}).fetchall()
+def _fates(
+    db: sqlite3.Connection, place: answers.SamplePlace, task_id: str, values: dict[str, Any]
+) -> list[answers.SampleUse]:
     found = []
-    for key, step, trainer, follows, number, replayed, first, run in begun:
-        left_out: tuple[str | None, str] = None, ""
-        for one in _left_out(db, key, task_id):
-            if first + place.number in one.samples:
-                left_out = one.reason, one.detail
-        name = StepName(step, trainer, follows)
-        figures = db.execute(
-            _FIGURES, values | {"trainer": trainer, "run": run, "step": step, "number": place.number}
-        ).fetchone()
-        told = None if figures is None else Place(TOKEN_FIGURES.name, *figures)
-        found.append(SampleUse(name, time_of(number), bool(replayed), *left_out, told))
+    for step, at, rows, replayed, first, run in _begun_with(db, values, task_id):
+        why = next((one for one in reversed(rows) if first + place.number in one.samples), None)
+        reason, detail = (None, "") if why is None else (why.reason, why.detail)
+        of_step = {"trainer": step.trainer, "run": run, "step": step.step, "number": place.number}
+        figures = db.execute(_FIGURES, values | of_step).fetchone()
+        told = None if figures is None else answers.Place(TOKEN_FIGURES.name, *figures)
+        found.append(answers.SampleUse(step, at, replayed, reason, detail, told))
     return found

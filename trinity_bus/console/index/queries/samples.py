@@ -27,14 +27,7 @@ from trinity_bus.console.index.queries.conditions import (
     values_of,
 )
 from trinity_bus.console.index.queries.groups import SAMPLE, sample_rows
-from trinity_bus.console.index.questions import (
-    ALL_SAMPLES,
-    MAX_BINS,
-    MAX_HISTOGRAM_SAMPLES,
-    PageAsk,
-    QuestionError,
-    SampleFilter,
-)
+from trinity_bus.console.index.questions import ALL_SAMPLES, MAX_HISTOGRAM_SAMPLES, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, time_of
 
 _WINDOW: Final = 20_000  # Groups
@@ -64,7 +57,6 @@ def samples(
     db: sqlite3.Connection, wanted: SampleFilter, ask: PageAsk, until: float | None, limit_s: float
 ) -> RowPage[SampleRow]:
     # A search that has not filled its page stops after ``limit_s``.
-    wanted.check()
     values = values_of(db, wanted, until)
     stop_at = awake.now() + limit_s
     found: list[tuple[Any, ...]] = []
@@ -83,10 +75,6 @@ def histogram(
     db: sqlite3.Connection, wanted: SampleFilter = ALL_SAMPLES, *, bins: int = 40, until: float | None = None
 ) -> Histogram:
     """Return how the rewards of samples are spread; of more than ``MAX_HISTOGRAM_SAMPLES``, those of the newest."""
-    if wanted.text is not None:
-        raise QuestionError("rewards are not counted by text")
-    if not 1 <= bins <= MAX_BINS:
-        raise QuestionError(f"bins = {bins}: a histogram has 1 to {MAX_BINS}")
     found: list[float | None] = []
     for _, matching in _search(db, "s.id, s.reward", wanted, values_of(db, wanted, until), None):
         found += [reward for _, reward in islice(matching, MAX_HISTOGRAM_SAMPLES + 1 - len(found))]

@@ -7,6 +7,7 @@ from typing import Any, Final
 from schemas.record import BatchType
 from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import page_values, row_page
+from trinity_bus.console.index.queries.groups import left_out
 from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
@@ -40,11 +41,11 @@ _STEP: Final = (
 _STEP_FIELDS: Final = len(answers.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
 # A number, what a ``PublishedRow`` is made of, metrics and skipped batches
 _VERSION: Final = (
-    f"v.id, v.model, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.method, v.trainer, v.checksum, "
+    f"v.id, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.trainer, v.checksum, "
     "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
     "coalesce(a.version = v.version, 0), coalesce(a.version = v.version AND a.pinned, 0), "
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
-    "AND s.id <= :until), v.metrics, v.skipped"
+    "AND s.id <= :until), v.metrics, v.skipped, v.model"
 )
 _ANNOUNCED: Final = (
     "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
@@ -79,7 +80,7 @@ def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) 
     if not found:
         return None
     *newest, metrics = found[0]
-    transitions = [answers.BatchTransition(row[3], time_of(row[0])) for row in reversed(found)]
+    transitions = [(row[3], time_of(row[0])) for row in reversed(found)]
     return answers.BatchDetail(answers.BatchRow(*newest[1:]), transitions, json.loads(metrics))
 
 
@@ -104,13 +105,10 @@ def step(
     if row[1] is None:
         return None
     *_, metrics, checksum, checkpoint, seed, key = row
-    left_out = db.execute(
-        "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? ORDER BY rowid LIMIT ?", (key, MAX_LIMIT)
-    )
     return answers.StepDetail(
         row=answers.StepRow(*row[:_STEP_FIELDS]),
         metrics=json.loads(metrics or "{}"),
-        left_out=[answers.LeftOutRow(task, reason, json.loads(places), why) for task, reason, places, why in left_out],
+        left_out=left_out(db, key),
         checksum=checksum,
         checkpoint=checkpoint,
         seed=seed,
@@ -154,12 +152,12 @@ def version(
     ).fetchone()
     if row is None:
         return None
+    *_, metrics, skipped, model = row
     syncs = db.execute(
-        "SELECT id, explorer, ok, error, control_s, transfer_s, pause_s FROM syncs WHERE version = :version "
+        "SELECT id, explorer, ok, error, transfer_s, pause_s FROM syncs WHERE version = :version "
         "AND model = :model AND id <= :until ORDER BY id LIMIT :rows",
-        values | {"model": row[1]},
+        values | {"model": model},
     )
-    *_, metrics, skipped = row
     return answers.VersionDetail(
         row=_version_of(row),
         metrics=json.loads(metrics),
@@ -169,5 +167,5 @@ def version(
 
 
 def _version_of(row: tuple[Any, ...]) -> answers.PublishedRow:
-    _, *values, announced, pinned, synced, _, _ = row
+    _, *values, announced, pinned, synced, _, _, _ = row
     return answers.PublishedRow(*(*values, bool(announced), bool(pinned), synced))
