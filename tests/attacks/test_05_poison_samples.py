@@ -9,8 +9,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +47,7 @@ from tests.support.fakes.rogue_workflows import POISON
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.fakes.workers import FakeExplorer
 from tests.support.mesh.mesh import Mesh as CoordinatorMesh
-from tests.support.mesh.mesh import send_tasks
+from tests.support.mesh.mesh import send_tasks, trinity_bus
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -141,11 +139,6 @@ LEFT_OUT = [
     ("all_masked", [0]),
 ]
 """Why, and which samples, of the groups of ``poisoned``."""
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"poison-{uuid.uuid4().hex[:8]}"})
 
 
 async def skip(bus: Bus, sequence: int) -> None:
@@ -269,19 +262,7 @@ async def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_wo
     mesh = CoordinatorMesh(kafka, tmp_path)
 
     def command(batch: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "workers.cli.app", "batches", "skip", batch, "--reason", "poison", "--timeout", "1"],
-            env={
-                **os.environ,
-                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": mesh.kafka.bootstrap_servers or "",
-                "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-                "COLUMNS": "160",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return trinity_bus(mesh.kafka, "batches", "skip", batch, "--reason", "poison", "--timeout", "1")
 
     async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
 

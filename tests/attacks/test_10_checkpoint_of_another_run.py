@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus, LogIdentity
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
@@ -120,7 +121,7 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
 
 @pytest.mark.integration
 async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
-    settings = kafka.model_copy(update={"namespace": f"identity-{uuid.uuid4().hex[:8]}"})
+    settings = unused(kafka)
 
     async def identity() -> LogIdentity:
         async with Bus(settings, client_id="test") as bus:

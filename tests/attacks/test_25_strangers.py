@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -82,10 +81,9 @@ async def stalled(reader: Reader) -> None:
 
 @pytest.mark.integration
 async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_calls_itself_ready(
-    kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kafka: KafkaSettings, mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stalls, "HELD_S", 0.5)
-    mesh = Mesh(kafka, tmp_path)
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
         name = TASKS.full_name(mesh.kafka.namespace)
         stranger = AIOKafkaProducer(
@@ -115,9 +113,8 @@ async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_
 
 @pytest.mark.integration
 async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
-    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kafka: KafkaSettings, mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mesh = Mesh(kafka, tmp_path)
     async with mesh.connected(), Bus(mesh.kafka, client_id="reads") as bus:
         admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
         await admin.start()
@@ -131,10 +128,7 @@ async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
 
 
 @pytest.mark.integration
-async def test_a_large_reply_that_cannot_be_read_is_a_short_line(
-    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_a_large_reply_that_cannot_be_read_is_a_short_line(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     async with mesh.connected() as (bus, producer), CommandChannel(bus, producer, name="c"):
         await (await producer.send_raw(REPLIES, "c", b"\x00" * 500_000))
         await until(lambda: "is no reply" in caplog.text)

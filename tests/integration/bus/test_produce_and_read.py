@@ -20,9 +20,10 @@ from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable, lane_partition, partition_of
+from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import RecordGoneError, RecordTooLargeError
@@ -67,11 +68,7 @@ async def arrival(reader: Reader) -> None:
 
 
 async def read(reader: Reader, count: int) -> list[Received[Any]]:
-    found: list[Received[Any]] = []
-    async with asyncio.timeout(LIMIT_S):
-        while len(found) < count:
-            found += await reader.batch(1.0)
-    return found
+    return await take(reader, count)
 
 
 def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_it_takes_at_once(
@@ -416,18 +413,14 @@ def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
 
 async def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> None:
     from aiokafka import TopicPartition
-    from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+    from aiokafka.admin import RecordsToDelete
 
     async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
         for number in range(10):
             await (await producer.send(TASKS, "t", task(number), partition=2))
-        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-        await admin.start()
-        try:
+        async with administrator(settings, "test") as admin:
             position = TopicPartition(TASKS.full_name(settings.namespace), 2)
             await admin.delete_records({position: RecordsToDelete(before_offset=6)})
-        finally:
-            await admin.close()
         assert (await bus.beginning_offsets(TASKS))[2] == 6
         (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
         assert record_of(kept).task_id == "t6"

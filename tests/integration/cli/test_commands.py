@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -20,7 +17,9 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPLORER_EVENTS, PREFERENCES, TASKS
+from tests.support.mesh.mesh import trinity_bus, unused
 from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -30,24 +29,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def log(kafka: KafkaSettings) -> KafkaSettings:
-    return kafka.model_copy(update={"namespace": f"cli-{uuid4().hex[:8]}"})
-
-
-def trinity_bus(log: KafkaSettings, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", *arguments],
-        env={
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": log.bootstrap_servers or "",
-            "TRINITY_BUS_MESH__NAMESPACE": log.namespace,
-            "COLUMNS": "160",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return unused(kafka)
 
 
 def tasks_file(folder: Path, *lines: str) -> str:
@@ -70,7 +52,7 @@ async def tasks_in(log: KafkaSettings) -> list[str]:
 async def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
     file = tasks_file(tmp_path, *(task(i) for i in range(2500)))
     run_dir = tmp_path / "run"
-    done = trinity_bus(log, "produce", file, TRINITY_BUS_TELEMETRY__RUN_DIR=str(run_dir))
+    done = trinity_bus(log, "produce", file, telemetry__run_dir=run_dir)
     assert done.returncode == 0, done.stderr
     assert "Sent 2,500 tasks" in done.stderr
     assert f"trinity-bus trace t0 --run-dir {run_dir}" in done.stderr
@@ -265,12 +247,8 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
     async def ask() -> list[subprocess.CompletedProcess[str]]:
         async with Bus(log, client_id="test") as bus:
             await bus.ensure_topics()
-            reporting = asyncio.create_task(report(bus))
-            try:
+            async with beside(report(bus)):
                 return [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
-            finally:
-                reporting.cancel()
-                await asyncio.wait([reporting])
 
     shown, listed = await ask()
     assert shown.returncode == 0, shown.stderr

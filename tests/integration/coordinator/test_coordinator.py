@@ -4,8 +4,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,21 +12,14 @@ from schemas.headers import DLQ_REASON
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Received
 from trinity_bus.bus.received import header
-from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 async def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mesh: Mesh) -> None:
@@ -114,10 +105,7 @@ async def test_bad_tasks_become_dead_letters_and_good_ones_go_on(mesh: Mesh) -> 
                 await until(lambda: explorer.version == 0)
                 for key, (value, _) in bad.items():
                     await producer.send_raw(TASKS, key, value, partition=0)
-                found: list[Received[Any]] = []
-                async with asyncio.timeout(WAIT_S):
-                    while len(found) < len(bad):
-                        found += await letters.batch(1)
+                found = await take(letters, len(bad))
                 await send_tasks(producer, 3, "later")
                 await trainer.until_trained(1)
         reasons = {letter.raw_key: header(letter.headers, DLQ_REASON) for letter in found}

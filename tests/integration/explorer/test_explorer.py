@@ -33,9 +33,9 @@ from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.fakes.hanging_explorer import CountingEngine
 from tests.support.mesh.mesh import Mesh as Coordinated
-from tests.support.mesh.mesh import send_tasks
+from tests.support.mesh.mesh import environment, send_tasks
 from tests.support.mesh.records import record_of
-from tests.support.mesh.waiting import until
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
@@ -123,13 +123,11 @@ async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
 async def exploring(
     settings: Settings, engine: FakeEngine, fork_server: ForkServer
 ) -> AsyncIterator[asyncio.Task[None]]:
-    async with Bus(settings.kafka, client_id=NAME) as bus:
-        task = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
-        try:
-            yield task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async with (
+        Bus(settings.kafka, client_id=NAME) as bus,
+        beside(ExplorerService(settings, bus, engine, fork_server).run()) as task,
+    ):
+        yield task
 
 
 @asynccontextmanager
@@ -143,6 +141,20 @@ async def explored(
             yield mesh, engine, explorer
         if not explorer.cancelled() and (error := explorer.exception()) is not None:
             assert isinstance(first_error(error), EngineDeadError)
+
+
+@asynccontextmanager
+async def process_of(settings: Settings, module: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An explorer in a process of its own, which is killed at the end of the block."""
+    own = {"explorer__name": NAME, "explorer__heartbeat_s": 0.2, "explorer__workflow_modules": MODULES}
+    env = environment(settings.kafka, **own) | variables
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"tests.support.fakes.{module}", env=env)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def dispatch(incarnation: str, task_id: str = "t", **changes: Any) -> Dispatch:
@@ -484,24 +496,11 @@ async def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(
 async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def start() -> asyncio.subprocess.Process:
-        environment = os.environ | {
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-            "TRINITY_BUS_EXPLORER__NAME": NAME,
-            "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        }
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.engine", env=environment)
-
     async with mesh_of(settings) as mesh:
-        process = await start()
-        try:
+        async with process_of(settings, "engine"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "unlucky"))
             await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
-        finally:
-            process.kill()
-            await process.wait()
         async with exploring(settings, FakeEngine(), fork_server):
             second = await mesh.joined(incarnation)
             # Handed out again by a coordinator that has not heard of the death, and then by one that has.
@@ -541,19 +540,8 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
     noted = tmp_path / "noted"
     task = Task(task_id="long", workflow=workflow, prompt=str(noted))
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
-    environment = os.environ | {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-        "TRINITY_BUS_EXPLORER__NAME": NAME,
-        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
-        "HANG_AT": "2",
-    }
     async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fakes.hanging_explorer", env=environment
-        )
-        try:
+        async with process_of(settings, "hanging_explorer", HANG_AT="2"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "long", task=task, **alone))
             kept: list[Turn] = []
@@ -561,9 +549,6 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
                 while len(kept) < 2:
                     kept += [record_of(received) for received in await turns.batch(1)]
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
-        finally:
-            process.kill()
-            await process.wait()
         assert [(turn.number, turn.attempt, len(turn.answers)) for turn in kept] == [(0, 1, 2), (1, 1, 2)]
         engine = CountingEngine("b", hang_at=-1)
         async with exploring(settings, engine, fork_server):
@@ -588,27 +573,14 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
     calls = [{"name": "note", "arguments": {"path": str(noted), "line": line}} for line in ("one", "two")]
     task = Task(task_id="calls", workflow="notes", prompt="Note it.")
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
-    environment = os.environ | {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-        "TRINITY_BUS_EXPLORER__NAME": NAME,
-        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
-        "ANSWER": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls),
-    }
+    answer = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
     async with mesh_of(settings) as mesh:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fakes.engine", env=environment
-        )
-        try:
+        async with process_of(settings, "engine", ANSWER=answer) as process:
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "calls", task=task, **alone))
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
             await until(lambda: noted.exists() and noted.read_text().split() == ["one", "two"], limit_s=LIMIT_S)
             family = psutil.Process(process.pid).children(recursive=True)
-        finally:
-            process.kill()
-            await process.wait()
         await until(lambda: not any(one.is_running() for one in family), limit_s=LIMIT_S)
         noted.with_suffix(".go").touch()
         engine = FakeEngine(answer="Done.")

@@ -4,11 +4,11 @@ import http.client
 import os
 import signal
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.support.mesh.mesh import environment, unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
@@ -46,13 +46,8 @@ def status(port: int, path: str) -> int:
         connection.close()
 
 
-def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: str) -> Child:
-    env = {
-        **os.environ,
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-        "TRINITY_BUS_HEALTH__PORT": str(port),
-        **settings,
-    }
+def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: object) -> Child:
+    env = environment(kafka, health__port=port, **settings)
     return Child([sys.executable, *command], env=env, output=output)
 
 
@@ -76,7 +71,7 @@ def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
 
 def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
-    with service(kafka, port, ["-c", WEDGED], log, TRINITY_BUS_HEALTH__WEDGED_S="1") as child:
+    with service(kafka, port, ["-c", WEDGED], log, health__wedged_s=1) as child:
         until_answered(child, port, "/readyz", 200, log)
         os.kill(child.pid, signal.SIGUSR1)
         until_answered(child, port, "/livez", 503, log)
@@ -86,5 +81,5 @@ def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> N
 def test_a_coordinator_becomes_ready(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     command = ["-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
-    with service(kafka, port, command, log, TRINITY_BUS_MESH__NAMESPACE=f"health-{uuid.uuid4().hex}") as child:
+    with service(unused(kafka), port, command, log) as child:
         until_answered(child, port, "/readyz", 200, log)

@@ -3,13 +3,13 @@
 import asyncio
 import http.client
 import json
-import uuid
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
 from schemas.topics import RESULTS
+from tests.support.mesh.mesh import unused
 from tests.support.mesh.ports import quiet_ports
 from trinity_bus.bus import Bus, stalls
 from trinity_bus.config import HealthSettings, KafkaSettings, Settings, TasksetSettings
@@ -49,7 +49,7 @@ async def test_a_taskset_whose_answers_stand_still_is_not_ready_until_they_move(
     rows.write_text(json.dumps({"task_id": "a", "workflow": "math", "prompt": "1 + 1", "answer": "2"}) + "\n")
     [port] = quiet_ports(1)
     settings = Settings(
-        kafka=kafka.model_copy(update={"namespace": f"health-{uuid.uuid4().hex}"}),
+        kafka=unused(kafka),
         taskset=TasksetSettings(path=rows, ahead=1),
         health=HealthSettings(port=port, unread_s=1),
     )

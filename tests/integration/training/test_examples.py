@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,11 +34,6 @@ PREFERRED = [Preference(example_id=f"p-{i}", prompt=f"{i} + 1 =", chosen=f"{i + 
 SFT = {"stage": "sft", "loss": "sft", "total_steps": 4, "examples": len(SHOWN)}
 DPO = {"stage": "dpo", "loss": "dpo", "total_steps": 2, "examples": len(PREFERRED)}
 MIXED = {"stage": "rl", "strategy": "mix", "total_steps": 3, "mix_coef": 0.5, "examples": len(SHOWN)}
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"examples-{uuid.uuid4().hex[:8]}"})
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What the trainer says on ``steps``, on a real broker: before the step, once, and a step that is taken again obeys."""
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,11 +30,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ONCE_MORE = {"strategy": "priority", "replay_groups": 2, "replay_steps": 2, "replay_decay": 0.5}
 SAID = "step 1 is taken as its record says, not as the settings would have it now: seed 0, now 5; leaves out 1, now 0"
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
 
 
 def model_folders(trainer: Path) -> dict[int, bool]:

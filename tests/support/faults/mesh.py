@@ -26,6 +26,7 @@ import psutil
 
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster
+from tests.support.mesh.mesh import environment
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
@@ -132,7 +133,7 @@ class FaultMesh:
         self.services: dict[str, Service] = {}
         self._namespace = namespace
         self._environment_of_all = dict(environment or {})
-        self._sections = {"COORDINATOR": coordinator, "EXPLORER": explorer}
+        self._sections = {"coordinator": coordinator, "explorer": explorer}
         self._engine_delay_s = engine_delay_s
         self._names = (
             *(f"coordinator-{number}" for number in range(coordinators)),
@@ -238,17 +239,10 @@ class FaultMesh:
         return [sys.executable, "-m", "tests.support.fakes.trainer", str(self.folder / "checkpoint.json")]
 
     def _environment(self, name: str) -> dict[str, str]:
-        role = name.partition("-")[0].upper()
-        values = {**self._sections.get(role, {}), "name": name}
-        return {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
-            "TRINITY_BUS_MESH__NAMESPACE": self._namespace,
-            "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
-            "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s),
-            **{f"TRINITY_BUS_{role}__{key.upper()}": str(value) for key, value in values.items()},
-            **self._environment_of_all,
-        }
+        role = name.partition("-")[0]
+        values = {f"{role}__{key}": value for key, value in {**self._sections.get(role, {}), "name": name}.items()}
+        own = environment(self.kafka, kafka__outage_s=OUTAGE_S, **values)
+        return {**own, "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s), **self._environment_of_all}
 
 
 def _broker(folder: Path) -> EmbeddedBroker | BrokerCluster:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from benchmarks._records import completed
 from schemas import Dispatch, Task, TaskResult
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer, experience
-from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.mesh import Mesh, environment
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
@@ -108,17 +107,11 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
 
 async def program(fleet: Fleet, *command: str) -> str:
     """What a program prints that ends well."""
-    kafka = fleet.mesh.kafka
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-        },
+        env=environment(fleet.mesh.kafka) | {"PYTHONPATH": str(ROOT)},
     )
     try:
         out, err = await process.communicate()
