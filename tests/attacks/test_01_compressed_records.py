@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
 import sys
 import time
@@ -20,6 +19,7 @@ from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
 from tests.support.mesh.mesh import Mesh, environment, send_tasks, unused
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.probe import probe
 from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
@@ -154,17 +154,6 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
         assert [met.offset for met in bus.passed_over()] == list(bad)[1:]
 
 
-def answer(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status
-    except OSError:
-        return 0
-    finally:
-        connection.close()
-
-
 async def until_it(reader: Reader, *, keeps_up: bool) -> None:
     async with asyncio.timeout(30):
         while await reader.keeps_up() is not keeps_up:  # noqa: ASYNC110 - it changes with what brokers answer
@@ -198,8 +187,8 @@ def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(
             command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
             stack.enter_context(Child(command, env=env, output=tmp_path / f"{port}.log"))
         for port in ports:
-            wait_until(lambda port=port: answer(port) == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
+            wait_until(lambda port=port: probe(port)[0] == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
         until_s = time.monotonic() + 6
         while time.monotonic() < until_s:
-            assert [answer(port) for port in ports] == [200, 200]
+            assert [probe(port)[0] for port in ports] == [200, 200]
             time.sleep(0.5)

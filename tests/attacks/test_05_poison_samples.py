@@ -73,8 +73,8 @@ REASONS = {
 async def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
     assert set(REASONS) == set(POISON)
 
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
+    async with explored(settings, fork_server) as mesh:
+        incarnation = mesh.incarnation
         for kind, reason in REASONS.items():
             task_id = kind.replace(" ", "-")
             await mesh.send(dispatch(incarnation, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))

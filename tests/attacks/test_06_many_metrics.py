@@ -19,8 +19,8 @@ __all__ = ["fork_server", "settings"]
 async def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_on(
     settings: Settings, fork_server: ForkServer, batch_type: str
 ) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
+    async with explored(settings, fork_server) as mesh:
+        incarnation = mesh.incarnation
 
         async def result_of(task_id: str, metrics: int, runs: int) -> RolloutFinished:
             task = Task(task_id=task_id, workflow="chatty", prompt=str(metrics))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import logging
 import socket
 import threading
@@ -11,12 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import NewPartitions
 
 from schemas.topics import REPLIES, TASKS
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.bus import Bus, Reader, stalls
+from trinity_bus.bus.connection import administrator
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health import server as health
@@ -34,21 +35,14 @@ def endpoint() -> Iterator[HealthServer]:
     made.close()
 
 
-def status(endpoint: HealthServer) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("GET", "/livez")
-        return connection.getresponse().status
-
-
 def test_connections_that_say_nothing_take_no_probes_place_and_few_threads(endpoint: HealthServer) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as strangers:
         for _ in range(300):
             strangers.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
-        assert status(endpoint) == 200
+        assert probe(endpoint.port, "/livez")[0] == 200
         wait_until(lambda: threading.active_count() <= before + health.MAX_CONNECTIONS)
-        assert status(endpoint) == 200
+        assert probe(endpoint.port, "/livez")[0] == 200
 
 
 def test_who_says_a_byte_now_and_then_is_hung_up_on(endpoint: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +60,7 @@ def test_who_says_a_byte_now_and_then_is_hung_up_on(endpoint: HealthServer, monk
             except ConnectionError:
                 break
         assert time.monotonic() - began < 15
-    assert status(endpoint) == 200
+    assert probe(endpoint.port, "/livez")[0] == 200
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------
@@ -116,10 +110,8 @@ async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
     kafka: KafkaSettings, mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with mesh.connected(), Bus(mesh.kafka, client_id="reads") as bus:
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        await admin.start()
-        await admin.create_partitions({TASKS.full_name(mesh.kafka.namespace): NewPartitions(TASKS.partitions + 2)})
-        await admin.close()
+        async with administrator(kafka, "test") as admin:
+            await admin.create_partitions({TASKS.full_name(mesh.kafka.namespace): NewPartitions(TASKS.partitions + 2)})
         # One that was there before finds out when it asks for metadata again, five minutes later at most.
         with caplog.at_level(logging.ERROR):
             async with bus.reader(TASKS, start="beginning") as reader:

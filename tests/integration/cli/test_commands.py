@@ -145,56 +145,6 @@ async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> 
         assert part in shown.stdout
 
 
-async def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) -> None:
-    ended = BatchRecord(
-        batch_id="1",
-        batch_type="train",
-        state=BatchLifecycleState.FINALIZED,
-        sequence=1,
-        expected_task_count=64,
-        accepted_task_count=64,
-        completed_task_count=60,
-        failed_task_count=3,
-        aborted_task_count=4,
-        metrics={"rollout/reward/mean": 0.625},
-    )
-    aborted = ended.model_copy(
-        update={"batch_id": "2", "state": BatchLifecycleState.ABORTED, "metrics": {}, "reason": "an \x1b[2Jerror"}
-    )
-    opened = BatchRecord(
-        batch_id="3@sched",
-        batch_type="eval",
-        state=BatchLifecycleState.RUNNING,
-        sequence=0,
-        expected_task_count=None,
-        accepted_task_count=7,
-        completed_task_count=5,
-    )
-
-    async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics()
-        assert "batches: none" in trinity_bus(log, "batches").stdout
-        async with bus.producer() as producer:
-            for batch in (ended, aborted, opened):
-                await (await producer.send(BATCHES, batch.batch_id, batch))
-    listed = trinity_bus(log, "batches")
-    assert listed.returncode == 0, listed.stderr
-    lines = [line for line in listed.stdout.splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    assert [*cells[0][:6], cells[0][7]] == ["1", "train 1", "finalized", "60/64", "3", "4", "0.625"]
-    assert [cells[1][2], cells[1][8]] == ["aborted", "an \\x1b[2Jerror"]
-    assert cells[2][:6] == ["3@sched", "eval", "running", "5/7 open", "0", "0"]
-    assert "\x1b[2J" not in listed.stdout
-    assert "1 older one that has ended" in trinity_bus(log, "batches", "--last", "1").stdout
-
-    told = [json.loads(line) for line in trinity_bus(log, "batches", "--json").stdout.splitlines()]
-    assert [(b["batch_id"], b["state"], b["completed"], b["expected"]) for b in told] == [
-        ("1", "finalized", 60, 64),
-        ("2", "aborted", 60, 64),
-        ("3@sched", "running", 5, None),
-    ]
-
-
 async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics()

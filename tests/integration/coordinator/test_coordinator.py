@@ -9,7 +9,7 @@ import pytest
 
 from schemas import ExperienceGroup, Task
 from schemas.headers import DLQ_REASON
-from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
+from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of, take
@@ -155,36 +155,6 @@ async def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
         # More where the machine stood still, and the other one was silent as well.
         assert min(part.attempt for entry in trainer.trained[0].manifest for part in entry.parts) >= 2
         assert "explorer lost: explorer-0" in mesh.log()
-
-
-async def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
-    """After all work is done, the state holds counters, explorers, and what is remembered of ended work; no task."""
-
-    async with mesh.connected() as (bus, producer):
-        with mesh.coordinator():
-            async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
-                await send_tasks(producer, 40)
-                await trainer.until_trained(10)
-        kept: dict[str | None, bytes] = {}
-        async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
-            async for received in reader.replay():
-                if received.is_null:
-                    kept.pop(received.key, None)
-                else:
-                    kept[received.key] = received.raw
-        kinds = Counter(str(key).partition("/")[0] for key in kept)
-        outcomes = kinds.pop("outcomes")
-        assert kinds == {
-            "books": 1,
-            "level": 1,
-            "sync": 1,
-            "inputs": 1,
-            "leader": 1,
-            "explorer": 1,
-            "done": 1,
-            "closed": 1,
-        }
-        assert outcomes == 10
 
 
 def task_bytes(task: Task) -> bytes:
