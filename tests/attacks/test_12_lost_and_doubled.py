@@ -113,21 +113,16 @@ async def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_
     kafka = unused(kafka)
     trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"))
 
-    async def scenario() -> None:
-        async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
-            await produce(bus, batches_of(1))
-            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
-                with trainer.running() as process:
-                    seen = await until(events, step_is(1), process)
-                    first = seen[-1]
-                    await (await producer.send(COORDINATOR_EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
-                    again = (await until(events, lambda record: isinstance(record, StepTrained), process))[-1]
-                    assert again == first
-                    over = Superseded(
-                        service="trainer", name=first.trainer, incarnation=first.incarnation, by="another"
-                    )
-                    await (await producer.send(COORDINATOR_EVENTS, "c", over))
-                    assert await asyncio.to_thread(process.wait, 60) == 1
-
-    await scenario()
+    async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
+        await produce(bus, batches_of(1))
+        async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
+            with trainer.running() as process:
+                seen = await until(events, step_is(1), process)
+                first = seen[-1]
+                await (await producer.send(COORDINATOR_EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
+                again = (await until(events, lambda record: isinstance(record, StepTrained), process))[-1]
+                assert again == first
+                over = Superseded(service="trainer", name=first.trainer, incarnation=first.incarnation, by="another")
+                await (await producer.send(COORDINATOR_EVENTS, "c", over))
+                assert await asyncio.to_thread(process.wait, 60) == 1
     assert "SupersededError: another trainer of model 'policy' has begun in this namespace" in trainer.log.read_text()

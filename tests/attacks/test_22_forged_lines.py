@@ -197,25 +197,22 @@ async def span_of_an_attempt(
     monkeypatch.setattr(executor, "_tracer", provider.get_tracer("t"))
     order = dispatch(task=Task(task_id="t", workflow="math", prompt="6*7="), attempt=1, timeout_s=60)
 
-    async def attempt() -> None:
-        served = ServedVersion(0)
-        ended = asyncio.Event()
-        one = executor.RolloutExecutor(
-            cast("Runners", RaisingRunners(error)),
-            cast("Producer", DeafProducer()),
-            ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
-            bounds=Bounds(vocabulary=100, positions=100),
-            served=served,
-            slots=Occupancy("idle", 1),
-            max_group_bytes=1 << 20,
-            turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
-            on_ended=lambda _: ended.set(),
-            record_content=record_content,
-        )
-        one.start(order, encode(order), None)
-        await ended.wait()
-
-    await attempt()
+    served = ServedVersion(0)
+    ended = asyncio.Event()
+    one = executor.RolloutExecutor(
+        cast("Runners", RaisingRunners(error)),
+        cast("Producer", DeafProducer()),
+        ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
+        bounds=Bounds(vocabulary=100, positions=100),
+        served=served,
+        slots=Occupancy("idle", 1),
+        max_group_bytes=1 << 20,
+        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
+        on_ended=lambda _: ended.set(),
+        record_content=record_content,
+    )
+    one.start(order, encode(order), None)
+    await ended.wait()
     (span,) = kept.get_finished_spans()
     return span
 
