@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan
 
+from benchmarks._records import equal_samples
 from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
@@ -38,27 +39,8 @@ def task(number: int) -> Task:
 
 
 def group(task_id: str, samples: int, tokens: int) -> ExperienceGroup:
-    prompt, responses = 8, samples * (tokens - 8)
-    return ExperienceGroup(
-        task_id=task_id,
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="e",
-        incarnation="i",
-        tokens=np.arange(samples * tokens, dtype=np.int32) % 1000,
-        lengths=np.full(samples, tokens, np.int32),
-        prompt_lengths=np.full(samples, prompt, np.int32),
-        logprobs=np.full(responses, -0.5, np.float32),
-        mask_bits=np.packbits(np.ones(responses, np.bool_)),
-        rewards=np.ones(samples, np.float32),
-        run_ids=np.arange(samples, dtype=np.int32),
-        versions=np.stack([np.arange(samples), np.zeros(samples), np.zeros(samples)], axis=1).astype(np.int32),
-        metrics=[{} for _ in range(samples)],
-        finish_reasons=["stop"] * samples,
-    )
+    ids, logprobs = np.arange(samples * tokens) % 1000, np.full(samples * (tokens - 8), -0.5)
+    return equal_samples(task_id, 8, ids, logprobs, np.ones(samples, np.float32))
 
 
 async def arrival(reader: Reader) -> None:

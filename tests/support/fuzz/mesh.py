@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+from benchmarks._records import completed, step_trained
 from schemas import (
     AbortBatch,
     BatchLifecycleState,
@@ -23,17 +24,14 @@ from schemas import (
     Contribute,
     Dispatch,
     ExperiencePiece,
-    ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeBatch,
     ModelVersion,
     Position,
     PublishVersion,
     Record,
-    RolloutFinished,
     RunnersReport,
     RunningAttempt,
-    StepTrained,
     SubmitBatch,
     Task,
     TrainerHeartbeat,
@@ -42,6 +40,7 @@ from schemas import (
 )
 from schemas.codec import DecodeError, decode, encode
 from schemas.topics import COMMANDS, COORDINATOR_INPUTS
+from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.fuzz.damage import damaged
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
@@ -235,8 +234,8 @@ class Mesh:
         name = self.rng.choice(list(self.incarnations))
         if self.rng.random() < 0.03:
             self.incarnations[name] += 1
-        return ExplorerHeartbeat(
-            explorer=name,
+        return explorer_beat(
+            name,
             incarnation=f"life-{self.incarnations[name]}",
             state=self.rng.choices(["ready", "syncing", "starting", "draining"], (20, 2, 1, 1))[0],
             slots=self.rng.choice([2, 4, 16]),
@@ -262,24 +261,15 @@ class Mesh:
         order = self.orders.popleft() if rng.random() < 0.8 else rng.choice(self.orders)
         done = order.repeat_times
         pieces = _pieces(rng, done, self.tasks)
-        return RolloutFinished(
-            explorer=order.explorer,
-            incarnation=order.incarnation,
-            task_id=order.task.task_id,
-            attempt=order.attempt,
-            batch_id=order.batch_id,
+        return completed(
+            order,
+            version=order.min_version,
+            seconds=1.0,
             batch_type=order.batch_type,
             status=rng.choices(["completed", "partial", "failed"], (8, 1, 1))[0],
-            completed_runs=done,
-            total_runs=done,
-            metrics=[{"reward": rng.choice([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308])}]
-            * min(done, 8),
+            metrics=[{"reward": rng.choice(REWARDS)}] * min(done, 8),
             experience=None if pieces else Position(partition=0, offset=self.tasks),
             pieces=pieces,
-            samples=done,
-            version_min=order.min_version,
-            version_max=order.min_version,
-            seconds=1.0,
             error=rng.choice([None, "ValueError: é"]),
         )
 
@@ -289,19 +279,16 @@ class Mesh:
             self.trainer_incarnation += 1
         else:
             self.trained = min(self.trained + 1, self.finalized)
-        return StepTrained(
+        return step_trained(
+            max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
+            f"life-{self.trainer_incarnation}",
             trainer="t",
-            incarnation=f"life-{self.trainer_incarnation}",
-            model="policy",
             step=max(0, self.trained),
-            version=max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
             publish=rng.random() < 0.9,
             again=rng.random() < 0.1,
             batch_id=rng.choice([None, "b0"]),
             metrics={"loss": 0.5},
             checksum="00",
-            master_address="127.0.0.1",
-            master_port=29500,
             checkpoint=rng.choice([None, "step-1"]),
         )
 
