@@ -12,7 +12,6 @@ import os
 import random
 import re
 import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -226,7 +225,6 @@ def mesh_in(folder: Path, broker: EmbeddedBroker | BrokerCluster | None = None, 
     """A mesh of three explorers in a namespace of its own."""
     return FaultMesh(
         folder,
-        f"faults-{uuid.uuid4().hex[:8]}",
         coordinators=2,
         explorers=3,
         coordinator=COORDINATOR,

@@ -15,6 +15,7 @@ from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
+    begun,
     produce,
     train_to_the_end,
 )
@@ -49,11 +50,6 @@ async def send(bus: Bus) -> None:
         await (await producer.send_raw(DEMONSTRATIONS, "broken", b'{"example_id": "broken"}'))
         for topic, examples in ((DEMONSTRATIONS, SHOWN), (PREFERENCES, PREFERRED)):
             await send_all(producer, topic, ((one.example_id, one, None) for one in examples))
-
-
-async def begun(bus: Bus) -> list[StepBegun]:
-    async with bus.reader(STEPS, start="beginning") as steps:
-        return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
 
 
 async def ended(bus: Bus) -> list[tuple[str, int]]:

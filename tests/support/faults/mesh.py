@@ -16,11 +16,12 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import psutil
 
@@ -40,6 +41,10 @@ OUTAGE_S = 240.0
 """How long everybody does without the broker: on a busy machine it may take a minute and more to start."""
 PAUSE_S = 0.3
 """Between the end of a service by itself and its next start: while the broker is away, it would end at once again."""
+
+
+COORDINATOR: Final = {"max_staleness": 1, "tick_s": 0.05, "explorer_timeout_s": 10, "group_size": 2}
+EXPLORER: Final = {"slots": 4, "heartbeat_s": 0.3}
 
 
 class Service:
@@ -99,7 +104,6 @@ class FaultMesh:
 
     Args:
         folder: For the broker's log and the services' outputs.
-        namespace: Of the run's topics.
         coordinators: How many; more than one where all but one stand by.
         explorers: How many.
         coordinator: Settings of the coordinators.
@@ -112,13 +116,12 @@ class FaultMesh:
     def __init__(
         self,
         folder: Path,
-        namespace: str,
         *,
-        coordinators: int,
-        explorers: int,
-        coordinator: Mapping[str, object],
-        explorer: Mapping[str, object],
-        engine_delay_s: float,
+        coordinators: int = 1,
+        explorers: int = 2,
+        coordinator: Mapping[str, object] = COORDINATOR,
+        explorer: Mapping[str, object] = EXPLORER,
+        engine_delay_s: float = 0.1,
         broker: EmbeddedBroker | BrokerCluster | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -131,7 +134,7 @@ class FaultMesh:
         self._owns_broker = broker is None
         self.broker = broker or _broker(folder / "broker")
         self.services: dict[str, Service] = {}
-        self._namespace = namespace
+        self._namespace = f"faults-{uuid.uuid4().hex[:8]}"
         self._environment_of_all = dict(environment or {})
         self._sections = {"coordinator": coordinator, "explorer": explorer}
         self._engine_delay_s = engine_delay_s
