@@ -29,7 +29,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
+from tests.integration.explorer.explorers import dispatch, explored, fork_server, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,

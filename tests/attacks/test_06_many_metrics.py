@@ -6,7 +6,7 @@ Before: the explorer ended, and so did the next one that got the task. Now: a fa
 import pytest
 
 from schemas import RolloutFinished, Task
-from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
+from tests.integration.explorer.explorers import dispatch, explored, fork_server, settings
 from trinity_bus.config import Settings
 from trinity_bus.runners.fork_server import ForkServer
 

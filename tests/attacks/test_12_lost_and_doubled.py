@@ -13,7 +13,7 @@ import pytest
 from benchmarks._records import trainer_beat
 from schemas import ModelVersion, StepTrained, Superseded, VersionWanted
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import LIMIT_S, exploring, fork_server, mesh_of, settings
+from tests.integration.explorer.explorers import LIMIT_S, exploring, fork_server, mesh_of, settings
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, until
 from tests.support.effects import written
 from tests.support.fakes.engine import FakeEngine

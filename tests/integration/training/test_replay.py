@@ -23,13 +23,13 @@ from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepT
 from schemas.step import step_key
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
-from tests.integration.training.test_steps import drawn
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
     begun,
     deterministic,
+    drawn,
     produce,
     step_is,
     train_to_the_end,

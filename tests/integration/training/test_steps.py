@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from schemas import ExperienceGroup, StepBegun, StepTrained
 from schemas.topics import EXPERIENCES
@@ -16,6 +14,7 @@ from tests.integration.training.trainers import (
     batches_of,
     begun,
     deterministic,
+    drawn,
     produce,
     train_to_the_end,
 )
@@ -38,12 +37,6 @@ def model_folders(trainer: Path) -> dict[int, bool]:
     return {
         step: (checkpoint.folder_of(found, step) / "config.json").is_file() for step in sorted(checkpoint.steps(found))
     }
-
-
-def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
-    """The first of its samples was drawn with top-p, all at another temperature than the trainer's."""
-    sampling = np.array([[0.7, top_p if i == 0 else 1.0, 0, 0] for i in range(len(group))], np.float32)
-    return replace(group, sampling=sampling)
 
 
 def batches() -> list[list[ExperienceGroup]]:
