@@ -152,7 +152,7 @@ async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh
             async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
                 await send_tasks(producer, 4)
                 await trainer.until_trained(1)
-                order = explorer.orders[0].record
+                order = record_of(explorer.orders[0])
                 for name in ("samples", "seconds"):
                     spoiled = msgpack.packb({**completed(order, version=0, seconds=1.0).to_wire(), name: -1})
                     await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)

@@ -108,7 +108,8 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
     if step == 1:
         await _figures(log, places[tasks[0]], {"trainer": "trainer-0", "run": "run", "step": step}, 0.25)
     metrics = {"loss": 0.5 / step, "entropy": 2.0, "tokens": 96.0, "seconds": 0.5, "reward_mean": 0.5, "groups": 2.0}
-    version = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64, "seconds": 0.5}
+    version: dict[str, Any] = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64}
+    version["seconds"] = 0.5
     trained = step_trained(incarnation="t", metrics=metrics, **version)
     await log.write(TRAINER_EVENTS, "trainer-0", trained)
     skipped = [SkippedBatch(batch_id="train-1", step=step, reason=HOSTILE)] if step == 2 else []
