@@ -98,7 +98,7 @@ def equal_samples(task_id: str, prompt: int, tokens: Any, logprobs: Any, rewards
         lengths=np.full(samples, len(tokens) // samples, np.int32),
         prompt_lengths=np.full(samples, prompt, np.int32),
         logprobs=logprobs.astype(np.float32),
-        mask_bits=np.full(len(logprobs) // 8, 255, np.uint8),
+        mask_bits=np.packbits(np.ones(len(logprobs), np.bool_)),
         rewards=rewards,
         run_ids=np.arange(samples, dtype=np.int32),
         versions=np.stack([np.arange(samples), np.zeros(samples), np.zeros(samples)], axis=1).astype(np.int32),

@@ -72,33 +72,9 @@ def explorer_settings(model: str) -> ExplorerSettings:
     )
 
 
-async def through_explorer(
-    producer: Producer,
-    events: Reader,
-    explorer_incarnation: str,
-    round_number: int,
-    *,
-    tasks: int = TASKS,
-    name: str = NAME,
-    traceparent: str | None = None,
-) -> tuple[int, float]:
-    """Tokens and seconds of one round, from the first order to the last result."""
-    orders = [
-        order_of(
-            Task(task_id=f"{round_number}/{i}", workflow="math", prompt=" ".join(f"t{t}" for t in prompt), answer="t9"),
-            explorer_incarnation,
-            repeat_times=GROUP,
-            explorer=name,
-        )
-        for i, prompt in enumerate(prompts(tasks))
-    ]
-    results, seconds = await answered(producer, events, orders, tasks, traceparent=traceparent)
-    return sum(result.response_tokens for result in results), seconds
-
-
-def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, explorer: str = NAME, **more: Any) -> Dispatch:
+def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, **more: Any) -> Dispatch:
     return Dispatch(
-        explorer=explorer,
+        explorer=NAME,
         incarnation=incarnation,
         task=task,
         batch_id="benchmark",
@@ -110,7 +86,7 @@ def order_of(task: Task, incarnation: str, *, repeat_times: int = 1, explorer: s
 
 
 async def answered(
-    producer: Producer, events: Reader, orders: Iterable[Dispatch], in_flight: int, *, traceparent: str | None = None
+    producer: Producer, events: Reader, orders: Iterable[Dispatch], in_flight: int
 ) -> tuple[list[RolloutFinished], float]:
     """Hand orders to their explorer, so many at once; their results, and the seconds from the first to the last."""
     began = time.perf_counter()
@@ -121,8 +97,7 @@ async def answered(
     async def hand_out(count: int) -> int:
         handed = 0
         for order, _ in zip(waiting, range(count), strict=False):
-            lane = lane_partition(order.explorer)
-            await producer.send(ROLLOUTS, order.explorer, order, partition=lane, traceparent=traceparent)
+            await producer.send(ROLLOUTS, NAME, order, partition=lane_partition(NAME))
             handed += 1
         return handed
 
@@ -138,32 +113,32 @@ async def answered(
 
 
 def announced_version(
-    publisher: WeightServer, explorer_incarnation: str, model: Path, *, name: str, epoch: int, version: int
+    publisher: WeightServer, explorer_incarnation: str, model: Path, *, epoch: int, version: int
 ) -> ModelVersion:
     checksum = publisher.stage(version, load_file(model / "model.safetensors").items())
-    return announce(version, checksum, publisher.address, "gloo", name, epoch=epoch, incarnation=explorer_incarnation)
+    return announce(version, checksum, publisher.address, "gloo", NAME, epoch=epoch, incarnation=explorer_incarnation)
 
 
 async def serve_weights(
-    producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, name: str = NAME, epoch: int = 1
+    producer: Producer, events: Reader, explorer_incarnation: str, model: Path, *, epoch: int
 ) -> None:
     publisher = WeightServer(method="gloo")
-    announced = announced_version(publisher, explorer_incarnation, model, name=name, epoch=epoch, version=0)
+    announced = announced_version(publisher, explorer_incarnation, model, epoch=epoch, version=0)
     await producer.send(MODEL_VERSIONS, announced.model, announced)
     publisher.admit(announced)
     synced = False
     while not synced:
         for received in await events.batch(LIMIT_S):
-            if isinstance(received.record, WeightsSynced) and received.record.explorer == name:
+            if isinstance(received.record, WeightsSynced):
                 assert received.record.ok, received.record.error
                 synced = True
     publisher.close()
 
 
-async def incarnation(events: Reader, name: str = NAME) -> str:
+async def incarnation(events: Reader) -> str:
     while True:
         for received in await events.batch(LIMIT_S):
-            if isinstance(received.record, ExplorerHeartbeat) and received.record.explorer == name:
+            if isinstance(received.record, ExplorerHeartbeat):
                 return received.record.incarnation
 
 
@@ -286,9 +261,7 @@ class Bench:
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
         publisher, announced = WeightServer(method="gloo"), None
         if version is not None:
-            announced = announced_version(
-                publisher, self.incarnation, model, name=NAME, epoch=100 + version, version=version
-            )
+            announced = announced_version(publisher, self.incarnation, model, epoch=100 + version, version=version)
         half, began, open_orders = self.drawn.value + tasks * GROUP * tokens // 2, time.perf_counter(), tasks
         for number in range(tasks):
             own = {"task_id": f"{name}/{number}", "prompt": prompt[number]}

@@ -3,12 +3,17 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+
+if TYPE_CHECKING:
+    from tests.support.mesh.mesh import Mesh
 
 # Tests start some hundred processes; without bytecode each of them, and each session, would compile its imports anew.
 sys.dont_write_bytecode = False
@@ -20,13 +25,28 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
+@pytest.fixture
+def mesh(kafka: KafkaSettings, tmp_path: Path) -> "Mesh":
+    """A namespace of its own, for coordinators in processes of their own."""
+    from tests.support.mesh.mesh import Mesh
+
+    return Mesh(kafka, tmp_path)
+
+
+@pytest.fixture
+def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
+    """Gives the brokers with a namespace in which there is nothing, another one at each call."""
+    from tests.support.mesh.mesh import unused
+
+    return lambda: unused(kafka)
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     """Real brokers for the whole session: those of the environment, else as ``TEST_BROKER`` says.
 
     See ``tests.support.mesh.broker_choice``.
-    Topics are shared by all tests, so each takes a namespace of its own:
-    ``kafka.model_copy(update={"namespace": unique})``.
+    Topics are shared by all tests, so each takes a namespace of its own, see :func:`namespaced`.
     """
     configured = Settings()
     if configured.kafka.bootstrap_servers is not None:

@@ -188,13 +188,6 @@ COMPARISONS: Final = (
         lambda v: f"the transfer: {1000 * v[1]:.0f} ms",
     ),
     Comparison(
-        "traces, metrics and logs on, tokens/s",
-        "tracing",
-        ("tokens/s with telemetry over without",),
-        lambda v: f"{v[0]:.2f}",
-        lambda _: "without: 1",
-    ),
-    Comparison(
         "training on a step's samples: alone, one thread / in a step, wall time",
         "peers",
         (

@@ -1,28 +1,26 @@
-"""The coordinator without brokers, in simulated time that its own processor time is part of, if it is asked to be.
+"""The coordinator without brokers, in simulated time that its own processor time is part of.
 
 What it is made of is real: records come as bytes, are decoded and become inputs as in the service, the machine decides,
 the schedule says when to read and to commit, and what is written is encoded, with the entries of the changelog. Only
-the brokers are missing: a transaction takes ``TRANSACTION_S`` of simulated time, and fetching costs nothing. What a
-contribution names is not looked at: it is taken to be what it says.
+the brokers are missing: a transaction takes ``TRANSACTION_S`` of simulated time, and fetching costs nothing.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import msgspec
 from aiokafka import ConsumerRecord
 
-from schemas import Contribute, Record
+from schemas import Record
 from schemas.codec import encode
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.received import receive
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination import CommitSchedule, ContributionArrived, CoordinatorMachine, Examined, Tick
+from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.changelog import Changelog, Positions
 from workers.coordinator.inputs import inputs_of
@@ -36,8 +34,8 @@ TRANSACTION_S = 0.008
 
 type Arrival = tuple[float, Topic, bytes, bytes]
 """When, where, key and value."""
-type Sent = tuple[Topic, str, Record | None]
-"""Where, key and record; None: a tombstone."""
+type Sent = tuple[Topic, str, Record]
+"""Where, key and record."""
 
 
 @dataclass(slots=True)
@@ -60,10 +58,6 @@ class Writer:
     async def send(self, topic: Topic, key: str, record: Record, **_: object) -> None:
         self._count(topic, key, encode(record))
         self.sent.append((topic, key, record))
-
-    async def send_raw(self, topic: Topic, key: str, value: None) -> None:
-        self._count(topic, key, b"")
-        self.sent.append((topic, key, value))
 
     async def send_dead_letter(self, received: Received[Any], reason: str, detail: str) -> None:
         self._count(DEAD_LETTERS, reason + detail, received.raw)
@@ -96,22 +90,14 @@ class SimulatedCoordinator:
     Args:
         settings: As the service has them.
         committed: Told of each record that others may read from now on, and when that is.
-        clock: Of the processor, seconds; one that stands still leaves what decisions cost out of the simulated time.
     """
 
-    def __init__(
-        self,
-        settings: CoordinatorSettings,
-        committed: Callable[[float, Sent], None],
-        clock: Callable[[], float] = time.thread_time,
-    ) -> None:
+    def __init__(self, settings: CoordinatorSettings, committed: Callable[[float, Sent], None]) -> None:
         self._settings = settings
         self.inbox = Inbox()
         self.spent = CoordinatorCost()
         self.now = 0.0
         self.machine = CoordinatorMachine(settings, SynchronizerSettings(sync_timeout_s=1e6))
-        self.tombstones: list[tuple[Topic, str]] = []
-        self._clock = clock
         self._committed = committed
         self._changelog = Changelog()
         self._writer = Writer(lambda: self.spent)
@@ -130,7 +116,7 @@ class SimulatedCoordinator:
         ends = float("inf") if self._ends_at is None else self._ends_at
         if not self.machine.has_more:
             self.now = max(self.now, min(first, plan.until, ends, until))
-        began = self._clock()
+        began = time.thread_time()
         arrived = [*self._taken(self.inbox.signals, MAX_SIGNALS if plan.signals else 0)]
         self.spent.signals += len(arrived)
         arrived += self._taken(self.inbox.tasks, MAX_TASKS if plan.tasks else 0)
@@ -144,22 +130,11 @@ class SimulatedCoordinator:
         if self._schedule.is_due(self.now):
             self._commit(began)
 
-    def take_over(self) -> None:
-        """Have a successor go on from what is committed, at the next moment at which that is everything."""
-        while self._pending.received or self._ends_at is not None or self.machine.has_more:
-            self.step(self.now + 1.0)
-        self.machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
-        self.machine.restore(self.entries.items())
-
-    @property
-    def entries(self) -> Mapping[str, bytes]:
-        return self._changelog.entries
-
     def restored_s(self) -> float:
-        began = self._clock()
+        began = time.thread_time()
         machine = CoordinatorMachine(self._settings, SynchronizerSettings(sync_timeout_s=1e6))
-        machine.restore(self.entries.items())
-        return self._clock() - began
+        machine.restore(self._changelog.entries.items())
+        return time.thread_time() - began
 
     def _taken(self, box: deque[Arrival], most: int) -> Iterable[Arrival]:
         while box and most and box[0][0] <= self.now:
@@ -171,16 +146,16 @@ class SimulatedCoordinator:
         for _, topic, key, value in arrived:
             self._offset += 1
             record = ConsumerRecord(topic.name, 0, self._offset, 0, 0, key, value, None, len(key), len(value), ())
-            received.append(_examined(receive(topic, record, topic.records)))
+            received.append(receive(topic, record, topic.records))
             self._positions[topic.name, 0] = self._offset + 1
         tasks, task_bytes = self._pending.take(received)
         self._schedule.took(self.now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
         inputs = inputs_of(received, self._pending.spans)
         if ticks:
             inputs.append(Tick())
-        began = self._clock()
+        began = time.thread_time()
         effects = self.machine.handle_all(inputs, self.now)
-        self.spent.longest_s = max(self.spent.longest_s, self._clock() - began)
+        self.spent.longest_s = max(self.spent.longest_s, time.thread_time() - began)
         self._pending.add(effects)
         self._schedule.decided(effects)
 
@@ -194,8 +169,6 @@ class SimulatedCoordinator:
             with pending.spans:
                 _at_once(self._outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes))
                 _at_once(self._outputs.record_changes(changes, self._positions))
-                _at_once(self._outputs.forget(self.tombstones))
-            self.tombstones = []
             self._changelog.committed(changes, dict(self._positions))
             self._ends_at = self.now + TRANSACTION_S
         self._pass(began)
@@ -204,10 +177,10 @@ class SimulatedCoordinator:
             self._committed(self.now + TRANSACTION_S, one)
 
     def _pass(self, began: float) -> float:
-        now = self._clock()
+        now = time.thread_time()
         self.spent.cpu_s += now - began
         self.now += now - began
-        return self._clock()
+        return time.thread_time()
 
 
 def _at_once(work: Coroutine[Any, Any, None]) -> None:
@@ -217,15 +190,6 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise RuntimeError("it waits for something")
-
-
-def _examined(received: Received[Any]) -> Received[Any]:
-    command = received.record
-    if not isinstance(command, Contribute):
-        return received
-    runs = sum(piece.samples for piece in command.pieces)
-    found = Examined(attempt=1, workflow="contributed", runs=[{"reward": 1.0}] * runs)
-    return msgspec.structs.replace(received, record=ContributionArrived(command, found))
 
 
 def arrive(inbox: Inbox, arrival: Arrival) -> None:

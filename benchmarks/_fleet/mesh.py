@@ -6,10 +6,8 @@ cost is the coordinator's.
 """
 
 import heapq
-import math
 import random
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,17 +15,7 @@ from typing import Final
 
 from benchmarks._fleet.coordinator import CoordinatorCost, Sent, SimulatedCoordinator, arrive
 from benchmarks._records import completed, step_trained, synced
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    Cancel,
-    Dispatch,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Record,
-    SetPace,
-    Task,
-)
+from schemas import Cancel, Dispatch, ExplorerHeartbeat, ModelVersion, Record, SetPace, Task
 from schemas.codec import encode
 from schemas.event import RunningAttempt
 from schemas.topic import Topic
@@ -54,7 +42,6 @@ class SimulatedExplorer:
     version: int = -1
     syncing: bool = False
     alive: bool = True
-    incarnation: str = INCARNATION
     pace_s: float = 0.0
     beat: tuple[bytes, int] | None = None
     """The heartbeat of now, and where its time stands."""
@@ -64,7 +51,7 @@ class SimulatedExplorer:
             value = encode(
                 ExplorerHeartbeat(
                     explorer=self.name,
-                    incarnation=self.incarnation,
+                    incarnation=INCARNATION,
                     state="syncing" if self.syncing else "ready",
                     slots=self.slots,
                     running=[RunningAttempt(task_id=task_id, attempt=number) for task_id, number in self.running],
@@ -86,7 +73,7 @@ class SimulatedExplorer:
 
 
 class SimulatedMesh:
-    def __init__(self, explorers: int, slots: int, seed: int, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, explorers: int, slots: int, seed: int) -> None:
         self.capacity = explorers * slots
         self.batch = min(BATCH, self.capacity)
         self.wanted = (-(-self.capacity // self.batch) + BACKLOG) * self.batch
@@ -99,18 +86,15 @@ class SimulatedMesh:
             max_open_bytes=4 << 30,
             task_timeout_s=1e6,
         )
-        self.coordinator = SimulatedCoordinator(settings, self._heard, clock)
+        self.coordinator = SimulatedCoordinator(settings, self._heard)
         self.explorers = {
             name: SimulatedExplorer(name, slots, name.encode())
             for name in (f"explorer-{number:05d}" for number in range(explorers))
         }
-        self.trains = False
-        """Whether the trainer trains on what is finalized, and publishes what comes of it."""
-        self.trainer = INCARNATION
         self.interval_s = ExplorerSettings().heartbeat_s
         self.dispatched: list[float] = []
         """How long each free slot was free, until the order was committed that takes it."""
-        self.sent = self.answered = self.lives = 0
+        self.sent = self.answered = 0
         self.version = -1
         self.given_up = 0
         """Transfers that were under way when their explorer was named for another version."""
@@ -123,7 +107,7 @@ class SimulatedMesh:
     def join(self, within_s: float) -> CoordinatorCost:
         for number, explorer in enumerate(self.explorers.values()):
             self._at(self.now + within_s * number / len(self.explorers), self._beating(explorer))
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(0, self.trainer))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(0, INCARNATION))
         spent = self.run(within_s)
         machine = self.coordinator.machine
         return self.run_until(lambda: len(machine.fleet.explorers) == len(self.explorers), spent)
@@ -150,22 +134,13 @@ class SimulatedMesh:
         fleet = self.coordinator.machine.fleet
         return self.run_until(lambda: all(fleet.explorers[name].gone for name in gone))
 
-    def start_anew(self, name: str) -> None:
-        explorer = self.explorers[name]
-        self.lives += 1
-        explorer.incarnation, explorer.version, explorer.syncing = f"life-{self.lives}", -1, False
-        explorer.running.clear()
-        explorer.freed.clear()
-        self._tell(explorer, self.now)
-
-    def work(self, rate: float, seconds: float, together_s: float = 0.0) -> CoordinatorCost:
-        """Have attempts end at this rate, and send as many tasks, for so long; all of ``together_s`` at its end."""
+    def work(self, rate: float, seconds: float) -> CoordinatorCost:
+        """Have attempts end at this rate, and send as many tasks, for so long."""
         self.dispatched.clear()
         busy = self._alive
         at = self.now
         while (at := at + self._random.expovariate(rate)) < self.now + seconds:
-            ends = math.ceil(at / together_s) * together_s if together_s else at
-            self._at(ends, lambda now: self._end_one(self._random.choice(busy), now))
+            self._at(at, lambda now: self._end_one(self._random.choice(busy), now))
         return self.run(seconds)
 
     def send(self, now: float) -> None:
@@ -221,7 +196,7 @@ class SimulatedMesh:
 
     def _trained(self) -> None:
         self.version += 1
-        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, self.trainer))
+        self._write(self.now, TRAINER_EVENTS, b"trainer-0", step_trained(self.version, INCARNATION))
 
     def _is_served(self) -> bool:
         return all(explorer.version == self.version for explorer in self._alive)
@@ -244,44 +219,38 @@ class SimulatedMesh:
 
     def _heard(self, now: float, sent: Sent) -> None:
         match record := sent[2]:
-            case Dispatch(explorer=name, incarnation=life) if self._is_alive(name, life):
+            case Dispatch(explorer=name) if self._is_alive(name):
                 explorer = self.explorers[name]
                 explorer.running[record.task.task_id, record.attempt] = record
                 explorer.beat = None
                 if explorer.freed:
                     self.dispatched.append(now - explorer.freed.popleft())
-            case Cancel(explorer=name, incarnation=life) if self._is_alive(name, life):
+            case Cancel(explorer=name) if self._is_alive(name):
                 explorer = self.explorers[name]
                 explorer.running.pop((record.task_id, record.attempt), None)
                 explorer.beat = None
-            case SetPace(explorer=name, incarnation=life, pace_s=pace_s) if self._is_alive(name, life):
+            case SetPace(explorer=name, pace_s=pace_s) if self._is_alive(name):
                 explorer = self.explorers[name]
                 explorer.pace_s = pace_s
                 self._tell(explorer, now)
-            case BatchRecord(state=BatchLifecycleState.FINALIZED, batch_type="train") if self.trains:
-                self._trained()
             case ModelVersion(members=members):
                 for member in members:
-                    if self._is_alive(member.explorer, member.incarnation):
+                    if self._is_alive(member.explorer):
                         explorer = self.explorers[member.explorer]
                         self.given_up += explorer.syncing
                         explorer.syncing = True
                         self._tell(explorer, now)
                         self._at(now + SYNC_S, self._synced(explorer, record))
 
-    def _is_alive(self, name: str, incarnation: str) -> bool:
-        explorer = self.explorers.get(name)
-        return explorer is not None and explorer.alive and explorer.incarnation == incarnation
+    def _is_alive(self, name: str) -> bool:
+        return self.explorers[name].alive
 
     def _synced(self, explorer: SimulatedExplorer, version: ModelVersion) -> Callable[[float], None]:
-        life = explorer.incarnation
-
         def take(now: float) -> None:
-            if not explorer.alive or explorer.incarnation != life:
+            if not explorer.alive:
                 return
             explorer.version, explorer.syncing = version.version, False
-            answer = synced(version, explorer.name, life)
-            self._write(now, EXPLORER_EVENTS, explorer.key, answer)
+            self._write(now, EXPLORER_EVENTS, explorer.key, synced(version, explorer.name, INCARNATION))
             self._tell(explorer, now)
 
         return take
@@ -295,5 +264,4 @@ class SimulatedMesh:
         self.answered += 1
         answer = completed(order, version=explorer.version, seconds=1.0, offset=self.answered)
         self._write(now, EXPLORER_EVENTS, explorer.key, answer)
-        if order.task.batch_id is None:
-            self.send(now)
+        self.send(now)

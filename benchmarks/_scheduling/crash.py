@@ -16,8 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks._scheduling.consumer import CHECKPOINT_EVERY, Step, steps_of
@@ -77,24 +76,17 @@ class History:
         self._since = 0.0
 
     async def live(self, plan: Sequence[tuple[int, str]]) -> Cost:
+        """Keep the mesh at work, and crash it as planned; at the end, all that was sent is waited for."""
         cost = Cost()
-        async with self.fed():
-            for position, victim in plan:
-                await self._until(lambda position=position: self._is_at(position))  # type: ignore[misc]
-                cost.crashes.append(await self._crash(victim, position))
-        await self.account(cost)
-        return cost
-
-    @asynccontextmanager
-    async def fed(self) -> AsyncIterator[None]:
-        """Keep the mesh at work within the block; at its end, all that was sent is waited for."""
         self._mesh.start("consumer", [sys.executable, "-m", "benchmarks._scheduling.consumer", self._folder], {})
         self._since = time.time()
         async with self._bus.producer() as producer, self._bus.reader(BATCHES, start="beginning") as batches:
             feeding = asyncio.create_task(self._feed(producer))
             watching = asyncio.create_task(self._watch(batches))
             try:
-                yield
+                for position, victim in plan:
+                    await self._until(lambda position=position: self._is_at(position))  # type: ignore[misc]
+                    cost.crashes.append(await self._crash(victim, position))
                 feeding.cancel()
                 await asyncio.wait([feeding])
                 await self._until(lambda: sum(len(batch.manifest) for batch in self._finalized) >= self._sent)
@@ -106,13 +98,10 @@ class History:
             for task in (feeding, watching):
                 if not task.cancelled():
                     task.result()
+        await self._account(cost)
+        return cost
 
-    async def go_on(self, until: float) -> None:
-        while (left := until - time.monotonic()) > 0:
-            self._mesh.check()
-            await asyncio.sleep(min(left, 1.0))
-
-    async def kill(self, victim: str) -> None:
+    async def _kill(self, victim: str) -> None:
         if victim == "broker":
             broker = self._mesh.broker
             assert broker is not None
@@ -148,7 +137,7 @@ class History:
 
     async def _crash(self, victim: str, position: int) -> Crash:
         at = time.time()
-        await self.kill(victim)
+        await self._kill(victim)
         self._since = time.time()
         await self._until(lambda: bool(self._steps_of_this_life()))
         return Crash(victim, position, at, time.time() - at)
@@ -161,7 +150,7 @@ class History:
                 raise TimeoutError(f"the mesh does not go on; see {self._folder}")
             await asyncio.sleep(POLL_S)
 
-    async def account(self, cost: Cost) -> None:
+    async def _account(self, cost: Cost) -> None:
         """Read off the log what was done twice, lost, or never."""
         finished: dict[str, list[tuple[float, float]]] = {}
         async with self._bus.reader(EXPLORER_EVENTS, start="beginning") as events:

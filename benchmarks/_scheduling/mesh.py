@@ -55,10 +55,6 @@ class Mesh:
         command: list[str | Path] = [sys.executable, "-m", "benchmarks._scheduling.explorer"]
         self.start(name, command, {env_name("explorer.name"): name, **(more or {})})
 
-    def start_console(self, port: int, folder: Path) -> None:
-        settings = {"console.port": str(port), "console.folder": str(folder)}
-        self.start("console", service("console"), {env_name(setting): value for setting, value in settings.items()})
-
     def start(self, name: str, command: list[str | Path], more: Mapping[str, str]) -> None:
         log = self.folder / f"{name}.log"
         self._started[name] = command, more

@@ -2,12 +2,9 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
-import os
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,10 @@ from schemas.headers import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REAS
 from schemas.topics import DEAD_LETTERS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, environment, send_tasks, unused
 from tests.support.mesh.ports import quiet_ports
-from tests.support.mesh.records import record_of
+from tests.support.mesh.probe import probe
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
@@ -80,15 +78,10 @@ def damage(raw: bytes, kind: str) -> bytes:
             return signed(raw[:61] + b"\x7f" * (len(raw) - 61))
 
 
-async def test_every_codec_is_read_one_after_the_other_and_by_position(kafka: KafkaSettings, tmp_path: Path) -> None:
-    mesh = Mesh(kafka, tmp_path)
-
+async def test_every_codec_is_read_one_after_the_other_and_by_position(mesh: Mesh) -> None:
     async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
         places = {codec: await send(mesh.kafka, codec, [f"{codec}-{n}" for n in range(5)]) for codec in CODECS}
-        found: list[Any] = []
-        async with asyncio.timeout(30):
-            while len(found) < 20:
-                found += await reader.batch(1)
+        found = await take(reader, 20)
         assert [record_of(record).task_id for record in found] == [f"{c}-{n}" for c in CODECS for n in range(5)]
         fetched = await bus.fetch(TASKS, [Position(partition=0, offset=at + 2) for at in places.values()])
         assert [record_of(record).task_id for record in fetched] == [f"{codec}-2" for codec in CODECS]
@@ -100,10 +93,7 @@ async def test_the_mesh_may_pack_its_own_records_with_any(kafka: KafkaSettings, 
 
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
         await send_tasks(producer, 50)
-        found: list[Any] = []
-        async with asyncio.timeout(30):
-            while len(found) < 50:
-                found += await reader.batch(1)
+        await take(reader, 50)
         async with bus.producer(transactional_id="x") as transactional:
             async with transactional.transaction():
                 await transactional.send_all(TASKS, [("k", task("in-a-transaction"))], partition=0)
@@ -146,10 +136,7 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
                     assert process.poll() is None, mesh.log(mesh.started)
         expected = {f"before-{kind}" for kind in kinds} | {"after", "late"}
         assert ordered() == expected
-        found: list[Any] = []
-        async with asyncio.timeout(30):
-            while len(found) < 4:
-                found += await letters.batch(1)
+        found = await take(letters, 4)
         found += await letters.batch(0.5)
         assert [header(letter.headers, DLQ_TOPIC) for letter in found] == ["tasks"] * 4
         assert [header(letter.headers, DLQ_PARTITION) for letter in found] == ["0"] * 4
@@ -167,26 +154,13 @@ async def test_batches_that_cannot_be_read_are_dead_letters_and_the_coordinator_
         assert [met.offset for met in bus.passed_over()] == list(bad)[1:]
 
 
-def answer(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status
-    except OSError:
-        return 0
-    finally:
-        connection.close()
-
-
 async def until_it(reader: Reader, *, keeps_up: bool) -> None:
     async with asyncio.timeout(30):
         while await reader.keeps_up() is not keeps_up:  # noqa: ASYNC110 - it changes with what brokers answer
             await asyncio.sleep(0.05)
 
 
-async def test_a_reader_that_is_not_read_does_not_keep_up(kafka: KafkaSettings, tmp_path: Path) -> None:
-    mesh = Mesh(kafka, tmp_path)
-
+async def test_a_reader_that_is_not_read_does_not_keep_up(mesh: Mesh) -> None:
     async with mesh.connected() as (_, producer), Bus(mesh.kafka, client_id="reads") as bus:
         reader = bus.reader(TASKS, start="beginning")
         assert not await reader.keeps_up(), "it is not even started"
@@ -206,21 +180,15 @@ def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     ports = quiet_ports(2)
-    namespace = f"test-{uuid.uuid4().hex[:12]}"
+    own = unused(kafka)
     with contextlib.ExitStack() as stack:
         for port in ports:
-            env = {
-                **os.environ,
-                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-                "TRINITY_BUS_MESH__NAMESPACE": namespace,
-                "TRINITY_BUS_HEALTH__PORT": str(port),
-                "TRINITY_BUS_HEALTH__UNREAD_S": "2",
-            }
+            env = environment(own, health__port=port, health__unread_s=2)
             command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
             stack.enter_context(Child(command, env=env, output=tmp_path / f"{port}.log"))
         for port in ports:
-            wait_until(lambda port=port: answer(port) == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
+            wait_until(lambda port=port: probe(port)[0] == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
         until_s = time.monotonic() + 6
         while time.monotonic() < until_s:
-            assert [answer(port) for port in ports] == [200, 200]
+            assert [probe(port)[0] for port in ports] == [200, 200]
             time.sleep(0.5)

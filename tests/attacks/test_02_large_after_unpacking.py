@@ -1,9 +1,7 @@
 """A record of a few KiB that unpacks to 100 MiB: it passes the broker's limit, and no reader's."""
 
-import asyncio
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -12,6 +10,7 @@ from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.records import take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus.received import header
 from trinity_bus.config import KafkaSettings
@@ -29,9 +28,8 @@ def peak_mib(pid: int) -> int:
 
 
 async def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes_on(
-    kafka: KafkaSettings, tmp_path: Path
+    kafka: KafkaSettings, mesh: Mesh
 ) -> None:
-    mesh = Mesh(kafka, tmp_path)
     bomb, over = bytes(100 * MIB), b"x" * (TASKS.max_message_bytes + 1)
 
     async with mesh.connected() as (bus, producer), bus.reader(DEAD_LETTERS, start="beginning") as letters:
@@ -53,10 +51,7 @@ async def test_they_are_dead_letters_with_size_and_hash_and_the_coordinator_goes
                     await outsider.send_and_wait(TASKS.full_name(mesh.kafka.namespace), over, key=b"over", partition=0)
                 await send_tasks(producer, 1, "after")
                 await until(lambda: len(explorer.orders) == 2)
-                found: list[Any] = []
-                async with asyncio.timeout(30):
-                    while len(found) < 4:
-                        found += await letters.batch(1)
+                found = await take(letters, 4)
                 assert process.poll() is None
                 assert peak_mib(process.pid) - before < 100
         assert {header(letter.headers, DLQ_REASON) for letter in found} == {"too_large"}

@@ -17,11 +17,11 @@ import pytest
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
+from benchmarks._records import completed, step_trained
 from schemas import (
     ExperienceGroup,
     ExplorerHeartbeat,
     Record,
-    RolloutFinished,
     StepTrained,
     SubmitBatch,
 )
@@ -30,12 +30,13 @@ from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.items import Item
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
-from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.fakes.mesh_records import dispatch
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.received import header
-from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
+from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from trinity_bus.coordination.versions.weight_sync import Rounds
 from workers.coordinator import outputs
@@ -137,25 +138,10 @@ def test_an_explorer_that_fails_for_a_day_is_still_asked() -> None:
 
 
 def step(version: int) -> StepTrained:
-    return StepTrained(
-        trainer="t",
-        incarnation="i",
-        model="policy",
-        step=version,
-        version=version,
-        publish=True,
-        checksum="",
-        master_address="",
-        master_port=0,
-    )
+    return step_trained(version, "i", trainer="t")
 
 
 # On a real broker.
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 @pytest.mark.integration
@@ -166,9 +152,9 @@ async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh
             async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
                 await send_tasks(producer, 4)
                 await trainer.until_trained(1)
-                order = explorer.orders[0].record
+                order = record_of(explorer.orders[0])
                 for name in ("samples", "seconds"):
-                    spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
+                    spoiled = msgpack.packb({**completed(order, version=0, seconds=1.0).to_wire(), name: -1})
                     await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
                 await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
                 await producer.flush()
@@ -176,20 +162,6 @@ async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh
                 await send_tasks(producer, 4, "later")
                 await trainer.until_trained(2)
         assert {header(letter.headers, DLQ_REASON) for letter in found} == {"bad_value"}
-
-
-def finished(order: Any) -> RolloutFinished:
-    return RolloutFinished(
-        explorer=order.explorer,
-        incarnation=order.incarnation,
-        task_id=order.task.task_id,
-        attempt=order.attempt,
-        batch_id=order.batch_id,
-        batch_type=order.batch_type,
-        status="completed",
-        completed_runs=1,
-        total_runs=1,
-    )
 
 
 class OversightError(Exception):
@@ -253,7 +225,9 @@ async def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
         explorer = FakeExplorer(bus)
         async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
             await send_tasks(producer, 5)
-            await producer.send(EXPLORER_EVENTS, "nobody", finished_of("poison"))
+            await producer.send(
+                EXPLORER_EVENTS, "nobody", completed(dispatch("poison", explorer="nobody"), version=0, seconds=1.0)
+            )
             poison = SubmitBatch(client="c", command_id="1", batch_id="poison", expected_task_count=1)
             await producer.send(COMMANDS, "poison", poison)
             await send_tasks(producer, 3, "more")
@@ -275,26 +249,10 @@ async def test_what_upsets_the_machine_is_refused_and_all_is_as_it_was(
 
 
 async def read(bus: Bus, topic: Topic, count: int) -> list[Received[Any]]:
-    found: list[Received[Any]] = []
-    async with bus.reader(topic, start="beginning") as reader, asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found += await reader.batch(1)
+    async with bus.reader(topic, start="beginning") as reader:
+        found = await take(reader, count)
     assert len(found) == count
     return found
-
-
-def finished_of(task_id: str) -> RolloutFinished:
-    return RolloutFinished(
-        explorer="nobody",
-        incarnation="i",
-        task_id=task_id,
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        status="completed",
-        completed_runs=1,
-        total_runs=1,
-    )
 
 
 def test_a_traceback_is_told_in_one_line() -> None:

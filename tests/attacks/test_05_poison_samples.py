@@ -9,8 +9,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +29,7 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, EXPERIENCES, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
+from tests.integration.explorer.explorers import dispatch, explored, fork_server, settings
 from tests.integration.training.trainers import (
     Trainer,
     batches_of,
@@ -49,7 +47,7 @@ from tests.support.fakes.rogue_workflows import POISON
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.fakes.workers import FakeExplorer
 from tests.support.mesh.mesh import Mesh as CoordinatorMesh
-from tests.support.mesh.mesh import send_tasks
+from tests.support.mesh.mesh import send_tasks, trinity_bus
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -75,8 +73,8 @@ REASONS = {
 async def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
     assert set(REASONS) == set(POISON)
 
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
+    async with explored(settings, fork_server) as mesh:
+        incarnation = mesh.incarnation
         for kind, reason in REASONS.items():
             task_id = kind.replace(" ", "-")
             await mesh.send(dispatch(incarnation, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
@@ -141,11 +139,6 @@ LEFT_OUT = [
     ("all_masked", [0]),
 ]
 """Why, and which samples, of the groups of ``poisoned``."""
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"poison-{uuid.uuid4().hex[:8]}"})
 
 
 async def skip(bus: Bus, sequence: int) -> None:
@@ -269,19 +262,7 @@ async def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_wo
     mesh = CoordinatorMesh(kafka, tmp_path)
 
     def command(batch: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "workers.cli.app", "batches", "skip", batch, "--reason", "poison", "--timeout", "1"],
-            env={
-                **os.environ,
-                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": mesh.kafka.bootstrap_servers or "",
-                "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-                "COLUMNS": "160",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return trinity_bus(mesh.kafka, "batches", "skip", batch, "--reason", "poison", "--timeout", "1")
 
     async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
 

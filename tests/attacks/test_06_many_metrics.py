@@ -6,7 +6,7 @@ Before: the explorer ended, and so did the next one that got the task. Now: a fa
 import pytest
 
 from schemas import RolloutFinished, Task
-from tests.integration.explorer.test_explorer import dispatch, explored, fork_server, settings
+from tests.integration.explorer.explorers import dispatch, explored, fork_server, settings
 from trinity_bus.config import Settings
 from trinity_bus.runners.fork_server import ForkServer
 
@@ -19,8 +19,8 @@ __all__ = ["fork_server", "settings"]
 async def test_a_result_that_cannot_be_sent_is_a_failed_attempt_and_the_explorer_goes_on(
     settings: Settings, fork_server: ForkServer, batch_type: str
 ) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
+    async with explored(settings, fork_server) as mesh:
+        incarnation = mesh.incarnation
 
         async def result_of(task_id: str, metrics: int, runs: int) -> RolloutFinished:
             task = Task(task_id=task_id, workflow="chatty", prompt=str(metrics))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, Task
@@ -24,6 +24,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import BrokerSettings, CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
@@ -43,9 +44,7 @@ async def until_begun(bus: Bus, topic: Topic, deleted: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_task_that_says_it_is_old_is_as_old_as_it_is(kafka: KafkaSettings, tmp_path: Path) -> None:
-    mesh = Mesh(kafka, tmp_path)
-
+async def test_a_task_that_says_it_is_old_is_as_old_as_it_is(kafka: KafkaSettings, mesh: Mesh) -> None:
     async with mesh.connected() as (bus, _), bus.reader(TASKS, start="beginning") as reader:
         began = time.time()
         async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as outsider:
@@ -64,9 +63,7 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
         "unclean.leader.election.enable": "false",
     }
 
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
         async with Bus(settings, client_id="test") as bus:
             await bus.ensure_topics([TASKS])
@@ -87,12 +84,9 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
                 await asyncio.sleep(0.05)
             await bus.ensure_topics([TASKS])
             assert await bus.budgets([TASKS]) == {"tasks": 1 << 40}, "a larger budget stays"
-    finally:
-        await admin.close()
 
 
-async def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaSettings, tmp_path: Path) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_what_is_read_and_trained_goes_and_what_is_not_stays(mesh: Mesh) -> None:
     settings: dict[str, Any] = {"batch_size": 2, "retention_s": 0.3, "keep_s": 0}
 
     async with (
@@ -128,9 +122,7 @@ async def test_what_is_read_and_trained_goes_and_what_is_not_stays(kafka: KafkaS
             await trainer.until_trained(4)
 
 
-async def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_path: Path) -> None:
-    mesh = Mesh(kafka, tmp_path)
-
+async def test_a_manifest_never_names_what_is_gone(mesh: Mesh) -> None:
     held = True
     async with mesh.connected() as (bus, producer), FakeTrainer(bus).alive() as trainer:
         explorer = FakeExplorer(bus, hold=lambda order: held and order.task.task_id == "task-3")
@@ -153,12 +145,8 @@ async def test_a_manifest_never_names_what_is_gone(kafka: KafkaSettings, tmp_pat
         assert len(await bus.fetch(EXPERIENCES, positions)) == 1
 
 
-async def test_ended_batches_are_forgotten(
-    kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ended_batches_are_forgotten(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCHES_KEPT", 2)
-    mesh = Mesh(kafka, tmp_path)
-
     async with mesh.connected() as (bus, producer):
         for number in range(5):
             ended = BatchRecord(
@@ -220,13 +208,9 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
                     manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])],
                 )
                 await (await producer.send(BATCHES, "b1", untrained))
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        await admin.start()
-        try:
+        async with administrator(kafka, "test") as admin:
             configs = {"retention.ms": str(7 * DAY_MS), "message.timestamp.type": "LogAppendTime"}
             await admin.create_topics([NewTopic(control, 1, 1, topic_configs=configs)])
-        finally:
-            await admin.close()
         async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as outsider:
             await outsider.send_and_wait(control, b"kept for a week", partition=0)
 

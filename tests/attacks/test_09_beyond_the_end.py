@@ -3,27 +3,25 @@
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
-from schemas import StepTrained, Task, TaskResult
+from schemas import StepTrained, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, RESULTS, TASKS, TRAINER_EVENTS
 from tests.integration.training.trainers import batches_of, produce
+from tests.support.fakes.mesh_records import task_result
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus, unused
 from tests.support.mesh.records import record_of
-from tests.support.mesh.waiting import until
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus, LogIdentity, Producer, Reader
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TasksetSettings, TrainerSettings
 from trinity_bus.health.process import readings
 from workers.taskset.dataset import load
@@ -36,24 +34,17 @@ pytestmark = pytest.mark.integration
 async def make_anew(settings: KafkaSettings, *topics: Topic) -> None:
     """Deletes topics, and makes empty ones."""
     names = [topic.full_name(settings.namespace) for topic in topics]
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         await admin.delete_topics(names)
         async with asyncio.timeout(30):
             while set(names) & set(await admin.list_topics()):  # noqa: ASYNC110 - the broker deletes
                 await asyncio.sleep(0.1)
-    finally:
-        await admin.close()
     async with Bus(settings, client_id="test") as bus:
         await bus.ensure_topics()
 
 
 @pytest.mark.parametrize("decision", [None, "beginning", "end"])
-async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
-    kafka: KafkaSettings, tmp_path: Path, decision: str | None
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_topics_that_were_made_anew_do_not_stop_the_mesh(mesh: Mesh, decision: str | None) -> None:
     # With nothing remembered the rule cannot tell, and the operator has to.
     settings: dict[str, Any] = {"batch_size": 1, "dedup_window": 100 if decision is None else 1}
 
@@ -71,12 +62,7 @@ async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
             with mesh.coordinator(**settings) as process:
                 if decision is not None:
                     await until(lambda: "positions resolve --tasks beginning|end" in mesh.log(2))
-                    command = [sys.executable, "-m", "workers.cli.app", "positions", "resolve", "--tasks", decision]
-                    env = {
-                        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-                        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-                    }
-                    done = await asyncio.to_thread(subprocess.run, command, env=env, capture_output=True, text=True)
+                    done = await asyncio.to_thread(trinity_bus, mesh.kafka, "positions", "resolve", "--tasks", decision)
                     assert done.returncode == 0, done.stderr
                     assert "tasks/0 ends at 2, and 6 was to be read next: reading goes on at" in done.stdout
                 await until(lambda: "ready" in mesh.log(2))
@@ -104,24 +90,19 @@ async def test_topics_that_were_made_anew_do_not_stop_the_mesh(
 
 
 async def test_a_taskset_goes_on_when_answers_were_deleted_or_their_topic_made_anew(
-    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mesh: Mesh, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[tuple[object, ...]] = []
     monkeypatch.setattr("workers.taskset.service.RECORDS_LOST.add", lambda *lost: counted.append(lost))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"task_id": f"r-{n}", "workflow": "math", "prompt": "1"}) + "\n" for n in "ab"))
-    mesh = Mesh(kafka, tmp_path)
     settings = Settings(kafka=mesh.kafka, taskset=TasksetSettings(path=rows, order="sequential", ahead=2))
     seen: list[str] = []
 
     @contextlib.asynccontextmanager
     async def taskset(bus: Bus) -> AsyncIterator[asyncio.Task[None]]:
-        running = asyncio.create_task(Taskset(settings, bus, load(rows, order="sequential")).run())
-        try:
+        async with beside(Taskset(settings, bus, load(rows, order="sequential")).run()) as running:
             yield running
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
 
     async def produced(tasks: Reader, count: int, running: asyncio.Task[None]) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -130,16 +111,7 @@ async def test_a_taskset_goes_on_when_answers_were_deleted_or_their_topic_made_a
                 seen.extend(record_of(received).task_id for received in await tasks.batch(1))
 
     async def answer(producer: Producer, task_id: str) -> None:
-        result = TaskResult(
-            task_id=task_id,
-            batch_id="b",
-            batch_type="train",
-            status="completed",
-            completed_runs=1,
-            total_runs=1,
-            attempts=1,
-        )
-        await (await producer.send(RESULTS, task_id, result, partition=0))
+        await (await producer.send(RESULTS, task_id, task_result(task_id), partition=0))
 
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as tasks:
         async with taskset(bus) as running:
@@ -171,7 +143,7 @@ async def test_a_trainer_goes_on_when_batches_were_lost_and_passes_over_what_it_
     monkeypatch.setattr(Bus, "identity", identity)
     # A process sets it up once, and this one is of all tests.
     monkeypatch.setattr(service, "setup_telemetry", Mock())
-    ours = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    ours = unused(kafka)
     settings = Settings(
         kafka=ours,
         mesh=MeshSettings(model_path=str(write_model(tmp_path / "model"))),

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus, LogIdentity
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest
@@ -120,7 +121,7 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
 
 @pytest.mark.integration
 async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) -> None:
-    settings = kafka.model_copy(update={"namespace": f"identity-{uuid.uuid4().hex[:8]}"})
+    settings = unused(kafka)
 
     async def identity() -> LogIdentity:
         async with Bus(settings, client_id="test") as bus:
@@ -131,10 +132,8 @@ async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) ->
     assert first == again
     assert len(first.cluster) > 8
     assert uuid.UUID(first.topic).int != 0
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    await admin.delete_topics([BATCHES.full_name(settings.namespace)])
-    await admin.close()
+    async with administrator(settings, "test") as admin:
+        await admin.delete_topics([BATCHES.full_name(settings.namespace)])
     while (anew := await identity()) == first:  # noqa: ASYNC110 - a broker tells nobody that it has deleted
         await asyncio.sleep(0.1)
     assert anew.cluster == first.cluster

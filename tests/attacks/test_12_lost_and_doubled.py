@@ -6,18 +6,20 @@ superseded is told, and ends with one line.
 """
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
-from schemas import ModelVersion, StepTrained, Superseded, TrainerHeartbeat, VersionWanted
+from benchmarks._records import trainer_beat
+from schemas import ModelVersion, StepTrained, Superseded, VersionWanted
 from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
-from tests.integration.explorer.test_explorer import LIMIT_S, exploring, fork_server, mesh_of, settings
+from tests.integration.explorer.explorers import LIMIT_S, exploring, fork_server, mesh_of, settings
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, until
 from tests.support.effects import written
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
+from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, facts
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
@@ -35,18 +37,7 @@ __all__ = ["fork_server", "settings"]
 
 
 def beat_of_trainer(harness: Harness, version: int, incarnation: str = "t1") -> list[Effect]:
-    return harness.event(
-        TrainerHeartbeat(
-            trainer="trainer",
-            incarnation=incarnation,
-            state="ready",
-            model="policy",
-            step=max(version, 0),
-            version=version,
-            master_address="127.0.0.1",
-            master_port=1,
-        )
-    )
+    return harness.event(trainer_beat(version, incarnation, trainer="trainer"))
 
 
 def asked(commands: list[Effect]) -> list[int]:
@@ -95,23 +86,22 @@ def test_whose_place_another_has_is_told_at_each_word() -> None:
 async def test_of_two_explorers_of_one_name_the_first_ends_with_one_line(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async with mesh_of(settings) as mesh, Bus(settings.kafka, client_id="coordinator") as bus:
-        coordinating = asyncio.create_task(Coordinator(settings, bus).run())
-        try:
-            async with exploring(settings, FakeEngine(), fork_server) as first:
-                incarnation = await mesh.joined()
-                async with exploring(settings, FakeEngine(), fork_server) as second:
-                    async with asyncio.timeout(LIMIT_S):
-                        await asyncio.wait([first])
-                    error = first_error(first.exception() or AssertionError())
-                    assert isinstance(error, SupersededError)
-                    assert "\n" not in str(error)
-                    assert "TRINITY_BUS_EXPLORER__NAME" in str(error)
-                    assert not second.done()
-                    await mesh.joined(former=incarnation)
-        finally:
-            coordinating.cancel()
-            await asyncio.wait([coordinating])
+    async with (
+        mesh_of(settings) as mesh,
+        Bus(settings.kafka, client_id="coordinator") as bus,
+        beside(Coordinator(settings, bus).run()),
+        exploring(settings, FakeEngine(), fork_server) as first,
+    ):
+        incarnation = await mesh.joined()
+        async with exploring(settings, FakeEngine(), fork_server) as second:
+            async with asyncio.timeout(LIMIT_S):
+                await asyncio.wait([first])
+            error = first_error(first.exception() or AssertionError())
+            assert isinstance(error, SupersededError)
+            assert "\n" not in str(error)
+            assert "TRINITY_BUS_EXPLORER__NAME" in str(error)
+            assert not second.done()
+            await mesh.joined(former=incarnation)
 
 
 @pytest.mark.integration
@@ -120,24 +110,19 @@ async def test_a_trainer_says_again_what_nobody_heard_and_ends_when_another_has_
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     """The test plays the coordinator."""
-    kafka = kafka.model_copy(update={"namespace": f"lost-{uuid.uuid4().hex[:8]}"})
+    kafka = unused(kafka)
     trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"))
 
-    async def scenario() -> None:
-        async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
-            await produce(bus, batches_of(1))
-            async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
-                with trainer.running() as process:
-                    seen = await until(events, step_is(1), process)
-                    first = seen[-1]
-                    await (await producer.send(COORDINATOR_EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
-                    again = (await until(events, lambda record: isinstance(record, StepTrained), process))[-1]
-                    assert again == first
-                    over = Superseded(
-                        service="trainer", name=first.trainer, incarnation=first.incarnation, by="another"
-                    )
-                    await (await producer.send(COORDINATOR_EVENTS, "c", over))
-                    assert await asyncio.to_thread(process.wait, 60) == 1
-
-    await scenario()
+    async with Bus(kafka, client_id="test") as bus, bus.producer() as producer:
+        await produce(bus, batches_of(1))
+        async with bus.reader(TRAINER_EVENTS, start="beginning") as events:
+            with trainer.running() as process:
+                seen = await until(events, step_is(1), process)
+                first = seen[-1]
+                await (await producer.send(COORDINATOR_EVENTS, "c", VersionWanted(model=first.model, at_least=1)))
+                again = (await until(events, lambda record: isinstance(record, StepTrained), process))[-1]
+                assert again == first
+                over = Superseded(service="trainer", name=first.trainer, incarnation=first.incarnation, by="another")
+                await (await producer.send(COORDINATOR_EVENTS, "c", over))
+                assert await asyncio.to_thread(process.wait, 60) == 1
     assert "SupersededError: another trainer of model 'policy' has begun in this namespace" in trainer.log.read_text()

@@ -6,14 +6,12 @@ over; the same after a SIGKILL anywhere.
 """
 
 import asyncio
-import os
 import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
+from benchmarks._records import step_trained
 from schemas import (
     ModelVersion,
     PublishVersion,
@@ -27,6 +25,8 @@ from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
 from tests.support.effects import written
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import trinity_bus, unused
+from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
@@ -191,7 +191,7 @@ async def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
     """The test plays the coordinator."""
-    kafka = kafka.model_copy(update={"namespace": f"rollback-{uuid.uuid4().hex[:8]}"})
+    kafka = unused(kafka)
     trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), total_steps=4)
     batches = batches_of(4)
 
@@ -228,59 +228,35 @@ async def test_a_trainer_begins_a_new_life_from_the_older_version_the_same_after
 
 @pytest.mark.integration
 async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) -> None:
-    settings = Settings(kafka=kafka.model_copy(update={"namespace": f"rollback-{uuid.uuid4().hex[:8]}"}))
+    settings = Settings(kafka=unused(kafka))
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "workers.cli.app", "versions", "rollback", *arguments],
-            env={
-                **os.environ,
-                "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
-                "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-                "COLUMNS": "160",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return trinity_bus(settings.kafka, "versions", "rollback", *arguments)
 
     def step(version: int, incarnation: str, rollback: Rollback | None = None) -> StepTrained:
-        return StepTrained(
-            trainer="trainer-0",
-            incarnation=incarnation,
-            model="policy",
-            step=version,
-            version=version,
-            publish=True,
-            checksum=f"{version:064d}",
-            master_address="127.0.0.1",
-            master_port=1,
-            rollback=rollback,
-        )
+        return step_trained(version, incarnation, rollback=rollback)
 
     async with Bus(settings.kafka, client_id="test") as bus:
         await bus.ensure_topics()
-        coordinating = asyncio.create_task(Coordinator(settings, bus).run())
-        try:
-            async with bus.producer() as producer, bus.reader(COORDINATOR_EVENTS, start="beginning") as events:
-                await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
-                unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
-                assert unsure.returncode == 2
-                assert "say --discard" in unsure.stderr
-                asking = asyncio.create_task(
-                    asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
-                )
-                wanted = None
-                async with asyncio.timeout(120):
-                    while wanted is None:
-                        for received in await events.batch(1.0):
-                            if isinstance(received.record, VersionWanted):
-                                wanted = received.record.rollback
-                assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
-                await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
-                done = await asking
-                assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")
-        finally:
-            coordinating.cancel()
-            await asyncio.wait([coordinating])
+        async with (
+            beside(Coordinator(settings, bus).run()),
+            bus.producer() as producer,
+            bus.reader(COORDINATOR_EVENTS, start="beginning") as events,
+        ):
+            await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
+            unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
+            assert unsure.returncode == 2
+            assert "say --discard" in unsure.stderr
+            asking = asyncio.create_task(
+                asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
+            )
+            wanted = None
+            async with asyncio.timeout(120):
+                while wanted is None:
+                    for received in await events.batch(1.0):
+                        if isinstance(received.record, VersionWanted):
+                            wanted = received.record.rollback
+            assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
+            await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
+            done = await asking
+            assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")

@@ -7,9 +7,6 @@ The version before is history: the state that it wrote (``tests/support/golden_s
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +19,8 @@ from schemas.codec import RECORDS, decode
 from schemas.topics import COORDINATOR_STATE
 from tests.support.effects import written
 from tests.support.golden_state import FILES, load, machine_of, with_records
-from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.mesh import Mesh, trinity_bus
 from tests.support.mesh.waiting import until
-from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, StateError, Tick
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.state import codec
@@ -227,10 +223,7 @@ def test_services_of_both_versions_read_each_others_records(cls: type[Record]) -
 
 
 @pytest.mark.integration
-async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_finalizes(
-    kafka: KafkaSettings, tmp_path: Path
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator_finalizes(mesh: Mesh) -> None:
     golden = load(FILES[0])
     limits = ("max_staleness", "max_inflight_batches", "group_size", "max_attempts")
     settings = {name: golden["settings"][name] for name in limits}
@@ -242,24 +235,12 @@ async def test_a_coordinator_takes_over_from_the_version_before_and_the_operator
         with mesh.coordinator(module="tests.support.fakes.newer_coordinator", **settings):
             await until(lambda: "ready: restored" in mesh.log())
             assert "run `trinity-bus upgrade finalize`" in mesh.log()
-            done = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", str(newer))
+            done = await asyncio.to_thread(trinity_bus, mesh.kafka, "upgrade", "finalize", "--level", str(newer))
             assert done.returncode == 0, done.stderr
             assert f"the state has level {newer} now, {NEWEST_LEVEL} before" in done.stderr
-            refused = await asyncio.to_thread(trinity_bus, mesh, "upgrade", "finalize", "--level", "99")
+            refused = await asyncio.to_thread(trinity_bus, mesh.kafka, "upgrade", "finalize", "--level", "99")
             assert refused.returncode == 1
             assert "upgrade it first" in refused.stderr
         with mesh.coordinator(**settings) as older:
             assert await asyncio.to_thread(older.wait, 60) != 0
         assert f"the coordinator's state has level {newer}" in mesh.log(2)
-
-
-def trinity_bus(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command, as an operator runs it."""
-    environment = {
-        **os.environ,
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-        "COLUMNS": "160",
-    }
-    command = [sys.executable, "-m", "workers.cli.app", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=90)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
@@ -22,6 +22,7 @@ from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.internals import client_of
 from trinity_bus.bus.topics import ExistingTopic, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
@@ -100,15 +101,11 @@ async def prepare(settings: KafkaSettings) -> None:
 
 async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict[str, str]]:
     """Replicas of each partition, and the topic's settings."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         (topic,) = await admin.describe_topics([name])
         (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
         configs = {entry[0]: entry[1] for entry in response.resources[0][4]}
         return [len(partition["replicas"]) for partition in topic["partitions"]], configs
-    finally:
-        await admin.close()
 
 
 @pytest.mark.integration
@@ -125,9 +122,7 @@ async def test_three_brokers_keep_three_copies_and_two_must_have_each_record(set
 async def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
     settings: KafkaSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         weak = TASKS.config() | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
         await admin.create_topics(
             [
@@ -135,8 +130,6 @@ async def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
                 NewTopic(BATCHES.full_name(settings.namespace), 1, 1, topic_configs=BATCHES.config()),
             ]
         )
-    finally:
-        await admin.close()
     async with Bus(settings, client_id="test") as bus:
         with pytest.raises(TopicMismatchError) as caught:
             await bus.ensure_topics([TASKS])

@@ -29,11 +29,7 @@ def _off(request: pytest.FixtureRequest, kafka: KafkaSettings, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_off")
-async def test_explorers_trainers_producers_and_clients_whose_clocks_are_off_work_like_others(
-    kafka: KafkaSettings, tmp_path: Path
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
-
+async def test_explorers_trainers_producers_and_clients_whose_clocks_are_off_work_like_others(mesh: Mesh) -> None:
     async with mesh.connected() as (bus, producer):
         with mesh.coordinator():
             async with FakeTrainer(bus).alive() as trainer, FakeExplorer(bus).alive():

@@ -6,9 +6,7 @@ a group is several records, which a manifest names together. Here the brokers ta
 """
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,11 +18,11 @@ from aiokafka.errors import MessageSizeTooLargeError
 from schemas import BatchRecord, ExperienceGroup, ManifestEntry, Task
 from schemas.topics import EXPERIENCES, TASKS, TOPICS
 from tests.attacks.test_15_brokers import described
-from tests.integration.explorer.test_explorer import NAME, exploring, fork_server, mesh_of, settings
-from tests.integration.explorer.test_explorer import Mesh as PlayedMesh
+from tests.integration.explorer.explorers import Mesh as PlayedMesh
+from tests.integration.explorer.explorers import exploring, fork_server, mesh_of, process_of, settings
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.workers import FakeTrainer
-from tests.support.mesh.waiting import until
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -51,14 +49,13 @@ async def coordinated(settings: Settings) -> AsyncIterator[tuple[Settings, Playe
             "coordinator": CoordinatorSettings(**values, max_record_mib=RECORD_MIB),
         }
     )
-    async with mesh_of(settings) as mesh, Bus(settings.kafka, client_id="coordinator") as bus:
-        coordinating = asyncio.create_task(Coordinator(settings, bus).run())
-        try:
-            async with FakeTrainer(mesh.bus).alive() as trainer:
-                yield settings, mesh, trainer
-        finally:
-            coordinating.cancel()
-            await asyncio.wait([coordinating])
+    async with (
+        mesh_of(settings) as mesh,
+        Bus(settings.kafka, client_id="coordinator") as bus,
+        beside(Coordinator(settings, bus).run()),
+        FakeTrainer(mesh.bus).alive() as trainer,
+    ):
+        yield settings, mesh, trainer
 
 
 async def ask(mesh: PlayedMesh, **fields: Any) -> None:
@@ -131,23 +128,10 @@ async def test_an_explorer_that_is_killed_amid_the_pieces_leaves_nothing_half_tr
     settings: Settings, fork_server: ForkServer
 ) -> None:
     async with coordinated(settings) as (small, mesh, trainer):
-        environment = os.environ | {
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(small.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": small.kafka.namespace,
-            "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB),
-            "TRINITY_BUS_EXPLORER__NAME": NAME,
-            "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-            "ANSWER_TOKENS": str(TOKENS),
-        }
-        command = [sys.executable, "-m", "tests.support.fakes.dying_explorer"]
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
-        try:
+        variables = {"ANSWER_TOKENS": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
+        async with process_of(small, "dying_explorer", **variables) as process:
             await ask(mesh)
             assert await asyncio.wait_for(process.wait(), 120) == -signal.SIGKILL
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
         (orphan,) = await mesh.experiences()
         assert (orphan.attempt, len(orphan)) == (1, 4)
         assert trainer.trained == []

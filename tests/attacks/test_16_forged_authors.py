@@ -4,13 +4,12 @@
 address, and the whole fleet took it.
 """
 
-import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord
 
+from benchmarks._records import step_trained
 from schemas import (
     BatchRecord,
     CoordinatorHeartbeat,
@@ -40,27 +39,17 @@ from schemas.topics import (
     TOPICS,
     TRAINER_EVENTS,
 )
-from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.fakes.mesh_records import coordinator_beat
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Received, Undecodable
+from trinity_bus.bus import Undecodable
 from trinity_bus.bus.received import header, receive
-from trinity_bus.config import KafkaSettings
 from workers.coordinator.changelog import INPUTS_KEY, pack_positions
 from workers.coordinator.input_reader import still_read
 
-FORGED_STEP = StepTrained(
-    trainer="trainer-0",
-    incarnation="rogue",
-    model="policy",
-    step=1000,
-    version=1000,
-    publish=True,
-    checksum="00",
-    master_address="192.0.2.1",
-    master_port=1,
-)
+FORGED_STEP = step_trained(1000, "rogue", ("192.0.2.1", 1))
 
 
 def taken(topic: Topic, key: str | None, record: Any, expect: tuple[type, ...] | None = None) -> Any:
@@ -114,16 +103,7 @@ def test_what_its_author_says_is_taken() -> None:
 
 
 def test_expecting_a_type_does_not_take_it_from_where_it_may_not_stand() -> None:
-    beat = CoordinatorHeartbeat(
-        coordinator="c",
-        incarnation="i",
-        open_batches=0,
-        open_tasks=0,
-        running_attempts=0,
-        max_timeout_s=1.0,
-        attempts_per_task=1,
-        dynamic_timeout_s=1.0,
-    )
+    beat = coordinator_beat()
     fleet = (CoordinatorHeartbeat, ExplorerHeartbeat)
     assert taken(COORDINATOR_EVENTS, "c", beat, fleet) == beat
     assert reason(taken(EXPLORER_EVENTS, "c", beat, fleet)) == "unexpected_schema"
@@ -152,9 +132,8 @@ def test_positions_in_topics_that_are_gone_are_told_from_the_others() -> None:
 
 
 @pytest.mark.integration
-async def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSettings, tmp_path: Path) -> None:
+async def test_an_explorer_that_announces_a_version_moves_nobody(mesh: Mesh) -> None:
     """And a coordinator whose state knows topics of an earlier version says so, and goes on."""
-    mesh = Mesh(kafka, tmp_path)
     forged = [
         ("trainer-0", FORGED_STEP, "forged_author"),
         ("explorer-7", ExplorerLeft(explorer="explorer-0", incarnation="life-1"), "forged_sender"),
@@ -173,10 +152,7 @@ async def test_an_explorer_that_announces_a_version_moves_nobody(kafka: KafkaSet
                 await until(lambda: explorer.version == 0)
                 for key, record, _ in forged:
                     await (await producer.send_raw(EXPLORER_EVENTS, key, encode(record)))
-                found: list[Received[Any]] = []
-                async with asyncio.timeout(WAIT_S):
-                    while len(found) < len(forged):
-                        found += await letters.batch(1)
+                found = await take(letters, len(forged))
                 await send_tasks(producer, 4)
                 await trainer.until_trained(1)
             assert "positions in events, which coordinators of this version do not read" in mesh.log()

@@ -16,10 +16,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.console import Console, RenderableType
 
-from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
+from benchmarks._records import completed
+from schemas import Dispatch, PublishedVersion, Task
 from schemas.codec import encode
 from schemas.errors import printable
 from schemas.trainable import Bounds
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
 from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
@@ -75,20 +77,8 @@ def shown(renderable: RenderableType) -> str:
 
 def status() -> RenderableType:
     view = MeshState()
-    finished = RolloutFinished(
-        explorer="explorer-0",
-        incarnation="life",
-        task_id="t",
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        status="failed",
-        completed_runs=0,
-        total_runs=1,
-        seconds=1,
-        error=EVIL,
-    )
-    view.apply(finished, 1.0)
+    failed = completed(dispatch(), version=0, seconds=1, status="failed", completed_runs=0, error=EVIL)
+    view.apply(failed, 1.0)
     return mesh(view)
 
 
@@ -205,36 +195,24 @@ async def span_of_an_attempt(
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr(executor, "_tracer", provider.get_tracer("t"))
-    order = Dispatch(
-        explorer="explorer-0",
-        incarnation="life",
-        task=Task(task_id="t", workflow="math", prompt="6*7="),
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=60,
+    order = dispatch(task=Task(task_id="t", workflow="math", prompt="6*7="), attempt=1, timeout_s=60)
+
+    served = ServedVersion(0)
+    ended = asyncio.Event()
+    one = executor.RolloutExecutor(
+        cast("Runners", RaisingRunners(error)),
+        cast("Producer", DeafProducer()),
+        ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
+        bounds=Bounds(vocabulary=100, positions=100),
+        served=served,
+        slots=Occupancy("idle", 1),
+        max_group_bytes=1 << 20,
+        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
+        on_ended=lambda _: ended.set(),
+        record_content=record_content,
     )
-
-    async def attempt() -> None:
-        served = ServedVersion(0)
-        ended = asyncio.Event()
-        one = executor.RolloutExecutor(
-            cast("Runners", RaisingRunners(error)),
-            cast("Producer", DeafProducer()),
-            ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
-            bounds=Bounds(vocabulary=100, positions=100),
-            served=served,
-            slots=Occupancy("idle", 1),
-            max_group_bytes=1 << 20,
-            turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
-            on_ended=lambda _: ended.set(),
-            record_content=record_content,
-        )
-        one.start(order, encode(order), None)
-        await ended.wait()
-
-    await attempt()
+    one.start(order, encode(order), None)
+    await ended.wait()
     (span,) = kept.get_finished_spans()
     return span
 

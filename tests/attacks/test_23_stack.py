@@ -287,20 +287,17 @@ async def test_gauges_tell_what_was_seen_and_nothing_of_a_cluster_that_does_not_
     def certificates() -> dict[str, float]:
         return read_gauges()["trinity.certificate.expiry"]
 
-    async def scenario() -> None:
-        bus = Fake()
-        async with cluster_gauges.cluster_gauges(bus, every_s=0.001):
-            await until(lambda: certificates() == {"broker k:1": 3.0})
-            told = read_gauges()
-            assert told["trinity.topic.under_replicated"] == {"tasks": 2}
-            assert told["trinity.topic.size"] == {"tasks": 7}
-            assert told["trinity.disk.free"]["broker 1 /data"] == 9
-            bus.answer = None
-            await until(lambda: not certificates())
-            bus.answer = seen
-            await until(lambda: bool(certificates()))
-
-    await scenario()
+    bus = Fake()
+    async with cluster_gauges.cluster_gauges(bus, every_s=0.001):
+        await until(lambda: certificates() == {"broker k:1": 3.0})
+        told = read_gauges()
+        assert told["trinity.topic.under_replicated"] == {"tasks": 2}
+        assert told["trinity.topic.size"] == {"tasks": 7}
+        assert told["trinity.disk.free"]["broker 1 /data"] == 9
+        bus.answer = None
+        await until(lambda: not certificates())
+        bus.answer = seen
+        await until(lambda: bool(certificates()))
     assert certificates() == {}
     cluster_gauges.watch_folder("checkpoints", tmp_path)
     cluster_gauges.watch_folder("absent", tmp_path / "absent")

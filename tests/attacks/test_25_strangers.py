@@ -2,22 +2,22 @@
 
 import asyncio
 import contextlib
-import http.client
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import NewPartitions
 
 from schemas.topics import REPLIES, TASKS
 from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.bus import Bus, Reader, stalls
+from trinity_bus.bus.connection import administrator
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health import server as health
@@ -35,21 +35,14 @@ def endpoint() -> Iterator[HealthServer]:
     made.close()
 
 
-def status(endpoint: HealthServer) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
-    with contextlib.closing(connection):
-        connection.request("GET", "/livez")
-        return connection.getresponse().status
-
-
 def test_connections_that_say_nothing_take_no_probes_place_and_few_threads(endpoint: HealthServer) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as strangers:
         for _ in range(300):
             strangers.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
-        assert status(endpoint) == 200
+        assert probe(endpoint.port, "/livez")[0] == 200
         wait_until(lambda: threading.active_count() <= before + health.MAX_CONNECTIONS)
-        assert status(endpoint) == 200
+        assert probe(endpoint.port, "/livez")[0] == 200
 
 
 def test_who_says_a_byte_now_and_then_is_hung_up_on(endpoint: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +60,7 @@ def test_who_says_a_byte_now_and_then_is_hung_up_on(endpoint: HealthServer, monk
             except ConnectionError:
                 break
         assert time.monotonic() - began < 15
-    assert status(endpoint) == 200
+    assert probe(endpoint.port, "/livez")[0] == 200
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------
@@ -82,10 +75,9 @@ async def stalled(reader: Reader) -> None:
 
 @pytest.mark.integration
 async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_calls_itself_ready(
-    kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kafka: KafkaSettings, mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stalls, "HELD_S", 0.5)
-    mesh = Mesh(kafka, tmp_path)
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
         name = TASKS.full_name(mesh.kafka.namespace)
         stranger = AIOKafkaProducer(
@@ -115,14 +107,11 @@ async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_
 
 @pytest.mark.integration
 async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
-    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kafka: KafkaSettings, mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mesh = Mesh(kafka, tmp_path)
     async with mesh.connected(), Bus(mesh.kafka, client_id="reads") as bus:
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        await admin.start()
-        await admin.create_partitions({TASKS.full_name(mesh.kafka.namespace): NewPartitions(TASKS.partitions + 2)})
-        await admin.close()
+        async with administrator(kafka, "test") as admin:
+            await admin.create_partitions({TASKS.full_name(mesh.kafka.namespace): NewPartitions(TASKS.partitions + 2)})
         # One that was there before finds out when it asks for metadata again, five minutes later at most.
         with caplog.at_level(logging.ERROR):
             async with bus.reader(TASKS, start="beginning") as reader:
@@ -131,10 +120,7 @@ async def test_partitions_that_are_added_to_a_topic_in_use_are_told(
 
 
 @pytest.mark.integration
-async def test_a_large_reply_that_cannot_be_read_is_a_short_line(
-    kafka: KafkaSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_a_large_reply_that_cannot_be_read_is_a_short_line(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     async with mesh.connected() as (bus, producer), CommandChannel(bus, producer, name="c"):
         await (await producer.send_raw(REPLIES, "c", b"\x00" * 500_000))
         await until(lambda: "is no reply" in caplog.text)

@@ -5,9 +5,10 @@ import uuid
 
 import pytest
 
-from schemas import Dispatch, Position, Task
+from schemas import Position
 from schemas.numbers import MAX_COUNT
 from schemas.topics import TURNS
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from workers.explorer.turns import TurnKeeper
@@ -15,20 +16,6 @@ from workers.explorer.turns import TurnKeeper
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 30.0
-
-
-def _order(turns: Position) -> Dispatch:
-    return Dispatch(
-        explorer="e",
-        incarnation="i",
-        task=Task(task_id="t", workflow="math", prompt="6*7="),
-        attempt=2,
-        batch_id="1",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=20.0,
-        turns=turns,
-    )
 
 
 async def test_turns_where_none_can_lie_cost_an_explorer_nothing(kafka: KafkaSettings) -> None:
@@ -45,4 +32,4 @@ async def test_turns_where_none_can_lie_cost_an_explorer_nothing(kafka: KafkaSet
             keeper = TurnKeeper(bus, producer, on_first=lambda: None)
             async with asyncio.timeout(LIMIT_S):
                 for place in places:
-                    assert await keeper.done(_order(place)) == [], place
+                    assert await keeper.done(dispatch(turns=place)) == [], place

@@ -1,7 +1,5 @@
 """One client contributes without end what takes long to look at; explorers are heard all the same."""
 
-from pathlib import Path
-
 import pytest
 from aiokafka import AIOKafkaProducer
 
@@ -10,7 +8,6 @@ from schemas.topics import COMMANDS, EXPERIENCES
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.waiting import until
-from trinity_bus.config import KafkaSettings
 from workers.coordinator.contributions import MOST_HELD
 
 pytestmark = pytest.mark.integration
@@ -27,10 +24,7 @@ def _contribution(number: int, place: Position) -> Contribute:
     )
 
 
-async def test_training_goes_on_behind_contributions_that_take_long_to_look_at(
-    kafka: KafkaSettings, tmp_path: Path
-) -> None:
-    mesh = Mesh(kafka, tmp_path)
+async def test_training_goes_on_behind_contributions_that_take_long_to_look_at(mesh: Mesh) -> None:
     async with mesh.connected() as (bus, producer), FakeTrainer(bus).alive() as trainer:
         # What was aborted lies before the end, and is waited for.
         async with AIOKafkaProducer(

@@ -1,12 +1,8 @@
 """Somebody's transaction on ``experiences`` stays open: answers behind it are late and not lost, and it is named."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +11,10 @@ from schemas.codec import encode
 from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, positions, stalls
-from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader
@@ -30,11 +25,6 @@ TOLD = "wait for a transaction that somebody has left open"
 
 class DiedError(Exception):
     """Who had the transaction open is gone."""
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 @asynccontextmanager
@@ -97,8 +87,9 @@ async def test_a_contribution_behind_it_is_to_be_made_again_and_is_not_called_ab
 
 async def test_status_names_it(mesh: Mesh) -> None:
     async with mesh.connected() as (bus, _), left_open(bus):
-        said = await asyncio.to_thread(status, mesh)
-    assert f"! experiences/0: records from 0 on {TOLD}" in " ".join(said.split())
+        said = await asyncio.to_thread(trinity_bus, mesh.kafka, "status", "--once")
+    assert said.returncode == 0, said.stderr
+    assert f"! experiences/0: records from 0 on {TOLD}" in " ".join(said.stdout.split())
 
 
 def contribution(group: ExperienceGroup, at: Position) -> Contribute:
@@ -106,17 +97,3 @@ def contribution(group: ExperienceGroup, at: Position) -> Contribute:
     return Contribute(
         client=group.explorer, command_id="once", task_id=group.task_id, pieces=pieces, version_min=0, version_max=0
     )
-
-
-def status(mesh: Mesh) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", "status", "--once"],
-        env={
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout

@@ -144,21 +144,6 @@ time.sleep(1000)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (137, "killed: more than 32 processes and threads")
 
 
-async def test_memory_of_many_children_is_bounded_in_sum() -> None:
-    code = """
-import os, time
-for _ in range(16):
-    if os.fork() == 0:
-        taken = bytearray(os.urandom(1 << 20)) * 48
-        time.sleep(1000)
-time.sleep(1000)
-"""
-    async with Sandbox(SandboxLimits(memory_bytes=256 * MIB, wall_s=60)) as box:
-        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
-    assert (done.timed_out, done.returncode) == (False, 137)
-    assert done.stderr.splitlines()[-1] == f"killed: more than {256 * MIB} bytes of memory"
-
-
 async def test_children_that_share_their_memory_are_not_taken_for_many() -> None:
     code = """
 import os, time
@@ -179,31 +164,44 @@ print("shared")
     assert (done.returncode, done.stdout) == (0, "shared\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    "each",
-    ["pass", "os.unlink(str(number)); kept.append(file)", "os.mkdir(f'd{number}'); os.chdir(f'd{number}')"],
-    ids=["named", "unlinked", "nested"],
-)
-async def test_files_are_bounded_in_sum(each: str) -> None:
-    code = f"""
+TAKEN = """
+import os, time
+for _ in range(16):
+    if os.fork() == 0:
+        taken = bytearray(os.urandom(1 << 20)) * 48
+        time.sleep(1000)
+time.sleep(1000)
+"""
+FILLED = """
 import os, time
 kept = []
 for number in range(200):
     file = open(str(number), "wb", buffering=0)
     file.write(bytes(1 << 20))
-    {each}
+    EACH
 print("filled", flush=True)
 time.sleep(1000)
 """
-    async with Sandbox(SandboxLimits(folder_bytes=32 * MIB, wall_s=60)) as box:
+MANY = "import time\nfor number in range(3000): open(str(number), 'w').close()\ntime.sleep(1000)"
+FOLDER = SandboxLimits(folder_bytes=32 * MIB, wall_s=60), f"{32 * MIB} bytes in its folder"
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "more_than"),
+    [
+        pytest.param(
+            TAKEN, SandboxLimits(memory_bytes=256 * MIB, wall_s=60), f"{256 * MIB} bytes of memory", id="many children"
+        ),
+        pytest.param(FILLED.replace("EACH", "pass"), *FOLDER, id="named files"),
+        pytest.param(FILLED.replace("EACH", "os.unlink(str(number)); kept.append(file)"), *FOLDER, id="unlinked files"),
+        pytest.param(
+            FILLED.replace("EACH", "os.mkdir(f'd{number}'); os.chdir(f'd{number}')"), *FOLDER, id="nested files"
+        ),
+        pytest.param(MANY, SandboxLimits(folder_files=1000, wall_s=60), "1000 files in its folder", id="many files"),
+    ],
+)
+async def test_memory_and_files_are_bounded_in_sum(code: str, limits: SandboxLimits, more_than: str) -> None:
+    async with Sandbox(limits) as box:
         done = await box.exec([sys.executable, "-I", "-S", "-c", code])
     assert (done.timed_out, done.returncode) == (False, 137), done.stderr
-    assert done.stderr.splitlines()[-1] == f"killed: more than {32 * MIB} bytes in its folder"
-
-
-async def test_the_number_of_files_is_bounded() -> None:
-    code = "import time\nfor number in range(3000): open(str(number), 'w').close()\ntime.sleep(1000)"
-    async with Sandbox(SandboxLimits(folder_files=1000, wall_s=60)) as box:
-        done = await box.exec([sys.executable, "-I", "-S", "-c", code])
-    assert (done.timed_out, done.returncode) == (False, 137)
-    assert done.stderr.splitlines()[-1] == "killed: more than 1000 files in its folder"
+    assert done.stderr.splitlines()[-1] == f"killed: more than {more_than}"

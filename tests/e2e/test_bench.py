@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mesh.mesh import environment
 from trinity_bus.config import KafkaSettings
 from workers.demo.model import make_model
 
@@ -26,10 +27,7 @@ def test_every_checkpoint_is_evaluated_and_what_is_known_already_is_not_asked_ag
     sets = '[[eval]]\nname = "copy"\npath = "tasks.jsonl"\nrepeat_times = 2\nsampling = { temperature = 1.0 }\n'
     (tmp_path / "tasks.toml").write_text(sets)
     given = {"max_model_len": 64, "max_tokens": 4, "dtype": "float32"}
-    env = os.environ | {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-        **{f"TRINITY_BUS_MESH__{name.upper()}": str(value) for name, value in given.items()},
-    }
+    env = environment(kafka, **{f"mesh__{name}": value for name, value in given.items()})
     found = tmp_path / f"bench-{os.getpid()}"
     arguments = [str(tmp_path / "checkpoints"), "--tasks", str(tmp_path / "tasks.toml"), "--run-dir", str(found)]
     command = [sys.executable, "-m", "workers.cli.app", "bench", *arguments]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import tracing
 from benchmarks._options import REAL, SHORT_LIMIT_S
 from benchmarks._report import RESULTS
 from trinity_bus.config import KafkaSettings
@@ -22,12 +21,11 @@ from trinity_bus.config import KafkaSettings
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"console_pages", "demo", "gpu", "peers"}
+ELSEWHERE = {"demo", "gpu", "peers"}
 """A whole demo is run by ``test_demo_mesh``, which makes that benchmark of it; ``gpu`` has no figures to be compared
-with, and a test below; ``peers`` would install what it compares with, and run two whole demos; ``console_pages`` runs
-one more."""
+with, and a test below; ``peers`` would install what it compares with, and run two whole demos."""
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")} - ELSEWHERE)
-SECONDS = {"checksum", "codec", "console"}
+SECONDS = {"codec"}
 """Run for each change; the others take minutes."""
 OWN_BROKER = {"scheduling"}
 """Kills it."""
@@ -71,13 +69,6 @@ def test_the_parts_for_gpus_compute_on_a_cpu(tmp_path: Path) -> None:
     assert figures["training: MFU, of a product of two matrices"] > 0
     assert figures["training: gradients' norm, over the plain float32 engine's"] == pytest.approx(1.0, rel=1e-3)
     assert {figures[f"{name}: transfer"] > 0 for name in ("memory", "links")} == {True}
-
-
-def test_the_cost_of_a_span_is_measured_against_a_sink_that_counts() -> None:
-    received: dict[str, int] = {}
-    with tracing.otlp_sink(received) as endpoint:
-        assert 0 < tracing.span_cost(endpoint) < 1
-    assert received["/v1/cost"] > tracing.SPANS
 
 
 def test_nothing_of_the_tests_is_in_a_benchmark() -> None:

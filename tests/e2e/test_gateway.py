@@ -21,7 +21,7 @@ from schemas import ExperienceGroup, Turn
 from schemas.topics import EXPERIENCES, TURNS
 from schemas.turn import DrawnResponse
 from tests.support.fakes.weights_trainer import WeightsTrainer
-from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.mesh import Mesh, environment
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
@@ -56,20 +56,17 @@ class Stack:
     def __init__(self, mesh: Mesh, model: Path) -> None:
         self.mesh = mesh
         self.ports = quiet_ports(2)
-        self._environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-            "TRINITY_BUS_MESH__MODEL_PATH": str(model),
-            "TRINITY_BUS_MESH__DTYPE": "float32",
-            "TRINITY_BUS_MESH__MAX_MODEL_LEN": "512",
-            "TRINITY_BUS_MESH__MAX_TOKENS": "16",
-            "TRINITY_BUS_EXPLORER__HTTP_PORT": "0",
-            "TRINITY_BUS_EXPLORER__HTTP_KEY": "what-gateways-show",
-            "TRINITY_BUS_EXPLORER__SLOTS": "4",
-            "TRINITY_BUS_GATEWAY__API_KEYS": f"agent:{KEY}",
+        settings = {
+            "mesh__model_path": model,
+            "mesh__dtype": "float32",
+            "mesh__max_model_len": 512,
+            "mesh__max_tokens": 16,
+            "explorer__http_port": 0,
+            "explorer__http_key": "what-gateways-show",
+            "explorer__slots": 4,
+            "gateway__api_keys": f"agent:{KEY}",
         }
+        self._environment = environment(mesh.kafka, **settings) | {"OMP_NUM_THREADS": "1"}
 
     @contextlib.asynccontextmanager
     async def services(self) -> AsyncIterator[dict[str, Child]]:

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
+from tests.support.mesh.mesh import environment
 from tests.support.mesh.processes import assert_all_gone, marked_processes
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import KafkaSettings
@@ -38,19 +39,12 @@ class ConsoleProcess:
         self.address = f"http://127.0.0.1:{free_port()}"
         self.mark = f"mark-{folder.name}-{os.getpid()}"
         self.output = folder / "console.out"
-        environment = {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
-            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-            "TRINITY_BUS_CONSOLE__FOLDER": str(folder / "index"),
-            "TRINITY_BUS_CONSOLE__PORT": self.address.rpartition(":")[2],
-            "TRINITY_BUS_CONSOLE__TOKEN": TOKEN,
-            MARK: self.mark,
-        }
+        own = {"folder": folder / "index", "port": self.address.rpartition(":")[2], "token": TOKEN}
+        env = environment(kafka, **{f"console__{name}": value for name, value in own.items()}) | {MARK: self.mark}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.cli.app", "run", "console"],
-                env=environment,
+                env=env,
                 cwd=folder,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks._records import synced
+from benchmarks._records import completed, synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -24,6 +24,7 @@ from schemas import (
     Task,
 )
 from schemas.codec import decode, encode
+from tests.support.fakes.mesh_records import dispatch, explorer_beat
 from tests.support.simulation import random_history
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
@@ -115,22 +116,22 @@ class Rest:
         batch = self._machine.ledger.batches[task.batch_id]
         runs = task.parts[index].runs
         self._offset += 1
-        return RolloutFinished(
+        order = dispatch(
+            task_id,
             explorer=explorer,
             incarnation=incarnation,
-            task_id=task_id,
             attempt=number,
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,
-            status="completed",
-            completed_runs=runs,
-            total_runs=runs,
+            repeat_times=runs,
+        )
+        return completed(
+            order,
+            version=max(0, self._machine.fleet.explorers[explorer].version),
+            seconds=1.5,
+            batch_type=batch.batch_type,
             metrics=[{"reward": float(run)} for run in range(runs)],
             experience=Position(partition=1, offset=self._offset) if batch.batch_type == "train" else None,
-            samples=runs,
-            version_min=max(0, self._machine.fleet.explorers[explorer].version),
-            version_max=max(0, self._machine.fleet.explorers[explorer].version),
-            seconds=1.5,
         )
 
 
@@ -142,10 +143,9 @@ def with_records(body: Any) -> Any:
 
 
 def _beat(explorer: Explorer) -> ExplorerHeartbeat:
-    return ExplorerHeartbeat(
-        explorer=explorer.name,
+    return explorer_beat(
+        explorer.name,
         incarnation=explorer.incarnation,
-        state="ready",
         slots=4,
         model_version=explorer.version,
         workflows=["math", "rare"],

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import DescribeClientQuotasRequest
 from pydantic import SecretStr
 
@@ -29,7 +28,7 @@ from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
 from trinity_bus.bus.access_admin import apply_access
-from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.requests import READ, REQUESTS, WRITE
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
@@ -220,13 +219,9 @@ async def test_rights_follow_the_table_and_passwords_can_be_changed(
 
 async def quotas_of(settings: KafkaSettings, user: str) -> dict[str, float]:
     """Those that the cluster keeps for a user."""
-    admin = AIOKafkaAdminClient(**client_options(settings, "test"))
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         request = DescribeClientQuotasRequest([("user", 0, user_name(settings.namespace, user))], strict=True)
         response = await admin._send_request(request)
-    finally:
-        await admin.close()
     assert not response.error_code, response.error_message
     return {name: value for _, values in response.entries for name, value in values}
 

@@ -1,9 +1,8 @@
 """A namespace of its own for each test, with its topics made."""
 
-import uuid
-
 import pytest
 
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 
@@ -11,7 +10,7 @@ from trinity_bus.config import KafkaSettings
 @pytest.fixture
 def empty(kafka: KafkaSettings) -> KafkaSettings:
     """A namespace without topics."""
-    return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    return unused(kafka)
 
 
 @pytest.fixture

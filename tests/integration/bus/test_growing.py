@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from schemas.batch import TaskResult
 from schemas.event import Position
 from schemas.topics import EXPERIENCES, RESULTS, TASKS
+from tests.support.fakes.mesh_records import task_result
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -16,18 +16,6 @@ from trinity_bus.errors import RecordGoneError, TopicMismatchError
 pytestmark = pytest.mark.integration
 LIMIT_S = 60.0
 MORE = RESULTS.partitions + 4
-
-
-def result(number: int) -> TaskResult:
-    return TaskResult(
-        task_id=f"t{number}",
-        batch_id="b",
-        batch_type="train",
-        status="completed",
-        completed_runs=1,
-        total_runs=1,
-        attempts=1,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +38,7 @@ async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings:
         sent: dict[str, Position] = {}
 
         async def send() -> None:
-            record = result(len(sent))
+            record = task_result(f"t{len(sent)}")
             sent[record.task_id] = await (await producer.send(RESULTS, record.task_id, record))
 
         async def take() -> None:

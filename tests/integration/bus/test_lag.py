@@ -1,11 +1,10 @@
 """Consumer lag, as readers tell it."""
 
-import uuid
-
 import pytest
 
 from schemas import Task
 from schemas.topics import TASKS
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_lag_is_what_the_log_has_beyond_what_was_returned(kafka: KafkaSettings) -> None:
-    mine = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    mine = unused(kafka)
     async with Bus(mine, client_id="test") as bus:
         await bus.ensure_topics([TASKS])
         async with bus.producer() as producer:

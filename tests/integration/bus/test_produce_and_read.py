@@ -16,13 +16,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan
 
+from benchmarks._records import equal_samples
 from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable, lane_partition, partition_of
+from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import RecordGoneError, RecordTooLargeError
@@ -37,27 +39,8 @@ def task(number: int) -> Task:
 
 
 def group(task_id: str, samples: int, tokens: int) -> ExperienceGroup:
-    prompt, responses = 8, samples * (tokens - 8)
-    return ExperienceGroup(
-        task_id=task_id,
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="e",
-        incarnation="i",
-        tokens=np.arange(samples * tokens, dtype=np.int32) % 1000,
-        lengths=np.full(samples, tokens, np.int32),
-        prompt_lengths=np.full(samples, prompt, np.int32),
-        logprobs=np.full(responses, -0.5, np.float32),
-        mask_bits=np.packbits(np.ones(responses, np.bool_)),
-        rewards=np.ones(samples, np.float32),
-        run_ids=np.arange(samples, dtype=np.int32),
-        versions=np.stack([np.arange(samples), np.zeros(samples), np.zeros(samples)], axis=1).astype(np.int32),
-        metrics=[{} for _ in range(samples)],
-        finish_reasons=["stop"] * samples,
-    )
+    ids, logprobs = np.arange(samples * tokens) % 1000, np.full(samples * (tokens - 8), -0.5)
+    return equal_samples(task_id, 8, ids, logprobs, np.ones(samples, np.float32))
 
 
 async def arrival(reader: Reader) -> None:
@@ -67,11 +50,7 @@ async def arrival(reader: Reader) -> None:
 
 
 async def read(reader: Reader, count: int) -> list[Received[Any]]:
-    found: list[Received[Any]] = []
-    async with asyncio.timeout(LIMIT_S):
-        while len(found) < count:
-            found += await reader.batch(1.0)
-    return found
+    return await take(reader, count)
 
 
 def test_who_reads_ahead_finds_all_that_came_while_it_was_busy_and_no_more_than_it_takes_at_once(
@@ -416,18 +395,14 @@ def test_manifests_are_read_by_position(settings: KafkaSettings) -> None:
 
 async def test_what_retention_has_deleted_is_told(settings: KafkaSettings) -> None:
     from aiokafka import TopicPartition
-    from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+    from aiokafka.admin import RecordsToDelete
 
     async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
         for number in range(10):
             await (await producer.send(TASKS, "t", task(number), partition=2))
-        admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-        await admin.start()
-        try:
+        async with administrator(settings, "test") as admin:
             position = TopicPartition(TASKS.full_name(settings.namespace), 2)
             await admin.delete_records({position: RecordsToDelete(before_offset=6)})
-        finally:
-            await admin.close()
         assert (await bus.beginning_offsets(TASKS))[2] == 6
         (kept,) = await bus.fetch(TASKS, [Position(partition=2, offset=6)])
         assert record_of(kept).task_id == "t6"

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator
 from trinity_bus.bus.internals import client_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
@@ -15,19 +16,12 @@ from trinity_bus.errors import BusError, TopicMismatchError
 pytestmark = pytest.mark.integration
 
 
-async def administrator(settings: KafkaSettings) -> AIOKafkaAdminClient:
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    return admin
-
-
 async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
     async with Bus(empty, client_id="test") as bus:
         await bus.ensure_topics()
         await bus.ensure_topics()
         assert await bus.end_offsets(EXPERIENCES) == dict.fromkeys(range(EXPERIENCES.partitions), 0)
-    admin = await administrator(empty)
-    try:
+    async with administrator(empty, "test") as admin:
         for topic in TOPICS:
             name = topic.full_name(empty.namespace)
             (described,) = await admin.describe_topics([name])
@@ -35,8 +29,6 @@ async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) ->
             (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
             found = {entry[0]: entry[1] for entry in response.resources[0][4]}
             assert {key: found[key] for key in topic.config()} == topic.config()
-    finally:
-        await admin.close()
 
 
 async def test_no_client_asks_for_the_topics_of_others(empty: KafkaSettings) -> None:
@@ -62,8 +54,7 @@ async def test_an_unsuitable_topic_is_told_and_left_alone(
 ) -> None:
     name = TASKS.full_name(empty.namespace)
 
-    admin = await administrator(empty)
-    try:
+    async with administrator(empty, "test") as admin:
         configs = TASKS.config() | {"cleanup.policy": cleanup}
         await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
         async with Bus(empty, client_id="test") as bus:
@@ -75,8 +66,6 @@ async def test_an_unsuitable_topic_is_told_and_left_alone(
         )
         (described,) = await admin.describe_topics([name])
         assert len(described["partitions"]) == partitions
-    finally:
-        await admin.close()
 
 
 async def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -20,7 +17,9 @@ from schemas import (
     Task,
 )
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPLORER_EVENTS, PREFERENCES, TASKS
+from tests.support.mesh.mesh import trinity_bus, unused
 from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -30,24 +29,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def log(kafka: KafkaSettings) -> KafkaSettings:
-    return kafka.model_copy(update={"namespace": f"cli-{uuid4().hex[:8]}"})
-
-
-def trinity_bus(log: KafkaSettings, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", *arguments],
-        env={
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": log.bootstrap_servers or "",
-            "TRINITY_BUS_MESH__NAMESPACE": log.namespace,
-            "COLUMNS": "160",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return unused(kafka)
 
 
 def tasks_file(folder: Path, *lines: str) -> str:
@@ -70,7 +52,7 @@ async def tasks_in(log: KafkaSettings) -> list[str]:
 async def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
     file = tasks_file(tmp_path, *(task(i) for i in range(2500)))
     run_dir = tmp_path / "run"
-    done = trinity_bus(log, "produce", file, TRINITY_BUS_TELEMETRY__RUN_DIR=str(run_dir))
+    done = trinity_bus(log, "produce", file, telemetry__run_dir=run_dir)
     assert done.returncode == 0, done.stderr
     assert "Sent 2,500 tasks" in done.stderr
     assert f"trinity-bus trace t0 --run-dir {run_dir}" in done.stderr
@@ -163,56 +145,6 @@ async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> 
         assert part in shown.stdout
 
 
-async def test_batches_are_listed_with_what_became_of_their_tasks(log: KafkaSettings) -> None:
-    ended = BatchRecord(
-        batch_id="1",
-        batch_type="train",
-        state=BatchLifecycleState.FINALIZED,
-        sequence=1,
-        expected_task_count=64,
-        accepted_task_count=64,
-        completed_task_count=60,
-        failed_task_count=3,
-        aborted_task_count=4,
-        metrics={"rollout/reward/mean": 0.625},
-    )
-    aborted = ended.model_copy(
-        update={"batch_id": "2", "state": BatchLifecycleState.ABORTED, "metrics": {}, "reason": "an \x1b[2Jerror"}
-    )
-    opened = BatchRecord(
-        batch_id="3@sched",
-        batch_type="eval",
-        state=BatchLifecycleState.RUNNING,
-        sequence=0,
-        expected_task_count=None,
-        accepted_task_count=7,
-        completed_task_count=5,
-    )
-
-    async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics()
-        assert "batches: none" in trinity_bus(log, "batches").stdout
-        async with bus.producer() as producer:
-            for batch in (ended, aborted, opened):
-                await (await producer.send(BATCHES, batch.batch_id, batch))
-    listed = trinity_bus(log, "batches")
-    assert listed.returncode == 0, listed.stderr
-    lines = [line for line in listed.stdout.splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    assert [*cells[0][:6], cells[0][7]] == ["1", "train 1", "finalized", "60/64", "3", "4", "0.625"]
-    assert [cells[1][2], cells[1][8]] == ["aborted", "an \\x1b[2Jerror"]
-    assert cells[2][:6] == ["3@sched", "eval", "running", "5/7 open", "0", "0"]
-    assert "\x1b[2J" not in listed.stdout
-    assert "1 older one that has ended" in trinity_bus(log, "batches", "--last", "1").stdout
-
-    told = [json.loads(line) for line in trinity_bus(log, "batches", "--json").stdout.splitlines()]
-    assert [(b["batch_id"], b["state"], b["completed"], b["expected"]) for b in told] == [
-        ("1", "finalized", 60, 64),
-        ("2", "aborted", 60, 64),
-        ("3@sched", "running", 5, None),
-    ]
-
-
 async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics()
@@ -265,12 +197,8 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
     async def ask() -> list[subprocess.CompletedProcess[str]]:
         async with Bus(log, client_id="test") as bus:
             await bus.ensure_topics()
-            reporting = asyncio.create_task(report(bus))
-            try:
+            async with beside(report(bus)):
                 return [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
-            finally:
-                reporting.cancel()
-                await asyncio.wait([reporting])
 
     shown, listed = await ask()
     assert shown.returncode == 0, shown.stderr

@@ -2,14 +2,14 @@
 
 import asyncio
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from typer.testing import CliRunner
 
 from schemas.topics import TASKS, TOPICS
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import UnknownTopicError
 from workers.cli import app as cli
@@ -41,7 +41,7 @@ LOOKING = (
 @pytest.fixture
 def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KafkaSettings:
     """A namespace of which there is nothing, in which commands look."""
-    mine = kafka.model_copy(update={"namespace": f"mistyped-{uuid4().hex[:8]}"})
+    mine = unused(kafka)
     monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", str(mine.bootstrap_servers))
     monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", mine.namespace)
     monkeypatch.setenv("TRINITY_BUS_CONSOLE__FOLDER", str(tmp_path / "console"))
@@ -51,7 +51,7 @@ def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.fixture
 def there(kafka: KafkaSettings) -> KafkaSettings:
     """A namespace with a topic."""
-    mine = kafka.model_copy(update={"namespace": f"there-{uuid4().hex[:8]}"})
+    mine = unused(kafka)
 
     async def make() -> None:
         async with Bus(mine, client_id="fixture") as bus:
@@ -62,12 +62,8 @@ def there(kafka: KafkaSettings) -> KafkaSettings:
 
 
 async def topics_of(settings: KafkaSettings) -> list[str]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         return [name for name in await admin.list_topics() if name.startswith(f"{settings.namespace}.")]
-    finally:
-        await admin.close()
 
 
 @pytest.mark.parametrize("command", LOOKING)

@@ -63,34 +63,6 @@ async def test_every_method_with_several_clients_at_once(mesh: Mesh) -> None:
         assert [result["batch_id"] for result in many] == [4, 3, 2]
 
 
-async def test_every_error_has_its_text_and_costs_nothing(mesh: Mesh) -> None:
-    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-        with pytest.raises(KeyError, match="Batch 7 is not registered"):
-            await client.finalize_train_batch(7)
-        await client.submit_batch(batch_id=7, tasks=[*tasks(1), *held(1)], batch_type="train")
-        with pytest.raises(ValueError, match=r"^Batch 7 is already active\.$"):
-            await client.submit_batch(batch_id="7", tasks=tasks(1), batch_type="train")
-        with pytest.raises(ValueError, match=r"^Batch 7 is train, expected eval\.$"):
-            await client.finalize_eval_batch("7")
-        with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 7\.$"):
-            await client.finalize_train_batch(7, timeout=0.5)
-        # The batch goes on, and nothing of it is lost.
-        await mesh_of.answer("#h0")
-        assert (await client.finalize_train_batch(7))["finished_task_count"] == 2
-        with pytest.raises(ValueError, match="Batch 7 has ended; ids are not used again"):
-            await client.submit_batch(batch_id=7, tasks=tasks(1), batch_type="train")
-
-        await client.submit_batch(batch_id="7/late", tasks=[*tasks(1), *held(1)], batch_type="eval")
-        with pytest.raises(ValueError, match=r"^Batch 7/late is eval, expected train\.$"):
-            await client.finalize_train_batch("7/late")
-        await mesh_of.counted("7/late#t0")
-        # An evaluation whose time is up has what it has.
-        assert (await client.finalize_eval_batch("7/late", timeout=0.5))["finished_task_count"] == 1
-        await mesh_of.answer("#h0")
-        await client.abort_batch("never-was", reason="no matter")
-        assert (await client.finalize_eval_batch("7/late"))["finished_task_count"] == 1
-
-
 async def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: Mesh) -> None:
     async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
         await client.submit_batch(batch_id=1, tasks=[*tasks(2), *held(1)], batch_type="train")
@@ -115,22 +87,6 @@ async def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: 
         assert [batch.batch_id for batch in mesh_of.trainer.trained] == ["2"]
         await until(lambda: bool(mesh_of.explorer.cancelled))
         assert [cancel.task_id for cancel in mesh_of.explorer.cancelled] == ["1#h0"]
-
-
-async def test_enough_tasks_end_a_batch_and_late_results_change_nothing(mesh: Mesh) -> None:
-    async with fleet(mesh, wait_after_min_s=0.2) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-        await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train", min_wait_num=3)
-        result = await client.finalize_train_batch(1)
-        assert result["finished_task_count"] == 3
-        await mesh_of.answer("1#h0")
-        await client.submit_batch(batch_id=2, tasks=[*tasks(1), *held(3)], batch_type="train", min_wait_num=3)
-        await mesh_of.counted("2#t0")
-        # Fewer than enough, and its time is up: it ends with what it has.
-        assert (await client.finalize_train_batch(2, timeout=0.5))["finished_task_count"] == 1
-        assert await client.finalize_train_batch(1) == result
-        await mesh_of.trainer.until_trained(2)
-        assert [len([e for e in b.manifest if e.parts]) for b in mesh_of.trainer.trained] == [3, 1]
-        assert [b.aborted_task_count for b in mesh_of.trainer.trained] == [1, 3]
 
 
 async def test_a_coordinator_that_is_killed_is_answered_for_by_the_next(mesh: Mesh) -> None:

@@ -11,7 +11,6 @@ from tests.support.mesh.client_fleet import Fleet, fleet, held, tasks
 from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.records import record_of
 from trinity_bus.client import Scheduler
-from trinity_bus.client.results import CLEANUP
 
 pytestmark = pytest.mark.integration
 
@@ -94,52 +93,6 @@ async def test_a_batch_is_closed_once_every_result_that_is_written_has_been_read
             await asyncio.wait([aborting], timeout=0.5)
             assert not aborting.done()
         await aborting
-
-
-async def test_runs_that_were_done_count_where_partial_tasks_are_asked_for(mesh: Mesh) -> None:
-    settings = {"max_repeat_times_per_runner": 2, "max_attempts": 1, "return_partial_tasks": True}
-    async with fleet(mesh, **settings) as mesh_of, Scheduler(mesh_of.settings) as scheduler:
-        # Three parts of two runs each, of which one is answered and one breaks off.
-        scheduler.schedule(held(1, repeat_times=6), 1)
-        await mesh_of.orders("#h0", 3)
-        await mesh_of.answer("#h0")
-        mesh_of.explorer.orders.pop()
-        await mesh_of.break_off("#h0", 1, "ValueError: no")
-        scheduler.schedule(tasks(1), 1)
-        await mesh_of.counted("#t0")
-        statuses, payloads = await scheduler.get_payload_results(1, timeout=3.0, return_partial_tasks=True)
-        assert [(s.completed_runs, s.total_runs) for s in statuses] == [(3, 6), (1, 1)]
-        assert statuses[0].message == "3/6 runs completed successfully. First error: ValueError: no"
-        assert len(payloads) == 3
-
-        mesh_of.explorer.orders.clear()
-        scheduler.schedule(held(1, repeat_times=4), 2)
-        await mesh_of.orders("#h0", 2)
-        await mesh_of.answer("#h0")
-        (status,) = await scheduler.get_statuses(2, timeout=3.0, return_partial_tasks=True)
-        assert status.message == f"2/4 runs completed successfully. {CLEANUP}"
-
-        mesh_of.explorer.orders.clear()
-        scheduler.schedule(held(1, repeat_times=2), 3)
-        await mesh_of.orders("#h0")
-        await mesh_of.break_off("#h0", 0, "ValueError: never")
-        (status,) = await scheduler.get_statuses(3)
-        assert status.message == "0/2 runs completed successfully. First error: ValueError: never"
-        (metrics,) = status.metrics
-        assert set(metrics) == {"time/task_execution"}
-
-
-async def test_a_task_that_nobody_can_run_is_answered(mesh: Mesh) -> None:
-    async with fleet(mesh) as mesh_of, Scheduler(mesh_of.settings) as scheduler:
-        strange = [task.model_copy(update={"workflow": "nobody-has-it"}) for task in tasks(1, repeat_times=3)]
-        # The coordinator knows what explorers can do only when one has joined.
-        scheduler.schedule(tasks(1, first=5), 0)
-        await scheduler.get_statuses(0)
-        scheduler.schedule(strange, 1)
-        (status,) = await scheduler.get_statuses(1)
-        assert not status.ok
-        assert "0/3 runs completed successfully. First error: " in str(status.message)
-        assert "no explorer has a workflow 'nobody-has-it'" in str(status.message)
 
 
 async def test_a_coordinator_that_is_killed_costs_no_result(mesh: Mesh) -> None:

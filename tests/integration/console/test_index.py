@@ -7,19 +7,19 @@ import sqlite3
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from pyarrow import parquet
 
 from schemas import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
+from tests.support.mesh.mesh import environment, unused
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index.follower import IndexFollower
 from trinity_bus.console.index.index import Index
@@ -46,12 +46,6 @@ with Store(Path(sys.argv[1]), texts=lambda lists: [str(each) for each in lists])
             if number >= done:
                 store.take(records, positions, hold=number % 3 > 0)
 """
-
-
-async def until(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    async with asyncio.timeout(limit_s):
-        while not holds():  # noqa: ASYNC110 - other processes and the broker tell nobody
-            await asyncio.sleep(0.05)
 
 
 def committed(folder: Path) -> int:
@@ -88,7 +82,7 @@ def test_killed_amid_its_writes_it_has_nothing_twice_and_misses_nothing(tmp_path
 @pytest.fixture
 def settings(kafka: KafkaSettings) -> KafkaSettings:
     """A namespace without topics."""
-    return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    return unused(kafka)
 
 
 async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
@@ -97,15 +91,11 @@ async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
 
 
 async def delete(settings: KafkaSettings, topic: Topic) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
-    await admin.start()
-    try:
+    async with administrator(settings, "test") as admin:
         await admin.delete_topics([topic.full_name(settings.namespace)])
         async with asyncio.timeout(30):
             while topic.full_name(settings.namespace) in await admin.list_topics():  # noqa: ASYNC110 - the broker deletes
                 await asyncio.sleep(0.1)
-    finally:
-        await admin.close()
 
 
 async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
@@ -121,28 +111,23 @@ async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path
 async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSettings, tmp_path: Path) -> None:
     own = ConsoleSettings(folder=tmp_path)
     feed = MeshWatcher(Settings(kafka=settings, console=own))
-    following = asyncio.create_task(feed.run())
-    try:
-        async with Bus(settings, client_id="test") as bus:
-            await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
-            assert repr(settings.namespace) in feed.trouble
-            assert "has no topics" in feed.trouble
-            with pytest.raises(UnknownTopicError):
-                await bus.end_offsets(BATCHES)
-            await bus.ensure_topics()
-            await until(lambda: not feed.trouble or following.done(), 60)
-            assert not following.done()
-            # A run whose topics are deleted is not a broker that is away, and the next one of its name is another.
-            former = feed.state
-            await delete(settings, TASKS)
-            await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
-            await bus.ensure_topics()
-            await until(lambda: not feed.trouble or following.done(), 60)
-            assert not following.done()
-            assert feed.state is not former
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
+    async with beside(feed.run()) as following, Bus(settings, client_id="test") as bus:
+        await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
+        assert repr(settings.namespace) in feed.trouble
+        assert "has no topics" in feed.trouble
+        with pytest.raises(UnknownTopicError):
+            await bus.end_offsets(BATCHES)
+        await bus.ensure_topics()
+        await until(lambda: not feed.trouble or following.done(), 60)
+        assert not following.done()
+        # A run whose topics are deleted is not a broker that is away, and the next one of its name is another.
+        former = feed.state
+        await delete(settings, TASKS)
+        await until(lambda: "There is no such run" in feed.trouble or following.done(), 60)
+        await bus.ensure_topics()
+        await until(lambda: not feed.trouble or following.done(), 60)
+        assert not following.done()
+        assert feed.state is not former
 
 
 async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
@@ -183,13 +168,7 @@ async def test_killed_and_run_again_an_export_has_each_sample_once(settings: Kaf
         for number in range(3500):
             await producer.send(EXPERIENCES, f"t-{number}", group(f"t-{number}", [number, 0.5]))
         await producer.send_raw(TASKS, b"t-x", b"nonsense")
-    variables = {
-        "KAFKA__BOOTSTRAP_SERVERS": str(settings.bootstrap_servers),
-        "MESH__NAMESPACE": settings.namespace,
-        "CONSOLE__FOLDER": str(tmp_path / "index"),
-        "CONSOLE__READ_MIB_S": "1",
-    }
-    env = os.environ | {f"TRINITY_BUS_{name}": value for name, value in variables.items()}
+    env = environment(settings, console__folder=tmp_path / "index", console__read_mib_s=1)
     command = [sys.executable, "-m", "workers.cli.app", "export", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, env=env)
     await until(lambda: committed(tmp_path / "index" / settings.namespace) > 0)

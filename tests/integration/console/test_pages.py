@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -16,8 +15,9 @@ from pydantic import SecretStr
 from schemas import Position, PublishVersion, RollBack, Task
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, OPERATOR_COMMANDS, TASKS, TOPICS
 from tests.support.console.small_log import FIRST_TASK, HOSTILE, SAMPLES, write_small_log
+from tests.support.mesh.mesh import unused
 from tests.support.mesh.records import record_of
-from tests.support.mesh.waiting import until
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.health.process import readings
@@ -50,24 +50,22 @@ class Site:
 @pytest.fixture
 async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
     own = ConsoleSettings(folder=tmp_path, port=0, token=SecretStr(TOKEN), jaeger_url=JAEGER)
-    log = kafka.model_copy(update={"namespace": f"console-{uuid4().hex[:8]}"})
+    log = unused(kafka)
     settings = Settings(kafka=log, console=own)
     console = Console(settings)
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics(TOPICS)
         places = await write_small_log(bus)
-        async with TestClient(TestServer(console.app())) as client:
-            following = asyncio.create_task(console.feed.run())
-            try:
-                feed = console.feed
-                await until(lambda: following.done() or (feed.index.extent is not None and not feed.trouble), 60)
-                await until(lambda: following.done() or (feed.index.extent or 0).dead_letters == 1, 60)  # type: ignore[union-attr]
-                async with client.post("/login", data={"token": TOKEN}) as answer:
-                    assert answer.status == 200
-                yield Site(client, bus, places, console, settings)
-            finally:
-                following.cancel()
-                await asyncio.wait([following])
+        async with (
+            TestClient(TestServer(console.app())) as client,
+            beside(console.feed.run()) as following,
+        ):
+            feed = console.feed
+            await until(lambda: following.done() or (feed.index.extent is not None and not feed.trouble), 60)
+            await until(lambda: following.done() or (feed.index.extent or 0).dead_letters == 1, 60)  # type: ignore[union-attr]
+            async with client.post("/login", data={"token": TOKEN}) as answer:
+                assert answer.status == 200
+            yield Site(client, bus, places, console, settings)
 
 
 async def test_tokens_by_what_a_trainer_has_told_of_them(site: Site) -> None:
@@ -195,18 +193,13 @@ async def _what_retention_has_deleted(site: Site) -> None:
 async def _a_second_console(site: Site) -> None:
     """Shows what the first one has read, and says whose index it is."""
     second = Console(site.settings)
-    following = asyncio.create_task(second.feed.run())
-    try:
-        async with TestClient(TestServer(second.app())) as client:
-            shown = ""
-            async with asyncio.timeout(60):
-                while "train-2" not in shown or "Another console brings the index forward" not in shown:
-                    await second.feed.news(second.feed.serial, 1)
-                    async with client.get("/steps", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
-                        shown = await answer.text()
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
+    async with beside(second.feed.run()), TestClient(TestServer(second.app())) as client:
+        shown = ""
+        async with asyncio.timeout(60):
+            while "train-2" not in shown or "Another console brings the index forward" not in shown:
+                await second.feed.news(second.feed.serial, 1)
+                async with client.get("/steps", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+                    shown = await answer.text()
 
 
 async def _news(site: Site) -> None:
@@ -244,14 +237,12 @@ async def _a_letter_put_back(site: Site) -> None:
 
 async def _command(site: Site, path: str, proof: str, **fields: str) -> object:
     """Post a form, and return the operator's command that is on the log then."""
-    async with site.bus.reader(OPERATOR_COMMANDS, start="end") as reader:
-        asking = asyncio.create_task(_post(site, path, proof, **fields))
-        try:
-            async with asyncio.timeout(30):
-                return record_of((await reader.batch(30))[0])
-        finally:
-            asking.cancel()
-            await asyncio.wait([asking])
+    async with (
+        site.bus.reader(OPERATOR_COMMANDS, start="end") as reader,
+        beside(_post(site, path, proof, **fields)),
+    ):
+        async with asyncio.timeout(30):
+            return record_of((await reader.batch(30))[0])
 
 
 async def _a_version_that_is_asked_for(site: Site) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -18,15 +17,10 @@ from trinity_bus import RolloutCoordinator
 from trinity_bus.bus import Bus
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import Published, publish
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import Settings
 from trinity_bus.errors import RefusedError
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 def payload(task_id: str, version: int = 0) -> bytes:

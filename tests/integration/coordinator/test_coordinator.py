@@ -4,31 +4,22 @@ import asyncio
 import json
 import random
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from schemas import ExperienceGroup, Task
 from schemas.headers import DLQ_REASON
-from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
+from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Received
 from trinity_bus.bus.received import header
-from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 async def test_batches_finalize_on_policy_in_order_and_their_manifests_can_be_read(mesh: Mesh) -> None:
@@ -114,10 +105,7 @@ async def test_bad_tasks_become_dead_letters_and_good_ones_go_on(mesh: Mesh) -> 
                 await until(lambda: explorer.version == 0)
                 for key, (value, _) in bad.items():
                     await producer.send_raw(TASKS, key, value, partition=0)
-                found: list[Received[Any]] = []
-                async with asyncio.timeout(WAIT_S):
-                    while len(found) < len(bad):
-                        found += await letters.batch(1)
+                found = await take(letters, len(bad))
                 await send_tasks(producer, 3, "later")
                 await trainer.until_trained(1)
         reasons = {letter.raw_key: header(letter.headers, DLQ_REASON) for letter in found}
@@ -167,36 +155,6 @@ async def test_a_silent_explorer_loses_its_tasks_to_another(mesh: Mesh) -> None:
         # More where the machine stood still, and the other one was silent as well.
         assert min(part.attempt for entry in trainer.trained[0].manifest for part in entry.parts) >= 2
         assert "explorer lost: explorer-0" in mesh.log()
-
-
-async def test_the_changelog_ends_with_an_empty_house(mesh: Mesh) -> None:
-    """After all work is done, the state holds counters, explorers, and what is remembered of ended work; no task."""
-
-    async with mesh.connected() as (bus, producer):
-        with mesh.coordinator():
-            async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive() as trainer:
-                await send_tasks(producer, 40)
-                await trainer.until_trained(10)
-        kept: dict[str | None, bytes] = {}
-        async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
-            async for received in reader.replay():
-                if received.is_null:
-                    kept.pop(received.key, None)
-                else:
-                    kept[received.key] = received.raw
-        kinds = Counter(str(key).partition("/")[0] for key in kept)
-        outcomes = kinds.pop("outcomes")
-        assert kinds == {
-            "books": 1,
-            "level": 1,
-            "sync": 1,
-            "inputs": 1,
-            "leader": 1,
-            "explorer": 1,
-            "done": 1,
-            "closed": 1,
-        }
-        assert outcomes == 10
 
 
 def task_bytes(task: Task) -> bytes:

@@ -50,7 +50,7 @@ async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(
             FakeTrainer(bus).alive() as trainer,
         ):
             with mesh.coordinator(
-                module="tests.support.fakes.freezing_coordinator", environment=environment, explorer_timeout_s=60
+                module="tests.support.fakes.freezing_coordinator", variables=environment, explorer_timeout_s=60
             ) as coordinator:
                 for rounds in itertools.count(1):
                     await send_tasks(producer, 4, f"round-{rounds}")

@@ -1,12 +1,12 @@
 """What the coordinator reads, on a real broker: results never wait behind tasks, and unwanted tasks stay in the log."""
 
 import asyncio
-import uuid
 
 import pytest
 
 from schemas import ExplorerLeft, Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
+from tests.support.mesh.mesh import unused
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 
 async def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaSettings) -> None:
-    settings = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+    settings = unused(kafka)
     count = 3 * MAX_TASKS
 
     async with Bus(settings, client_id="test") as bus:

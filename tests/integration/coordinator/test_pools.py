@@ -2,7 +2,6 @@
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,16 +12,10 @@ from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.config import KafkaSettings
 from trinity_bus.view import MeshState, follow
 from workers.watch.render import mesh as picture
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 def text_of(view: MeshState) -> str:

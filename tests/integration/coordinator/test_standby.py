@@ -30,11 +30,6 @@ from workers.coordinator.service import Coordinator
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
-
-
 class Leaders:
     """What the changelog says of who leads, as it is written."""
 

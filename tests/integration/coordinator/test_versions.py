@@ -4,27 +4,20 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.waiting import until
 from trinity_bus.client import Synchronizer
-from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, SynchronizerSettings
+from trinity_bus.config import CoordinatorSettings, Settings, SynchronizerSettings
 from trinity_bus.coordination import SyncPolicy
 
 pytestmark = pytest.mark.integration
 
 BATCHES = 6
-
-
-@pytest.fixture
-def mesh(kafka: KafkaSettings, tmp_path: Path) -> Mesh:
-    return Mesh(kafka, tmp_path)
 
 
 def settings(mesh: Mesh) -> Settings:
@@ -112,18 +105,8 @@ async def test_an_older_version_is_served_until_the_newest_is_asked_for(mesh: Me
 
 @pytest.mark.timeout(300)
 async def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> None:
-    command = [sys.executable, "-m", "workers.cli.app", "versions"]
-    env = {
-        "PATH": "/usr/bin:/bin",
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(mesh.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": mesh.kafka.namespace,
-        "COLUMNS": "200",
-    }
-
     async def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(
-            subprocess.run, [*command, *arguments], env=env, capture_output=True, text=True, check=False, timeout=120
-        )
+        return await asyncio.to_thread(trinity_bus, mesh.kafka, "versions", *arguments)
 
     async with mesh.connected() as (bus, producer):
         with mesh.coordinator():

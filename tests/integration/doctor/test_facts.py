@@ -2,11 +2,11 @@
 
 import asyncio
 import socket
-import uuid
 
 import pytest
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from workers.doctor.facts import gather
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_a_broker_is_looked_at_and_not_changed(kafka: KafkaSettings) -> None:
-    own = kafka.model_copy(update={"namespace": f"doctor-{uuid.uuid4().hex[:8]}"})
+    own = unused(kafka)
     settings = Settings().model_copy(update={"kafka": own})
     for _ in range(2):
         facts = await gather(settings, ["coordinator"])
@@ -35,7 +35,7 @@ async def test_a_broker_is_looked_at_and_not_changed(kafka: KafkaSettings) -> No
 async def test_clocks_are_compared_by_what_a_coordinator_says(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = kafka.model_copy(update={"namespace": f"doctor-{uuid.uuid4().hex[:8]}"})
+    own = unused(kafka)
     settings = Settings().model_copy(update={"kafka": own})
     monkeypatch.setattr("workers.doctor.facts._HEARD_S", 60.0)
     async with Bus(own, client_id="test") as bus, bus.producer() as producer:

@@ -4,10 +4,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import sys
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +12,6 @@ import psutil
 import pytest
 
 from schemas import (
-    Cancel,
-    Dispatch,
-    ExperienceGroup,
     ExplorerHeartbeat,
     ExplorerLeft,
     ModelVersion,
@@ -28,15 +21,27 @@ from schemas import (
     Turn,
     WeightsSynced,
 )
-from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS, TURNS
-from tests.support.fakes.announcements import announced
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, ROLLOUTS, TURNS
+from tests.integration.explorer.explorers import (
+    LIMIT_S,
+    MODULES,
+    NAME,
+    Mesh,
+    announcement,
+    cancel,
+    dispatch,
+    explored,
+    exploring,
+    mesh_of,
+    process_of,
+)
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.fakes.hanging_explorer import CountingEngine
 from tests.support.mesh.mesh import Mesh as Coordinated
 from tests.support.mesh.mesh import send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus, Producer, Reader, lane_partition
+from trinity_bus.bus import lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
@@ -44,151 +49,24 @@ from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error
 from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.weights.errors import WeightTransferError
-from workers.explorer.service import ExplorerService
 
 pytestmark = pytest.mark.integration
 
-NAME = "explorer-0"
-LIMIT_S = 60
-MODULES = "tests.support.fakes.rogue_workflows,tests.support.fakes.openai_agent"
 
-
-class Mesh:
-    """The rest of the mesh, played by the test."""
-
-    def __init__(self, settings: Settings, bus: Bus, producer: Producer, events: Reader) -> None:
-        self.settings = settings
-        self.bus = bus
-        self._producer = producer
-        self._events = events
-        self.seen: list[Any] = []
-
-    async def event[R](self, kind: type[R], fits: Callable[[R], bool] = lambda _: True) -> R:
-        """The next event of a kind that fits."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                for i, record in enumerate(self.seen):
-                    if isinstance(record, kind) and fits(record):
-                        return self.seen.pop(i)
-                self.seen += [received.record for received in await self._events.batch(1)]
-
-    async def joined(self, former: str = "") -> str:
-        """The incarnation that joins, after the former one."""
-        beat = await self.event(ExplorerHeartbeat, lambda beat: beat.state == "ready" and beat.incarnation != former)
-        assert beat.explorer == NAME
-        assert "math" in beat.workflows
-        return beat.incarnation
-
-    async def send(self, record: Dispatch | Cancel) -> None:
-        await (await self._producer.send(ROLLOUTS, record.explorer, record, partition=lane_partition(record.explorer)))
-
-    async def announce(self, version: ModelVersion) -> None:
-        await (await self._producer.send(MODEL_VERSIONS, version.model, version))
-
-    async def send_raw(self, value: bytes) -> None:
-        await (await self._producer.send_raw(ROLLOUTS, NAME, value, partition=lane_partition(NAME)))
-
-    async def experiences(self) -> list[ExperienceGroup]:
-        """All that were ever published."""
-        async with self.bus.reader(EXPERIENCES, start="beginning") as reader:
-            return [record_of(received) async for received in reader.replay()]
-
-
-@pytest.fixture
-def settings(kafka: KafkaSettings) -> Settings:
-    namespace = f"explorer-{uuid.uuid4().hex[:8]}"
-    return Settings(
-        kafka=kafka.model_copy(update={"namespace": namespace}),
-        explorer=ExplorerSettings(name=NAME, slots=4, heartbeat_s=0.2, drain_s=0.2),
-    )
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    """One for all tests: every explorer has runners of its own."""
-    settings = Settings(explorer=ExplorerSettings(workflow_modules=MODULES))
-    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-        yield fork_server
-
-
-@asynccontextmanager
-async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
-    async with Bus(settings.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
-            yield Mesh(settings, bus, producer, events)
-
-
-@asynccontextmanager
-async def exploring(
-    settings: Settings, engine: FakeEngine, fork_server: ForkServer
-) -> AsyncIterator[asyncio.Task[None]]:
-    async with Bus(settings.kafka, client_id=NAME) as bus:
-        task = asyncio.create_task(ExplorerService(settings, bus, engine, fork_server).run())
-        try:
-            yield task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-@asynccontextmanager
-async def explored(
-    settings: Settings, fork_server: ForkServer
-) -> AsyncIterator[tuple[Mesh, FakeEngine, asyncio.Task[None]]]:
-    """A mesh and an explorer for a test's body; looks at how the explorer ended."""
-    engine = FakeEngine()
-    async with mesh_of(settings) as mesh:
-        async with exploring(settings, engine, fork_server) as explorer:
-            yield mesh, engine, explorer
-        if not explorer.cancelled() and (error := explorer.exception()) is not None:
-            assert isinstance(first_error(error), EngineDeadError)
-
-
-def dispatch(incarnation: str, task_id: str = "t", **changes: Any) -> Dispatch:
-    fields: dict[str, Any] = {
-        "explorer": NAME,
-        "incarnation": incarnation,
-        "task": Task(task_id=task_id, workflow="math", prompt="6*7=", answer="42"),
-        "attempt": 1,
-        "batch_id": "1",
-        "batch_type": "train",
-        "repeat_times": 2,
-        "timeout_s": 20.0,
-    }
-    return Dispatch(**(fields | changes))
-
-
-def cancel(order: Dispatch) -> Cancel:
-    return Cancel(
-        explorer=NAME,
-        incarnation=order.incarnation,
-        task_id=order.task.task_id,
-        attempt=order.attempt,
-        reason="no longer wanted",
-    )
-
-
-def announcement(version: int, incarnation: str, *, epoch: int = 1) -> ModelVersion:
-    return announced(version, NAME, incarnation=incarnation, epoch=epoch, checksum=f"{version:064d}")
-
-
-async def test_a_result_is_never_visible_before_its_experiences(settings: Settings, fork_server: ForkServer) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        for i in range(40):
-            await mesh.send(dispatch(incarnation, f"t{i}"))
-        for _ in range(40):
-            result = await mesh.event(RolloutFinished)
-            assert result.status == "completed"
-            assert result.experience is not None
-            # Readable now, not soon.
-            (received,) = await mesh.bus.fetch(EXPERIENCES, [result.experience])
-            group = record_of(received)
-            assert (group.task_id, group.attempt, len(group)) == (result.task_id, 1, 2)
-            assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
-            assert (group.explorer, group.incarnation, group.model) == (NAME, incarnation, "policy")
-        assert engine.most_waiting <= settings.explorer.slots
+async def test_a_result_is_never_visible_before_its_experiences(alone: Mesh) -> None:
+    for i in range(40):
+        await alone.send(dispatch(alone.incarnation, f"t{i}"))
+    for _ in range(40):
+        result = await alone.event(RolloutFinished)
+        assert result.status == "completed"
+        assert result.experience is not None
+        # Readable now, not soon.
+        (received,) = await alone.bus.fetch(EXPERIENCES, [result.experience])
+        group = record_of(received)
+        assert (group.task_id, group.attempt, len(group)) == (result.task_id, 1, 2)
+        assert [sample.reward for sample in group.samples()] == [1.0, 1.0]
+        assert (group.explorer, group.incarnation, group.model) == (NAME, alone.incarnation, "policy")
+    assert alone.engine.most_waiting <= alone.settings.explorer.slots
 
 
 async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
@@ -216,104 +94,74 @@ async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
             await until(lambda: engine.waiting == 2, LIMIT_S)
 
 
-async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch("former-life", "void"))
-        other = dispatch(incarnation, "other").model_copy(update={"explorer": "explorer-1"})
-        await (await mesh._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
-        await mesh.send(dispatch(incarnation, "mine"))
-        await mesh.send(dispatch(incarnation, "mine"))
-        await mesh.send(dispatch(incarnation, "last"))
-        results = [await mesh.event(RolloutFinished) for _ in range(2)]
-        assert sorted(result.task_id for result in results) == ["last", "mine"]
-        assert sorted(group.task_id for group in await mesh.experiences()) == ["last", "mine"]
+async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(alone: Mesh) -> None:
+    await alone.send(dispatch("former-life", "void"))
+    other = dispatch(alone.incarnation, "other").model_copy(update={"explorer": "explorer-1"})
+    await (await alone._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
+    await alone.send(dispatch(alone.incarnation, "mine"))
+    await alone.send(dispatch(alone.incarnation, "mine"))
+    await alone.send(dispatch(alone.incarnation, "last"))
+    results = [await alone.event(RolloutFinished) for _ in range(2)]
+    assert sorted(result.task_id for result in results) == ["last", "mine"]
+    assert sorted(group.task_id for group in await alone.experiences()) == ["last", "mine"]
 
 
-async def test_eval_batches_publish_no_experiences(settings: Settings, fork_server: ForkServer) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch(incarnation, batch_type="eval", batch_id="0/held-out"))
-        result = await mesh.event(RolloutFinished)
-        assert (result.status, result.experience, result.samples) == ("completed", None, 2)
-        assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
-        assert await mesh.experiences() == []
+async def test_eval_batches_publish_no_experiences(alone: Mesh) -> None:
+    await alone.send(dispatch(alone.incarnation, batch_type="eval", batch_id="0/held-out"))
+    result = await alone.event(RolloutFinished)
+    assert (result.status, result.experience, result.samples) == ("completed", None, 2)
+    assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
+    assert await alone.experiences() == []
 
 
 async def test_a_workflow_that_asks_no_engine_can_be_trained_on_and_gives_several_experiences_of_a_run(
-    settings: Settings, fork_server: ForkServer
+    alone: Mesh,
 ) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        task = Task(task_id="t", workflow="steps", prompt="x")
-        await mesh.send(dispatch(incarnation, task=task, run_id_base=2))
-        finished = await mesh.event(RolloutFinished)
-        assert (finished.status, finished.completed_runs, finished.samples) == ("completed", 2, 4)
-        assert (finished.version_min, finished.version_max) == (engine.model_version, engine.model_version)
-        assert [metrics["step"] for metrics in finished.metrics] == [0.5, 0.5]  # the mean of both steps
-        assert all(metrics["time/run_execution"] <= finished.seconds for metrics in finished.metrics)
-        (group,) = await mesh.experiences()
-        assert group.run_ids.tolist() == [2, 2, 3, 3]
-        assert {sample.version_min for sample in group.samples()} == {engine.model_version}
+    task = Task(task_id="t", workflow="steps", prompt="x")
+    await alone.send(dispatch(alone.incarnation, task=task, run_id_base=2))
+    finished = await alone.event(RolloutFinished)
+    assert (finished.status, finished.completed_runs, finished.samples) == ("completed", 2, 4)
+    assert (finished.version_min, finished.version_max) == (alone.engine.model_version, alone.engine.model_version)
+    assert [metrics["step"] for metrics in finished.metrics] == [0.5, 0.5]  # the mean of both steps
+    assert all(metrics["time/run_execution"] <= finished.seconds for metrics in finished.metrics)
+    (group,) = await alone.experiences()
+    assert group.run_ids.tolist() == [2, 2, 3, 3]
+    assert {sample.version_min for sample in group.samples()} == {alone.engine.model_version}
 
 
-async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch(incarnation, task=Task(task_id="a", workflow="math", prompt="no answer given")))
-        await mesh.send(dispatch(incarnation, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
-        by_task = {result.task_id: result for result in [await mesh.event(RolloutFinished) for _ in range(2)]}
-        for task_id, error in (("a", "WorkflowError: "), ("b", "UnknownWorkflow: unknown workflow 'unheard-of'")):
-            result = by_task[task_id]
-            assert (result.status, result.completed_runs, result.metrics, result.experience) == ("failed", 0, [], None)
-            assert result.error is not None
-            assert result.error.startswith(error)
-        assert await mesh.experiences() == []
+async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(alone: Mesh) -> None:
+    await alone.send(dispatch(alone.incarnation, task=Task(task_id="a", workflow="math", prompt="no answer given")))
+    await alone.send(dispatch(alone.incarnation, task=Task(task_id="b", workflow="unheard-of", prompt="x")))
+    by_task = {result.task_id: result for result in [await alone.event(RolloutFinished) for _ in range(2)]}
+    for task_id, error in (("a", "WorkflowError: "), ("b", "UnknownWorkflow: unknown workflow 'unheard-of'")):
+        result = by_task[task_id]
+        assert (result.status, result.completed_runs, result.metrics, result.experience) == ("failed", 0, [], None)
+        assert result.error is not None
+        assert result.error.startswith(error)
+    assert await alone.experiences() == []
 
 
-async def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        engine.open.clear()
-        await mesh.send(dispatch(incarnation, "innocent"))
-        await until(lambda: engine.waiting == 1)
-        await mesh.send(dispatch(incarnation, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
-        died = await mesh.event(RolloutFinished)
-        assert (died.task_id, died.status) == ("culprit", "failed")
-        assert died.error == "RunnerDiedError: its runner was ended by SIGSEGV"
-        engine.open.set()
-        answered = await mesh.event(RolloutFinished)
-        assert (answered.task_id, answered.status) == ("innocent", "completed")
-        assert [group.task_id for group in await mesh.experiences()] == ["innocent"]
-
-
-async def test_some_of_the_runs_are_a_partial_result_with_their_experiences(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch(incarnation, task=Task(task_id="s", workflow="some", prompt="x"), repeat_times=5))
-        result = await mesh.event(RolloutFinished)
-        assert (result.status, result.completed_runs, result.total_runs, result.samples) == ("partial", 4, 5, 4)
-        assert result.error == "the workflow gave 4 of 5 runs; first error: ValueError: run 2 broke off"
-        (group,) = await mesh.experiences()
-        assert group.rewards.tolist() == [0.0, 1.0, 3.0, 4.0]
+async def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(alone: Mesh) -> None:
+    alone.engine.open.clear()
+    await alone.send(dispatch(alone.incarnation, "innocent"))
+    await until(lambda: alone.engine.waiting == 1)
+    await alone.send(dispatch(alone.incarnation, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
+    died = await alone.event(RolloutFinished)
+    assert (died.task_id, died.status) == ("culprit", "failed")
+    assert died.error == "RunnerDiedError: its runner was ended by SIGSEGV"
+    alone.engine.open.set()
+    answered = await alone.event(RolloutFinished)
+    assert (answered.task_id, answered.status) == ("innocent", "completed")
+    assert [group.task_id for group in await alone.experiences()] == ["innocent"]
 
 
 async def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
     settings: Settings, fork_server: ForkServer
 ) -> None:
     quick = settings.explorer.model_copy(update={"cancel_grace_s": 0.5, "runner_report_s": 0.2})
-    async with explored(settings.model_copy(update={"explorer": quick}), fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
+    async with explored(settings.model_copy(update={"explorer": quick}), fork_server) as mesh:
         task = Task(task_id="blocking", workflow="block", prompt=os.devnull)
-        await mesh.send(dispatch(incarnation, task=task, timeout_s=3.0))
+        await mesh.send(dispatch(mesh.incarnation, task=task, timeout_s=3.0))
         report = await mesh.event(RunnersReport, lambda report: report.runners[0].state == "busy")
         (runner,) = report.runners
         assert (runner.runner, [one.task_id for one in runner.running]) == (f"{NAME}/0", ["blocking"])
@@ -321,187 +169,136 @@ async def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_
         result = await mesh.event(RolloutFinished)
         assert result.error == "AttemptTimeoutError: no result within 3 s"
         await mesh.event(RunnersReport, lambda report: report.runners[0].restarts == 1)
-        await mesh.send(dispatch(incarnation, "next"))
+        await mesh.send(dispatch(mesh.incarnation, "next"))
         assert (await mesh.event(RolloutFinished)).status == "completed"
 
 
-async def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        engine.open.clear()
-        # Long enough for its request to be in the engine.
-        await mesh.send(dispatch(incarnation, timeout_s=4.0))
-        result = await mesh.event(RolloutFinished)
-        assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 4 s")
-        await until(lambda: engine.aborted == 1)
+async def test_an_attempt_out_of_time_fails_and_its_request_is_aborted(alone: Mesh) -> None:
+    alone.engine.open.clear()
+    # Long enough for its request to be in the engine.
+    await alone.send(dispatch(alone.incarnation, timeout_s=4.0))
+    result = await alone.event(RolloutFinished)
+    assert (result.status, result.error) == ("failed", "AttemptTimeoutError: no result within 4 s")
+    await until(lambda: alone.engine.aborted == 1)
 
 
-async def test_a_cancelled_attempt_is_aborted_and_not_answered(settings: Settings, fork_server: ForkServer) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        engine.open.clear()
-        order = dispatch(incarnation, "unwanted")
-        await mesh.send(order)
-        await mesh.event(ExplorerHeartbeat, lambda beat: [a.task_id for a in beat.running] == ["unwanted"])
-        # Nothing is running in those from before the order, either.
-        mesh.seen.clear()
-        await until(lambda: engine.waiting == 1)
-        await mesh.send(cancel(order))
-        await mesh.event(ExplorerHeartbeat, lambda beat: not beat.running)
-        assert engine.aborted == 1
-        engine.open.set()
-        await mesh.send(dispatch(incarnation, "next"))
-        assert (await mesh.event(RolloutFinished)).task_id == "next"
+async def test_a_cancelled_attempt_is_aborted_and_not_answered(alone: Mesh) -> None:
+    alone.engine.open.clear()
+    order = dispatch(alone.incarnation, "unwanted")
+    await alone.send(order)
+    await alone.event(ExplorerHeartbeat, lambda beat: [a.task_id for a in beat.running] == ["unwanted"])
+    # Nothing is running in those from before the order, either.
+    alone.seen.clear()
+    await until(lambda: alone.engine.waiting == 1)
+    await alone.send(cancel(order))
+    await alone.event(ExplorerHeartbeat, lambda beat: not beat.running)
+    assert alone.engine.aborted == 1
+    alone.engine.open.set()
+    await alone.send(dispatch(alone.incarnation, "next"))
+    assert (await alone.event(RolloutFinished)).task_id == "next"
 
 
-async def test_an_attempt_waits_for_the_version_that_it_needs(settings: Settings, fork_server: ForkServer) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch(incarnation, "later", min_version=3))
-        await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
-        await mesh.announce(announcement(3, incarnation))
-        synced = await mesh.event(WeightsSynced)
-        assert (synced.ok, synced.version, synced.checksum) == (True, 3, f"{3:064d}")
-        assert (synced.control_s, synced.transfer_s, synced.pause_s) == (0.001, 0.002, 0.003)
-        result = await mesh.event(RolloutFinished)
-        assert (result.version_min, result.version_max) == (3, 3)
-        await mesh.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
+async def test_an_attempt_waits_for_the_version_that_it_needs(alone: Mesh) -> None:
+    await alone.send(dispatch(alone.incarnation, "later", min_version=3))
+    await alone.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
+    await alone.announce(announcement(3, alone.incarnation))
+    synced = await alone.event(WeightsSynced)
+    assert (synced.ok, synced.version, synced.checksum) == (True, 3, f"{3:064d}")
+    assert (synced.control_s, synced.transfer_s, synced.pause_s) == (0.001, 0.002, 0.003)
+    result = await alone.event(RolloutFinished)
+    assert (result.version_min, result.version_max) == (3, 3)
+    await alone.event(ExplorerHeartbeat, lambda beat: beat.model_version == 3)
 
 
-async def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, _):
-        incarnation = await mesh.joined()
-        hanging = asyncio.Event()
-        began: list[int] = []
+async def test_a_transfer_that_fails_is_told_and_one_that_is_superseded_ends(alone: Mesh) -> None:
+    hanging = asyncio.Event()
+    began: list[int] = []
 
-        def on_sync(announced: ModelVersion) -> Any:
-            began.append(announced.version)
-            if announced.version == 1:
-                raise WeightTransferError("the wire was cut")
-            return hanging.wait() if announced.version == 2 else None
+    def on_sync(announced: ModelVersion) -> Any:
+        began.append(announced.version)
+        if announced.version == 1:
+            raise WeightTransferError("the wire was cut")
+        return hanging.wait() if announced.version == 2 else None
 
-        engine.on_sync = on_sync
-        await mesh.announce(announcement(1, incarnation))
-        failed = await mesh.event(WeightsSynced)
-        assert (failed.ok, failed.error) == (False, "WeightTransferError: the wire was cut")
-        await mesh.announce(announcement(9, "former-life"))
-        await mesh.announce(announcement(2, incarnation))
-        async with asyncio.timeout(LIMIT_S):
-            while began != [1, 2]:
-                await mesh.event(ExplorerHeartbeat)
-        await mesh.announce(announcement(3, incarnation, epoch=2))
-        assert (await mesh.event(WeightsSynced)).version == 3
-        assert began == [1, 2, 3]
+    alone.engine.on_sync = on_sync
+    await alone.announce(announcement(1, alone.incarnation))
+    failed = await alone.event(WeightsSynced)
+    assert (failed.ok, failed.error) == (False, "WeightTransferError: the wire was cut")
+    await alone.announce(announcement(9, "former-life"))
+    await alone.announce(announcement(2, alone.incarnation))
+    async with asyncio.timeout(LIMIT_S):
+        while began != [1, 2]:
+            await alone.event(ExplorerHeartbeat)
+    await alone.announce(announcement(3, alone.incarnation, epoch=2))
+    assert (await alone.event(WeightsSynced)).version == 3
+    assert began == [1, 2, 3]
 
 
-async def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, explorer):
-        incarnation = await mesh.joined()
-        engine.open.clear()
-        await mesh.send(dispatch(incarnation))
-        await until(lambda: engine.waiting == 1)
-        explorer.cancel()
-        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and len(beat.running) == 1)
-        left = await mesh.event(ExplorerLeft)
-        assert (left.incarnation, left.reason) == (incarnation, "stopped")
-        # Told before: what it had is given back.
-        assert any(isinstance(told, ExplorerHeartbeat) and not told.running for told in mesh.seen)
-        await asyncio.wait([explorer])
-        assert engine.aborted == 1
+async def test_a_stop_drains_says_goodbye_and_aborts_what_does_not_finish(alone: Mesh) -> None:
+    alone.engine.open.clear()
+    await alone.send(dispatch(alone.incarnation))
+    await until(lambda: alone.engine.waiting == 1)
+    alone.explorer.cancel()
+    await alone.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and len(beat.running) == 1)
+    left = await alone.event(ExplorerLeft)
+    assert (left.incarnation, left.reason) == (alone.incarnation, "stopped")
+    # Told before: what it had is given back.
+    assert any(isinstance(told, ExplorerHeartbeat) and not told.running for told in alone.seen)
+    await asyncio.wait([alone.explorer])
+    assert alone.engine.aborted == 1
 
 
-async def test_whoever_drains_for_long_goes_on_telling_that_it_lives(
+async def test_whoever_drains_for_long_goes_on_telling_that_it_lives_and_taking_versions(
     settings: Settings, fork_server: ForkServer
 ) -> None:
     patient = settings.explorer.model_copy(update={"drain_s": float(LIMIT_S)})
-    async with explored(settings.model_copy(update={"explorer": patient}), fork_server) as (mesh, engine, explorer):
-        engine.open.clear()
-        await mesh.send(dispatch(await mesh.joined()))
-        await until(lambda: engine.waiting == 1)
-        explorer.cancel()
+    async with explored(settings.model_copy(update={"explorer": patient}), fork_server) as mesh:
+        mesh.engine.open.clear()
+        await mesh.send(dispatch(mesh.incarnation))
+        await until(lambda: mesh.engine.waiting == 1)
+        hanging = asyncio.Event()
+        mesh.engine.on_sync = lambda announced: hanging.wait() if announced.version == 1 else None
+        await mesh.announce(announcement(1, mesh.incarnation))
+        # One is under way when it is told to stop, and goes on.
+        mesh.explorer.cancel()
         for _ in range(4):
             await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and len(beat.running) == 1)
-        engine.open.set()
-        assert (await mesh.event(RolloutFinished)).status == "completed"
-        assert (await mesh.event(ExplorerLeft)).reason == "stopped"
-
-
-async def test_whoever_drains_for_long_goes_on_taking_versions(settings: Settings, fork_server: ForkServer) -> None:
-    patient = settings.explorer.model_copy(update={"drain_s": float(LIMIT_S)})
-    async with explored(settings.model_copy(update={"explorer": patient}), fork_server) as (mesh, engine, explorer):
-        incarnation = await mesh.joined()
-        engine.open.clear()
-        await mesh.send(dispatch(incarnation))
-        await until(lambda: engine.waiting == 1)
-        hanging = asyncio.Event()
-        engine.on_sync = lambda announced: hanging.wait() if announced.version == 1 else None
-        await mesh.announce(announcement(1, incarnation))
-        # One is under way when it is told to stop, and goes on.
-        explorer.cancel()
-        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining")
         hanging.set()
         assert (await mesh.event(WeightsSynced)).version == 1
-        await mesh.announce(announcement(2, incarnation, epoch=2))
+        await mesh.announce(announcement(2, mesh.incarnation, epoch=2))
         synced = await mesh.event(WeightsSynced)
         assert (synced.version, synced.ok) == (2, True)
         await mesh.event(ExplorerHeartbeat, lambda beat: (beat.state, beat.model_version) == ("draining", 2))
-        engine.open.set()
+        mesh.engine.open.set()
         assert (await mesh.event(RolloutFinished)).status == "completed"
         assert (await mesh.event(ExplorerLeft)).reason == "stopped"
 
 
-async def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, engine, explorer):
-        await mesh.joined()
-        engine.death.set_result(EngineDeadError("the engine's process is gone"))
-        assert (await mesh.event(ExplorerLeft)).reason == "the engine's process is gone"
-        await asyncio.wait([explorer])
-        error = explorer.exception()
-        assert error is not None
-        assert str(first_error(error)) == "the engine's process is gone"
+async def test_a_dead_engine_ends_the_explorer_and_it_says_that_it_left(alone: Mesh) -> None:
+    alone.engine.death.set_result(EngineDeadError("the engine's process is gone"))
+    assert (await alone.event(ExplorerLeft)).reason == "the engine's process is gone"
+    await asyncio.wait([alone.explorer])
+    error = alone.explorer.exception()
+    assert error is not None
+    assert str(first_error(error)) == "the engine's process is gone"
 
 
-async def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(
-    settings: Settings, fork_server: ForkServer
-) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send_raw(b"\xc1 no msgpack")
-        await mesh.send(dispatch(incarnation))
-        await mesh.event(RolloutFinished)
-        async with mesh.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
-            assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
+async def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(alone: Mesh) -> None:
+    await alone.send_raw(b"\xc1 no msgpack")
+    await alone.send(dispatch(alone.incarnation))
+    await alone.event(RolloutFinished)
+    async with alone.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
+        assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
 
 
 async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
     settings: Settings, fork_server: ForkServer
 ) -> None:
-    async def start() -> asyncio.subprocess.Process:
-        environment = os.environ | {
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-            "TRINITY_BUS_EXPLORER__NAME": NAME,
-            "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        }
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.engine", env=environment)
-
     async with mesh_of(settings) as mesh:
-        process = await start()
-        try:
+        async with process_of(settings, "engine"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "unlucky"))
             await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
-        finally:
-            process.kill()
-            await process.wait()
         async with exploring(settings, FakeEngine(), fork_server):
             second = await mesh.joined(incarnation)
             # Handed out again by a coordinator that has not heard of the death, and then by one that has.
@@ -541,19 +338,8 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
     noted = tmp_path / "noted"
     task = Task(task_id="long", workflow=workflow, prompt=str(noted))
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
-    environment = os.environ | {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-        "TRINITY_BUS_EXPLORER__NAME": NAME,
-        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
-        "HANG_AT": "2",
-    }
     async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fakes.hanging_explorer", env=environment
-        )
-        try:
+        async with process_of(settings, "hanging_explorer", HANG_AT="2"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "long", task=task, **alone))
             kept: list[Turn] = []
@@ -561,9 +347,6 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
                 while len(kept) < 2:
                     kept += [record_of(received) for received in await turns.batch(1)]
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
-        finally:
-            process.kill()
-            await process.wait()
         assert [(turn.number, turn.attempt, len(turn.answers)) for turn in kept] == [(0, 1, 2), (1, 1, 2)]
         engine = CountingEngine("b", hang_at=-1)
         async with exploring(settings, engine, fork_server):
@@ -588,27 +371,14 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
     calls = [{"name": "note", "arguments": {"path": str(noted), "line": line}} for line in ("one", "two")]
     task = Task(task_id="calls", workflow="notes", prompt="Note it.")
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
-    environment = os.environ | {
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(settings.kafka.bootstrap_servers),
-        "TRINITY_BUS_MESH__NAMESPACE": settings.kafka.namespace,
-        "TRINITY_BUS_EXPLORER__NAME": NAME,
-        "TRINITY_BUS_EXPLORER__HEARTBEAT_S": "0.2",
-        "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": MODULES,
-        "ANSWER": "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls),
-    }
+    answer = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
     async with mesh_of(settings) as mesh:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.fakes.engine", env=environment
-        )
-        try:
+        async with process_of(settings, "engine", ANSWER=answer) as process:
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "calls", task=task, **alone))
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
             await until(lambda: noted.exists() and noted.read_text().split() == ["one", "two"], limit_s=LIMIT_S)
             family = psutil.Process(process.pid).children(recursive=True)
-        finally:
-            process.kill()
-            await process.wait()
         await until(lambda: not any(one.is_running() for one in family), limit_s=LIMIT_S)
         noted.with_suffix(".go").touch()
         engine = FakeEngine(answer="Done.")
@@ -629,10 +399,8 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
         left.remove()
 
 
-async def test_a_run_of_a_single_turn_writes_none(settings: Settings, fork_server: ForkServer) -> None:
-    async with explored(settings, fork_server) as (mesh, _, _):
-        incarnation = await mesh.joined()
-        await mesh.send(dispatch(incarnation))
-        await mesh.event(RolloutFinished)
-        async with mesh.bus.reader(TURNS, start="beginning") as turns:
-            assert [received async for received in turns.replay()] == []
+async def test_a_run_of_a_single_turn_writes_none(alone: Mesh) -> None:
+    await alone.send(dispatch(alone.incarnation))
+    await alone.event(RolloutFinished)
+    async with alone.bus.reader(TURNS, start="beginning") as turns:
+        assert [received async for received in turns.replay()] == []

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from schemas import ExplorerHeartbeat, ExplorerLeft, RolloutFinished, Task
 from schemas.topics import EXPLORER_EVENTS
-from tests.integration.explorer.test_explorer import dispatch, exploring, fork_server, mesh_of, settings
+from tests.integration.explorer.explorers import dispatch, exploring, mesh_of
 from tests.support.fakes.engine import FakeEngine
 from tests.support.gateway.rig import JUDGE
 from tests.support.mesh.waiting import until
@@ -21,8 +21,6 @@ from workers.explorer.http_side import HttpSide
 from workers.explorer.weights import ServedVersion
 
 pytestmark = pytest.mark.integration
-
-__all__ = ["fork_server", "settings"]
 
 
 async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settings, fork_server: ForkServer) -> None:

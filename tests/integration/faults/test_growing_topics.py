@@ -1,18 +1,15 @@
 """Topics that grow below a mesh at work: nothing is lost, nothing counts twice, and no service ends."""
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS
-from tests.support.faults.client import FaultClient
+from tests.support.faults.client import at_work
 from tests.support.faults.mesh import FaultMesh
-from tests.support.mesh.log import MeshLog
 from trinity_bus.bus import Bus, lane_partition
-from trinity_bus.view import follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -40,37 +37,21 @@ async def _used(bus: Bus) -> bool:
 async def test_topics_that_grow_below_a_mesh_lose_nothing_and_end_nobody(tmp_path: Path) -> None:
     lane = lane_partition(ANEW, ROLLOUTS.partitions + MORE)
     assert lane >= ROLLOUTS.partitions
-    mesh = FaultMesh(
-        tmp_path / "mesh",
-        f"growth-{uuid.uuid4().hex[:8]}",
-        coordinators=1,
-        explorers=2,
-        coordinator={"max_staleness": 1, "tick_s": 0.05, "explorer_timeout_s": 10, "group_size": 2},
-        explorer={"slots": 4, "heartbeat_s": 0.3},
-        engine_delay_s=0.1,
-    )
-    async with mesh, Bus(mesh.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with follow(bus, whole=True) as follower:
-            client = FaultClient(mesh, bus, follower)
-            await client.until_all_work()
-            async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-                group.create_task(client.produce())
-                await client.until(2)
-                for topic in (EXPERIENCES, RESULTS, ROLLOUTS):
-                    await bus.grow(topic, topic.partitions + MORE)
-                grown = client.ended
-                mesh.services[ANEW].kill()
-                while not await _has(bus, ROLLOUTS, lane):
-                    await client.until(client.ended + 1)
-                while not await _used(bus):
-                    await client.until(client.ended + 1)
-                used = client.ended
-                # What lies there is trained on, and the trainer goes on from it.
-                await client.until(used + 4)
-                client.enough = True
-            await client.until(client.sent)
-        log = await MeshLog.read(bus)
+    mesh = FaultMesh(tmp_path / "mesh")
+    async with at_work(mesh) as client, asyncio.timeout(LIMIT_S):
+        await client.until(2)
+        for topic in (EXPERIENCES, RESULTS, ROLLOUTS):
+            await client.bus.grow(topic, topic.partitions + MORE)
+        grown = client.ended
+        mesh.services[ANEW].kill()
+        while not await _has(client.bus, ROLLOUTS, lane):
+            await client.until(client.ended + 1)
+        while not await _used(client.bus):
+            await client.until(client.ended + 1)
+        used = client.ended
+        # What lies there is trained on, and the trainer goes on from it.
+        await client.until(used + 4)
+    log = client.log
     print(f"{grown} batches had ended when they grew, {used} when all of it was in use, {client.sent} in all")
     log.check(max_staleness=1, max_inflight_batches=2)
     assert len(log.contents()) == client.sent

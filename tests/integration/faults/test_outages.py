@@ -1,19 +1,14 @@
 """A broker that is killed and comes back: every service waits for it, none ends, and the log keeps its invariants."""
 
-import asyncio
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.support.faults.client import FaultClient
+from tests.support.faults.client import at_work
 from tests.support.faults.mesh import FaultMesh
-from tests.support.mesh.log import MeshLog
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus
 from trinity_bus.runtime.process import start_time
-from trinity_bus.view import follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -42,38 +37,18 @@ async def kill_broker(mesh: FaultMesh) -> None:
 async def test_a_broker_that_is_killed_again_and_again_ends_nobody_and_loses_nothing(
     tmp_path: Path, coordinators: int
 ) -> None:
-    async def main() -> tuple[MeshLog, int, dict[str, int]]:
-        mesh = FaultMesh(
-            tmp_path / "mesh",
-            f"outages-{uuid.uuid4().hex[:8]}",
-            coordinators=coordinators,
-            explorers=2,
-            coordinator={"max_staleness": 1, "tick_s": 0.05, "explorer_timeout_s": 10, "group_size": 2},
-            explorer={"slots": 4, "heartbeat_s": 0.3},
-            engine_delay_s=0.1,
-        )
-        async with mesh, Bus(mesh.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with follow(bus, whole=True) as follower:
-                client = FaultClient(mesh, bus, follower)
-                await client.until_all_work()
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(client.produce())
-                    for outage in range(OUTAGES):
-                        await client.until(client.ended + BETWEEN)
-                        await kill_broker(mesh)
-                        killed = time.monotonic()
-                        await client.until(client.ended + 2)
-                        print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after it")
-                    client.enough = True
-                await client.until(client.sent)
-            log = await MeshLog.read(bus)
-        return log, client.sent, {service.name: service.incarnations for service in mesh.services.values()}
-
-    log, sent, incarnations = await main()
-    print(sent, incarnations)
-    log.check(max_staleness=1, max_inflight_batches=2)
-    assert len(log.contents()) == sent
+    mesh = FaultMesh(tmp_path / "mesh", coordinators=coordinators)
+    async with at_work(mesh) as client:
+        for outage in range(OUTAGES):
+            await client.until(client.ended + BETWEEN)
+            await kill_broker(mesh)
+            killed = time.monotonic()
+            await client.until(client.ended + 2)
+            print(f"outage {outage}: the next batches ended {time.monotonic() - killed:.1f} s after it")
+    incarnations = {service.name: service.incarnations for service in mesh.services.values()}
+    print(client.sent, incarnations)
+    client.log.check(max_staleness=1, max_inflight_batches=2)
+    assert len(client.log.contents()) == client.sent
     assert {name: count for name, count in incarnations.items() if not name.startswith("coordinator")} == {
         "explorer-0": 1,
         "explorer-1": 1,

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -18,16 +17,14 @@ import pytest
 from aiohttp import ClientSession
 
 from schemas.topics import TASKS
-from tests.support.faults.client import TASKS_IN_BATCH, FaultClient
+from tests.support.faults.client import TASKS_IN_BATCH, FaultClient, at_work
 from tests.support.faults.mesh import FaultMesh
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
-from tests.support.mesh.log import MeshLog
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
-from trinity_bus.view import follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -180,8 +177,6 @@ async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothin
     with broker_cluster(tmp_path / "brokers", disk_mib=DISK_MIB) as cluster:
         mesh = FaultMesh(
             tmp_path / "mesh",
-            f"three-{uuid.uuid4().hex[:8]}",
-            coordinators=1,
             explorers=1,
             coordinator={"max_staleness": 1, "tick_s": 0.25, "explorer_timeout_s": 10, "group_size": GROUP_SIZE},
             explorer={"slots": 4, "heartbeat_s": 1.0},
@@ -189,31 +184,22 @@ async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothin
             broker=cluster,
             environment={**TIMES, "TRINITY_BUS_HEALTH__PORT": str(health_port)},
         )
-        kafka = mesh.kafka.model_copy(update={"request_timeout_s": REQUEST_S})
-        async with mesh, Bus(kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with follow(bus, whole=True) as follower:
-                client = FaultClient(mesh, bus, follower)
-                await client.until_all_work()
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(client.produce())
-                    disturbance = Disturbance(cluster, mesh, client, health_port)
-                    await client.until(MORE)
-                    await disturbance.kill_leaders()
-                    await disturbance.silence()
-                    await disturbance.restart_all()
-                    await disturbance.fill_disk()
-                    await disturbance.leave_one()
-                    client.enough = True
-                await client.until(client.sent)
-            log = await MeshLog.read(bus)
+        async with at_work(mesh, request_timeout_s=REQUEST_S) as client:
+            disturbance = Disturbance(cluster, mesh, client, health_port)
+            await client.until(MORE)
+            await disturbance.kill_leaders()
+            await disturbance.silence()
+            await disturbance.restart_all()
+            await disturbance.fill_disk()
+            await disturbance.leave_one()
+        log = client.log
         incarnations = {service.name: service.incarnations for service in mesh.services.values()}
     said = (tmp_path / "mesh" / "coordinator-0.log").read_text()
     assert "do as many brokers run as must have it (min.insync.replicas)?" in said
     assert "what waited is durable" in said
     log.check(max_staleness=1, max_inflight_batches=2)
     contents = log.contents()
-    print(f"{client.sent} batches, {sum(log.sent.values())} tasks; {log.accounting()}; {incarnations}")
+    print(f"{client.sent} batches, {sum(log.sent.values())} tasks; {len(log.repeated())} repeated; {incarnations}")
     assert len(contents) == client.sent
     for content in contents.values():
         assert len(content.samples) == TASKS_IN_BATCH

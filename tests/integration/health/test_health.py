@@ -1,15 +1,15 @@
 """Health of a real process: its broker is taken away, its event loop is wedged."""
 
-import http.client
 import os
 import signal
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.support.mesh.mesh import environment, unused
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
@@ -35,30 +35,14 @@ asyncio.run(main())
 """
 
 
-def status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-
-
-def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: str) -> Child:
-    env = {
-        **os.environ,
-        "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-        "TRINITY_BUS_HEALTH__PORT": str(port),
-        **settings,
-    }
+def service(kafka: KafkaSettings, port: int, command: list[str], output: Path, **settings: object) -> Child:
+    env = environment(kafka, health__port=port, **settings)
     return Child([sys.executable, *command], env=env, output=output)
 
 
 def until_answered(child: Child, port: int, path: str, answer: int, log: Path) -> None:
     """Waits for an answer, as long as the process lives."""
-    wait_until(lambda: status(port, path) == answer or child.poll() is not None, f"{answer} on {path}", LIMIT_S)
+    wait_until(lambda: probe(port, path)[0] == answer or child.poll() is not None, f"{answer} on {path}", LIMIT_S)
     assert child.poll() is None, tail(log)
 
 
@@ -71,20 +55,20 @@ def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
             until_answered(child, port, "/readyz", 200, log)
             broker.stop()
             until_answered(child, port, "/readyz", 503, log)
-            assert status(port, "/livez") == 200
+            assert probe(port, "/livez")[0] == 200
 
 
 def test_a_wedged_loop_fails_liveness(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
-    with service(kafka, port, ["-c", WEDGED], log, TRINITY_BUS_HEALTH__WEDGED_S="1") as child:
+    with service(kafka, port, ["-c", WEDGED], log, health__wedged_s=1) as child:
         until_answered(child, port, "/readyz", 200, log)
         os.kill(child.pid, signal.SIGUSR1)
         until_answered(child, port, "/livez", 503, log)
-        assert status(port, "/readyz") == 503
+        assert probe(port)[0] == 503
 
 
 def test_a_coordinator_becomes_ready(kafka: KafkaSettings, tmp_path: Path) -> None:
     [port], log = quiet_ports(1), tmp_path / "log"
     command = ["-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
-    with service(kafka, port, command, log, TRINITY_BUS_MESH__NAMESPACE=f"health-{uuid.uuid4().hex}") as child:
+    with service(unused(kafka), port, command, log) as child:
         until_answered(child, port, "/readyz", 200, log)

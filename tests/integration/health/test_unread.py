@@ -1,16 +1,16 @@
 """A service that has read nothing for longer than it should is not ready: a taskset behind a stranger's transaction."""
 
 import asyncio
-import http.client
 import json
-import uuid
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
 from schemas.topics import RESULTS
+from tests.support.mesh.mesh import unused
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.probe import probe
 from trinity_bus.bus import Bus, stalls
 from trinity_bus.config import HealthSettings, KafkaSettings, Settings, TasksetSettings
 from trinity_bus.health.process import serving
@@ -20,24 +20,12 @@ from workers.taskset.service import Taskset
 pytestmark = pytest.mark.integration
 
 
-def ask(port: int) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    except OSError as error:
-        return 0, str(error)
-    finally:
-        connection.close()
-
-
 async def answered(port: int, status: int, why: str, service: asyncio.Task[None]) -> None:
     told = (0, "")
     async with asyncio.timeout(120):
         while told[0] != status or why not in told[1]:
             assert not service.done()
-            told = await asyncio.to_thread(ask, port)
+            told = await asyncio.to_thread(probe, port)
             await asyncio.sleep(0.05)
 
 
@@ -49,7 +37,7 @@ async def test_a_taskset_whose_answers_stand_still_is_not_ready_until_they_move(
     rows.write_text(json.dumps({"task_id": "a", "workflow": "math", "prompt": "1 + 1", "answer": "2"}) + "\n")
     [port] = quiet_ports(1)
     settings = Settings(
-        kafka=kafka.model_copy(update={"namespace": f"health-{uuid.uuid4().hex}"}),
+        kafka=unused(kafka),
         taskset=TasksetSettings(path=rows, ahead=1),
         health=HealthSettings(port=port, unread_s=1),
     )

@@ -17,6 +17,7 @@ import pytest
 from schemas import Dispatch, ExperienceGroup, SampledWith, Task, Turn
 from schemas.codec import decode, encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
+from tests.support.fakes.mesh_records import dispatch
 from tests.support.mesh.processes import assert_all_gone, family_of, is_alive
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings, TelemetrySettings
@@ -42,16 +43,8 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 def order(workflow: str, task_id: str = "t", *, prompt: str = "6*7=", repeat_times: int = 1) -> Dispatch:
-    return Dispatch(
-        explorer="explorer-0",
-        incarnation="life",
-        task=Task(task_id=task_id, workflow=workflow, prompt=prompt, answer="42"),
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=repeat_times,
-        timeout_s=600,
-    )
+    task = Task(task_id=task_id, workflow=workflow, prompt=prompt, answer="42")
+    return dispatch(task=task, attempt=1, repeat_times=repeat_times, timeout_s=600)
 
 
 def rewards(result: AttemptResult) -> list[float]:
@@ -69,8 +62,8 @@ class Rig:
     def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[AttemptResult]:
         return asyncio.create_task(self.roll_out(order(workflow, task_id, **changes)))
 
-    async def roll_out(self, dispatch: Dispatch, traceparent: str | None = None) -> AttemptResult:
-        return await self.runners.roll_out(dispatch, encode(dispatch), traceparent, keep=keep_nothing)
+    async def roll_out(self, order: Dispatch, traceparent: str | None = None) -> AttemptResult:
+        return await self.runners.roll_out(order, encode(order), traceparent, keep=keep_nothing)
 
     async def innocents(self, count: int = 2) -> list[asyncio.Task[AttemptResult]]:
         """Attempts that wait for the engine, in the same runner as whatever comes next."""
@@ -290,8 +283,8 @@ async def test_the_last_turn_of_a_run_that_fails_is_kept_before_its_failure_is_t
         kept.append(decode(turn, Turn))
 
     async with rig(fork_server) as all_of_it:
-        dispatch = order("turn-and-fail")
-        attempt = asyncio.create_task(all_of_it.runners.roll_out(dispatch, encode(dispatch), None, keep=keep))
+        given = order("turn-and-fail")
+        attempt = asyncio.create_task(all_of_it.runners.roll_out(given, encode(given), None, keep=keep))
         await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
         assert not attempt.done()
         durable.set()

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import environment, unused
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
@@ -31,7 +30,7 @@ class Files:
     """A namespace of its own, a dataset, and the services that work on it."""
 
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
-        self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+        self.kafka = unused(kafka)
         self.folder = folder
         self.train = folder / "train.jsonl"
         for path, count in ((self.train, LINES), (folder / "held-out.jsonl", 3)):
@@ -48,12 +47,7 @@ class Files:
 
     @contextlib.contextmanager
     def service(self, module: str, **settings: object) -> Iterator[Child]:
-        env = {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": self.kafka.namespace,
-            **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in settings.items()},
-        }
+        env = environment(self.kafka, **settings)
         command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
         log = self.folder / f"{module}.log"
         with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):

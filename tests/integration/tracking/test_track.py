@@ -2,23 +2,22 @@
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from mlflow import MlflowClient
 
-from schemas import StepTrained
+from benchmarks._records import step_trained
 from schemas.topics import TRAINER_EVENTS
+from tests.support.mesh.mesh import environment, unused
 from tests.support.mesh.waiting import until
 from tests.support.tracking import board_events
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, env_name
+from trinity_bus.config import KafkaSettings
 from trinity_bus.tracking.table import TOPICS
 
 pytestmark = pytest.mark.integration
@@ -34,18 +33,13 @@ def lines(file: Path) -> list[dict[str, Any]]:
 async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
-    log = kafka.model_copy(update={"namespace": f"track-{uuid4().hex[:8]}"})
-    environment = {
-        **os.environ,
-        env_name("kafka.bootstrap_servers"): str(log.bootstrap_servers),
-        env_name("mesh.namespace"): log.namespace,
-    }
+    log = unused(kafka)
     file = tmp_path / "metrics.jsonl"
 
     async def tracker(*more: str) -> asyncio.subprocess.Process:
         command = [sys.executable, "-m", "workers.cli.app", "track", "--out", str(tmp_path)]
         command += ["--tensorboard", "--mlflow", "runs", *more]
-        return await asyncio.create_subprocess_exec(*command, env=environment)
+        return await asyncio.create_subprocess_exec(*command, env=environment(log))
 
     def written(process: asyncio.subprocess.Process, wanted: int) -> bool:
         return process.returncode is not None or len(lines(file)) >= wanted
@@ -55,18 +49,7 @@ async def test_a_tracker_that_is_killed_misses_nothing_and_writes_nothing_twice(
 
         async def trained(first: int, last: int) -> None:
             for step in range(first, last):
-                event = StepTrained(
-                    trainer="trainer-0",
-                    incarnation="i",
-                    model="policy",
-                    step=step,
-                    version=step,
-                    publish=True,
-                    metrics={"loss": 1 / step},
-                    checksum="0" * 64,
-                    master_address="127.0.0.1",
-                    master_port=0,
-                )
+                event = step_trained(step, "i", metrics={"loss": 1 / step})
                 await (await producer.send(TRAINER_EVENTS, "trainer-0", event))
 
         await trained(1, 21)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
+    begun,
     produce,
     train_to_the_end,
 )
@@ -37,11 +37,6 @@ DPO = {"stage": "dpo", "loss": "dpo", "total_steps": 2, "examples": len(PREFERRE
 MIXED = {"stage": "rl", "strategy": "mix", "total_steps": 3, "mix_coef": 0.5, "examples": len(SHOWN)}
 
 
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"examples-{uuid.uuid4().hex[:8]}"})
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_model(tmp_path_factory.mktemp("examples") / "model", vocabulary=600)
@@ -55,11 +50,6 @@ async def send(bus: Bus) -> None:
         await (await producer.send_raw(DEMONSTRATIONS, "broken", b'{"example_id": "broken"}'))
         for topic, examples in ((DEMONSTRATIONS, SHOWN), (PREFERENCES, PREFERRED)):
             await send_all(producer, topic, ((one.example_id, one, None) for one in examples))
-
-
-async def begun(bus: Bus) -> list[StepBegun]:
-    async with bus.reader(STEPS, start="beginning") as steps:
-        return [received.record async for received in steps.replay() if isinstance(received.record, StepBegun)]
 
 
 async def ended(bus: Bus) -> list[tuple[str, int]]:

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,11 +36,6 @@ from trinity_bus.runtime.guard import descendants
 from trinity_bus.runtime.process import Child
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"launched-{uuid.uuid4().hex[:8]}"})
 
 
 @pytest.fixture

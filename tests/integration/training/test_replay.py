@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import sys
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,13 @@ from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepT
 from schemas.step import step_key
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
-from tests.integration.training.test_steps import drawn
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
     batches_of,
     begun,
     deterministic,
+    drawn,
     produce,
     step_is,
     train_to_the_end,
@@ -38,6 +37,7 @@ from tests.integration.training.trainers import (
 )
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
@@ -152,7 +152,7 @@ async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def run(kafka: KafkaSettings, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    ours = kafka.model_copy(update={"namespace": f"replay-{uuid.uuid4().hex[:8]}"})
+    ours = unused(kafka)
     return asyncio.run(recorded(ours, tmp_path_factory.mktemp("replay")))
 
 
@@ -201,7 +201,7 @@ async def test_with_nothing_changed_it_is_the_live_run_bit_for_bit(run: Run, tmp
 async def test_beside_a_live_run_on_megatron_with_a_critic_and_groups_once_more_it_is_that_bit_for_bit(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
-    ours, batches = kafka.model_copy(update={"namespace": f"beside-{uuid.uuid4().hex[:8]}"}), batches_of(4)
+    ours, batches = unused(kafka), batches_of(4)
     live = Trainer(
         *(ours, tmp_path / "live", write_model(tmp_path / "model")),
         advantage="gae",
@@ -299,7 +299,7 @@ def test_lineage_tells_what_a_step_was_made_of(run: Run, monkeypatch: pytest.Mon
 async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_trained(
     kafka: KafkaSettings, tmp_path: Path
 ) -> None:
-    ours = kafka.model_copy(update={"namespace": f"gone-{uuid.uuid4().hex[:8]}"})
+    ours = unused(kafka)
     trainer = Trainer(ours, tmp_path / "live", write_model(tmp_path / "model"), engine="torch")
     directory = tmp_path / "live" / "checkpoints"
     (directory / "step-00000002").mkdir(parents=True)

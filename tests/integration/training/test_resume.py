@@ -1,13 +1,13 @@
 """A trainer that goes on with other settings says so, on a real broker; what cannot be right ends it in a line."""
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.integration.training.trainers import DEADLINE_S, Trainer, batches_of, produce, train_to_the_end
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 async def test_settings_that_are_others_on_resume_are_said_in_a_line_each(kafka: KafkaSettings, tmp_path: Path) -> None:
-    ours = kafka.model_copy(update={"namespace": f"resume-{uuid.uuid4().hex[:8]}"})
+    ours = unused(kafka)
     model, folder = write_model(tmp_path / "model"), tmp_path / "trainer"
     async with Bus(ours, client_id="test") as bus:
         await produce(bus, batches_of(4))

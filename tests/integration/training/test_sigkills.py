@@ -22,6 +22,7 @@ from schemas import StepBegun, StepTrained
 from schemas.topics import STEPS, TRAINER_EVENTS
 from tests.integration.training.trainers import DEADLINE_S, Trainer, batches_of, deterministic, produce
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 
@@ -112,7 +113,7 @@ async def test_killed_at_random_instants_it_trains_the_same(
     model, batches = write_model(tmp_path / "model"), batches_of(STEPS_TRAINED)
 
     async def scenario(folder: str, kills: int) -> tuple[list[StepTrained], list[StepBegun], Path]:
-        ours = kafka.model_copy(update={"namespace": f"{folder}-{uuid.uuid4().hex[:8]}"})
+        ours = unused(kafka)
         trainer = Trainer(
             *(ours, tmp_path / folder, model),
             engine=engine,

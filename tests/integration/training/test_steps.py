@@ -1,13 +1,10 @@
 """What the trainer says on ``steps``, on a real broker: before the step, once, and a step that is taken again obeys."""
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from schemas import ExperienceGroup, StepBegun, StepTrained
 from schemas.topics import EXPERIENCES
@@ -17,6 +14,7 @@ from tests.integration.training.trainers import (
     batches_of,
     begun,
     deterministic,
+    drawn,
     produce,
     train_to_the_end,
 )
@@ -33,23 +31,12 @@ ONCE_MORE = {"strategy": "priority", "replay_groups": 2, "replay_steps": 2, "rep
 SAID = "step 1 is taken as its record says, not as the settings would have it now: seed 0, now 5; leaves out 1, now 0"
 
 
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"steps-{uuid.uuid4().hex[:8]}"})
-
-
 def model_folders(trainer: Path) -> dict[int, bool]:
     """Which checkpoints there are, and whether each is a model with all that belongs to it."""
     found = trainer / "checkpoints"
     return {
         step: (checkpoint.folder_of(found, step) / "config.json").is_file() for step in sorted(checkpoint.steps(found))
     }
-
-
-def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
-    """The first of its samples was drawn with top-p, all at another temperature than the trainer's."""
-    sampling = np.array([[0.7, top_p if i == 0 else 1.0, 0, 0] for i in range(len(group))], np.float32)
-    return replace(group, sampling=sampling)
 
 
 def batches() -> list[list[ExperienceGroup]]:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -44,11 +43,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SMALL_RATE = 0.002
 """With it rounding, which AdamW makes as large as a step where a gradient is next to nothing, stays small over nine."""
 COMPARED = ("loss", "grad_norm", "entropy", "rollout_k3", "reward_mean", "trained_tokens")
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"ranks-{uuid.uuid4().hex[:8]}"})
 
 
 def checksum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:

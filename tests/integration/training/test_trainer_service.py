@@ -4,23 +4,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks._records import source, synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
-    Member,
     ModelVersion,
     StepTrained,
     TrainerHeartbeat,
     VersionRefused,
     VersionWanted,
-    WeightsSynced,
 )
 from schemas.topics import (
     BATCHES,
@@ -43,21 +40,17 @@ from tests.integration.training.trainers import (
     until,
     until_logged,
 )
+from tests.support.fakes.announcements import announced as announced_version
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.faults.transfers import settled
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Process
 from trinity_bus.telemetry import load_spans
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def namespaced(kafka: KafkaSettings) -> Callable[[], KafkaSettings]:
-    return lambda: kafka.model_copy(update={"namespace": f"trainer-{uuid.uuid4().hex[:8]}"})
 
 
 async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], KafkaSettings], tmp_path: Path) -> None:
@@ -126,22 +119,8 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
 
     async def receive(announced: ModelVersion) -> str:
         receiver = WeightReceiver()
-        receiver.start(
-            Source(
-                method=announced.method,
-                host=announced.master_address,
-                port=announced.master_port,
-                prefix=f"{announced.trainer_incarnation}/{announced.epoch}/explorer-0",
-                version=announced.version,
-                checksum=announced.checksum,
-                secret=announced.secret or "",
-                folder=announced.checkpoint or "",
-            )
-        )
-        deadline = time.monotonic() + DEADLINE_S
-        while receiver.progress.state == "receiving" and time.monotonic() < deadline:  # noqa: ASYNC110 - it works in a thread and has no event
-            await asyncio.sleep(0.01)
-        progress = receiver.progress
+        receiver.start(source(announced, "explorer-0"))
+        progress = await asyncio.to_thread(settled, receiver, DEADLINE_S)
         receiver.close()
         assert progress.state == "ready", progress.error
         return progress.checksum
@@ -150,13 +129,11 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         await bus.ensure_topics()
     async with mesh(kafka, trainer) as (producer, events, process):
         first = trained(await until(events, step_is(0), process))[0]
-        announced = ModelVersion(
+        announced = announced_version(
+            0,
+            "explorer-0",
             model=first.model,
-            version=0,
-            step=0,
             method=first.method,
-            epoch=1,
-            members=[Member(explorer="explorer-0", incarnation="life", rank=1)],
             trainer=first.trainer,
             trainer_incarnation=first.incarnation,
             master_address=first.master_address,
@@ -171,18 +148,10 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         for version in (void, announced):
             await (await producer.send(MODEL_VERSIONS, version.model, version))
         assert await receive(announced) == first.checksum
-        synced = WeightsSynced(
-            explorer="explorer-0",
-            incarnation="life",
-            model=first.model,
-            version=0,
-            epoch=1,
-            ok=True,
-            checksum=first.checksum,
-        )
-        wrong = synced.model_copy(update={"checksum": "0" * 64})
-        for answer in (synced, wrong):
-            await (await producer.send(EXPLORER_EVENTS, "explorer-0", answer))
+        answer = synced(announced, "explorer-0", "life")
+        wrong = answer.model_copy(update={"checksum": "0" * 64})
+        for one in (answer, wrong):
+            await (await producer.send(EXPLORER_EVENTS, "explorer-0", one))
         async with Bus(kafka, client_id="more") as bus:
             await until_logged(trainer, "it must take it again", process)
             await produce(bus, batches_of(steps))

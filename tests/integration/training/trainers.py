@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from msgspec.structs import replace
+
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -122,6 +125,12 @@ def batches_of(steps: int) -> list[list[ExperienceGroup]]:
         ]
         for step in range(steps)
     ]
+
+
+def drawn(group: ExperienceGroup, *, top_p: float) -> ExperienceGroup:
+    """The first of its samples was drawn with top-p, all at another temperature than the trainer's."""
+    sampling = np.array([[0.7, top_p if i == 0 else 1.0, 0, 0] for i in range(len(group))], np.float32)
+    return replace(group, sampling=sampling)
 
 
 async def until(reader: Reader, wanted: Callable[[Any], bool], process: Process) -> list[Any]:

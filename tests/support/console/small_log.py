@@ -9,24 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks._records import completed, trainer_beat
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
-    CoordinatorHeartbeat,
-    Dispatch,
-    ExplorerHeartbeat,
     ManifestEntry,
-    ModelVersion,
     Position,
     PublishedVersion,
-    RolloutFinished,
     SkippedBatch,
-    StepTrained,
     Task,
-    TaskResult,
     TokenFigures,
-    TrainerHeartbeat,
-    WeightsSynced,
 )
 from schemas.batch import ResultPart
 from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup, ended_key, step_key
@@ -47,7 +39,17 @@ from schemas.topics import (
     TRAINER_EVENTS,
     VERSION_HISTORY,
 )
+from tests.support.fakes.announcements import announced
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import (
+    coordinator_beat,
+    dispatch,
+    explorer_beat,
+    step_trained,
+    task_result,
+    weights_synced,
+)
+from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Bus, Producer
 
 HOSTILE: Final = "<script>alert(1)</script>"
@@ -57,7 +59,6 @@ FIRST_TASK: Final = "task/1/0"
 WHO: Final = {"explorer": "explorer-0", "incarnation": "a"}
 SETTINGS: Final = {"explorer.temperature": "0.7", "explorer.workflow_modules": f'"{HOSTILE}"', "explorer.slots": ""}
 REPLAY: Final = "replay-2"
-TRAINER: Final[dict[str, Any]] = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}
 
 
 async def write_small_log(bus: Bus) -> dict[str, Position]:
@@ -65,14 +66,12 @@ async def write_small_log(bus: Bus) -> dict[str, Position]:
     async with bus.producer() as producer:
         log = _Writer(producer)
         places: dict[str, Position] = {}
-        beat = ExplorerHeartbeat(
-            **WHO, state="ready", slots=8, model_version=2, tokens_generated=100, settings=SETTINGS
-        )
+        beat = explorer_beat(model_version=2, tokens_generated=100, settings=SETTINGS)
         await log.write(EXPLORER_EVENTS, "explorer-0", beat)
-        await log.write(COORDINATOR_EVENTS, "c-0", _coordinator())
-        its = {"trainer.advantage": '"rloo"'}
-        trains = {"state": "training", "step": 0, "version": 0, "master_address": "127.0.0.1", "master_port": 1}
-        await log.write(TRAINER_EVENTS, "trainer-0", TrainerHeartbeat(**TRAINER, **trains, settings=its))
+        limits = {"max_timeout_s": 60.0, "attempts_per_task": 3, "dynamic_timeout_s": 60.0}
+        await log.write(COORDINATOR_EVENTS, "c-0", coordinator_beat(coordinator="c-0", **limits))
+        training = trainer_beat(0, "t", state="training", settings={"trainer.advantage": '"rloo"'})
+        await log.write(TRAINER_EVENTS, "trainer-0", training)
         for step in (1, 2):
             places |= await _step(log, step)
         await _replay(log, places)
@@ -102,23 +101,16 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
     await _batch(log, batch_id, BatchLifecycleState.FINALIZED, tasks, places)
     groups = [StepGroup(task_id=task_id, parts=[_part(places[task_id])]) for task_id in tasks]
     left_out = [LeftOut(task_id=tasks[1], reason="not_finite", samples=[3], detail=HOSTILE)]
-    begun = StepBegun(
-        **TRAINER,
-        run="run",
-        step=step,
-        batch_id=batch_id,
-        sequence=step,
-        next_offset=1,
-        groups=groups,
-        left_out=left_out,
+    begun = begun_step(
+        step, incarnation="t", run="run", batch_id=batch_id, next_offset=1, groups=groups, left_out=left_out
     )
     await log.write(STEPS, step_key("trainer-0", step), begun)
     if step == 1:
         await _figures(log, places[tasks[0]], {"trainer": "trainer-0", "run": "run", "step": step}, 0.25)
     metrics = {"loss": 0.5 / step, "entropy": 2.0, "tokens": 96.0, "seconds": 0.5, "reward_mean": 0.5, "groups": 2.0}
-    address = {"master_address": "127.0.0.1", "master_port": 1}
-    version = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64, "seconds": 0.5}
-    trained = StepTrained(**TRAINER, **address, **version, metrics=metrics, publish=True)
+    version: dict[str, Any] = {"version": step, "step": step, "batch_id": batch_id, "checksum": "c" * 64}
+    version["seconds"] = 0.5
+    trained = step_trained(incarnation="t", metrics=metrics, **version)
     await log.write(TRAINER_EVENTS, "trainer-0", trained)
     skipped = [SkippedBatch(batch_id="train-1", step=step, reason=HOSTILE)] if step == 2 else []
     published = PublishedVersion(
@@ -131,19 +123,9 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
         skipped=skipped,
     )
     await log.write(VERSION_HISTORY, f"policy/{step}", published)
-    announced = ModelVersion(
-        model="policy",
-        version=step,
-        step=step,
-        method="gloo",
-        epoch=step,
-        trainer="trainer-0",
-        trainer_incarnation="t",
-        **address,
-        checksum="c" * 64,
-    )
-    await log.write(MODEL_VERSIONS, "policy", announced)
-    took = WeightsSynced(**WHO, model="policy", version=step, epoch=step, ok=True, transfer_s=0.1, pause_s=0.01)
+    news = announced(step, epoch=step, trainer_incarnation="t", checksum="c" * 64)
+    await log.write(MODEL_VERSIONS, "policy", news)
+    took = weights_synced("explorer-0", step, epoch=step, transfer_s=0.1, pause_s=0.01)
     await log.write(EXPLORER_EVENTS, "explorer-0", took)
     return places
 
@@ -151,7 +133,8 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
 async def _replay(log: _Writer, places: dict[str, Position]) -> None:
     """The second step once more, with nothing left out."""
     tasks = [f"task/2/{number}" for number in range(2)]
-    who = TRAINER | {"trainer": REPLAY, "follows": "trainer-0", "run": "other", "step": 2, "batch_id": "train-2"}
+    who: dict[str, Any] = {"trainer": REPLAY, "incarnation": "t", "follows": "trainer-0", "run": "other"}
+    who |= {"model": "policy", "step": 2, "batch_id": "train-2"}
     groups = [StepGroup(task_id=task_id, parts=[_part(places[task_id])]) for task_id in tasks]
     begun = StepBegun(**who, sequence=2, next_offset=1, groups=groups)
     await log.write(STEPS, step_key(REPLAY, 2), begun)
@@ -183,36 +166,15 @@ async def _figures(log: _Writer, place: Position, step: dict[str, Any], gap: flo
 async def _task(log: _Writer, task_id: str, batch_id: str, version: int) -> Position:
     task = Task(task_id=task_id, workflow="math", prompt=f"What is this? {HOSTILE}", answer="42", batch_id=batch_id)
     await log.write(TASKS, task_id, task)
-    order = Dispatch(
-        **WHO, task=task, attempt=1, batch_id=batch_id, batch_type="train", repeat_times=len(REWARDS), timeout_s=60.0
-    )
+    runs = len(REWARDS)
+    order = dispatch(task=task, **WHO, attempt=1, batch_id=batch_id, repeat_times=runs, timeout_s=60)
     await log.write(ROLLOUTS, "explorer-0", order)
     group = make_group(rewards=REWARDS, version=version - 1, task_id=task_id, batch_id=batch_id)
     place = await log.write(EXPERIENCES, task_id, group)
-    finished = RolloutFinished(
-        **WHO,
-        task_id=task_id,
-        attempt=1,
-        batch_id=batch_id,
-        batch_type="train",
-        status="completed",
-        completed_runs=len(REWARDS),
-        total_runs=len(REWARDS),
-        experience=place,
-        samples=len(REWARDS),
-    )
+    finished = completed(order, version=-1, seconds=0, metrics=[], experience=place)
     await log.write(EXPLORER_EVENTS, "explorer-0", finished)
-    result = TaskResult(
-        task_id=task_id,
-        batch_id=batch_id,
-        batch_type="train",
-        status="completed",
-        completed_runs=len(REWARDS),
-        total_runs=len(REWARDS),
-        parts=[_part(place)],
-        metrics={"reward": 0.5},
-        attempts=1,
-    )
+    done = {"batch_id": batch_id, "completed_runs": runs, "total_runs": runs, "metrics": {"reward": 0.5}}
+    result = task_result(task_id, parts=[_part(place)], **done)
     await log.write(RESULTS, task_id, result)
     return place
 
@@ -251,16 +213,3 @@ async def _evaluation(log: _Writer) -> None:
 
 def _part(place: Position) -> ResultPart:
     return ResultPart(attempt=1, samples=len(REWARDS), position=place)
-
-
-def _coordinator() -> CoordinatorHeartbeat:
-    return CoordinatorHeartbeat(
-        coordinator="c-0",
-        incarnation="i",
-        open_batches=0,
-        open_tasks=0,
-        running_attempts=0,
-        max_timeout_s=60.0,
-        attempts_per_task=3,
-        dynamic_timeout_s=60.0,
-    )

@@ -18,7 +18,6 @@ from schemas import (
     CommandError,
     CommandReply,
     Contribute,
-    CoordinatorHeartbeat,
     FinalizeBatch,
     ResultPart,
     SubmitBatch,
@@ -30,6 +29,7 @@ from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, EXPERIENCES, OPERATOR_COMMANDS, REPLIES, RESULTS, TASKS
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus
+from tests.support.fakes.mesh_records import coordinator_beat, task_result
 
 State = BatchLifecycleState
 
@@ -106,8 +106,8 @@ class FakeCoordinator:
                 group = make_group(task_id=task_id, batch_id=task.batch_id or "")
                 positions.append(await (await self._producer.send(EXPERIENCES, task_id, group)))
         good = {"completed": total, "partial": runs}.get(status, 0)
-        result = TaskResult(
-            task_id=task_id,
+        result = task_result(
+            task_id,
             batch_id=task.batch_id or "",
             batch_type=task.batch_type,
             status=status,
@@ -115,7 +115,6 @@ class FakeCoordinator:
             total_runs=total,
             parts=[ResultPart(attempt=i + 1, samples=4, position=p) for i, p in enumerate(positions)],
             metrics={"reward": 1.0} if good else {},
-            attempts=1,
             error=error,
         )
         batch = self.batches[result.batch_id]
@@ -126,27 +125,16 @@ class FakeCoordinator:
 
     async def refuse(self, task_id: str, reason: str) -> None:
         await self.until(lambda: task_id in self.tasks)
-        headers = [(DLQ_REASON, reason.encode()), (DLQ_DETAIL, b"says the fake"), (DLQ_TOPIC, TASKS.name.encode())]
-        await self._producer.send_raw(DEAD_LETTERS, task_id, b"", headers=headers)
+        await self._refuse_now(task_id, reason)
 
     async def say(self, event: Any, sender: str) -> None:
         topic = next(topic for topic in EVENTS if type(event) in topic.records)
         await self._producer.send(topic, sender, event)
 
     async def _beat(self) -> None:
+        limits = {"max_timeout_s": 30.0, "attempts_per_task": 2, "dynamic_timeout_s": 12.0, "wait_after_min_s": 0.05}
         while True:
-            beat = CoordinatorHeartbeat(
-                coordinator="fake",
-                incarnation="fake",
-                open_batches=0,
-                open_tasks=0,
-                running_attempts=0,
-                max_timeout_s=30.0,
-                attempts_per_task=2,
-                dynamic_timeout_s=12.0,
-                wait_after_min_s=0.05,
-            )
-            await self.say(beat, "fake")
+            await self.say(coordinator_beat(coordinator="fake", incarnation="fake", **limits), "fake")
             await asyncio.sleep(0.05)
 
     async def _tasks(self, reader: Any) -> None:
@@ -156,15 +144,15 @@ class FakeCoordinator:
                 self.tasks[task.task_id] = task
                 batch = self.batches.get(task.batch_id or "")
                 if batch is None or batch.ended:
-                    await self.refuse_now(task.task_id)
+                    await self._refuse_now(task.task_id, "batch_closed")
                     continue
                 batch.tasks[task.task_id] = task
                 batch.state = State.RUNNING
                 async with self.changed:
                     self.changed.notify_all()
 
-    async def refuse_now(self, task_id: str) -> None:
-        headers = [(DLQ_REASON, b"batch_closed"), (DLQ_DETAIL, b"it has ended"), (DLQ_TOPIC, TASKS.name.encode())]
+    async def _refuse_now(self, task_id: str, reason: str) -> None:
+        headers = [(DLQ_REASON, reason.encode()), (DLQ_DETAIL, b"says the fake"), (DLQ_TOPIC, TASKS.name.encode())]
         await self._producer.send_raw(DEAD_LETTERS, task_id, b"", headers=headers)
 
     async def _commands(self, reader: Any) -> None:

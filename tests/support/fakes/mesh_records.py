@@ -8,6 +8,7 @@ from schemas import (
     ExplorerHeartbeat,
     StepTrained,
     Task,
+    TaskResult,
     TrainerHeartbeat,
     WeightsSynced,
 )
@@ -44,6 +45,11 @@ def coordinator_beat(**changes: Any) -> CoordinatorHeartbeat:
 
 def explorer_beat(name: str = "explorer-0", **changes: Any) -> ExplorerHeartbeat:
     return ExplorerHeartbeat(**{"explorer": name, "incarnation": "a", "state": "ready", "slots": 8} | changes)
+
+
+def task_result(task_id: str, **changes: Any) -> TaskResult:
+    own: dict[str, Any] = {"task_id": task_id, "batch_id": "b", "batch_type": "train", "status": "completed"}
+    return TaskResult(**own | dict.fromkeys(("completed_runs", "total_runs", "attempts"), 1) | changes)
 
 
 def weights_synced(name: str, version: int, **changes: Any) -> WeightsSynced:

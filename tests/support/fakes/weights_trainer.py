@@ -1,6 +1,5 @@
 """A FAKE trainer whose weights are real: it trains nothing, and explorers take each version from its memory."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 
 from schemas.topics import MODEL_VERSIONS
 from tests.support.fakes.workers import FakeTrainer
+from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from workers.trainer.published_tensors import make_publisher
@@ -34,13 +34,12 @@ class WeightsTrainer(FakeTrainer):
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator["WeightsTrainer"]:
         with contextlib.closing(self._publisher):
-            async with self._bus.reader(MODEL_VERSIONS, start="beginning") as announced, super().alive():
-                serving = asyncio.create_task(self._served.serve(announced))
-                try:
-                    yield self
-                finally:
-                    serving.cancel()
-                    await asyncio.wait([serving])
+            async with (
+                self._bus.reader(MODEL_VERSIONS, start="beginning") as announced,
+                super().alive(),
+                beside(self._served.serve(announced)),
+            ):
+                yield self
 
     async def publish(self, producer: Producer, version: int) -> None:
         await self._tell(producer, version, publish=True)

@@ -17,7 +17,6 @@ from schemas import (
     Cancel,
     Dispatch,
     ExperienceGroup,
-    ExplorerHeartbeat,
     ModelVersion,
     VersionRefused,
     VersionWanted,
@@ -31,6 +30,7 @@ from schemas.topics import (
     ROLLOUTS,
     TRAINER_EVENTS,
 )
+from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
 from trinity_bus.coordination import SyncPolicy
@@ -108,10 +108,9 @@ class FakeExplorer:
             await asyncio.sleep(0.2)
 
     async def _say_alive(self, producer: Producer, incarnation: str) -> None:
-        beat = ExplorerHeartbeat(
-            explorer=self.name,
+        beat = explorer_beat(
+            self.name,
             incarnation=incarnation,
-            state="ready",
             slots=self._slots,
             model_version=self.version,
             workflows=["math"],

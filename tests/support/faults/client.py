@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fakes.zero_cost_explorer import WORDS
 from tests.support.faults.mesh import FaultMesh
+from tests.support.mesh.log import MeshLog
 from trinity_bus.bus import Bus
 from trinity_bus.runtime.process import tail
-from trinity_bus.view import MeshFollower
+from trinity_bus.view import MeshFollower, follow
 
 TASKS_IN_BATCH = 4
 AHEAD = 6
@@ -36,7 +39,9 @@ class FaultClient:
 
     def __init__(self, mesh: FaultMesh, bus: Bus, follower: MeshFollower) -> None:
         self._mesh = mesh
-        self._bus = bus
+        self.bus = bus
+        self.log = MeshLog()
+        """What was on the log in the end."""
         self._follower = follower
         self.sent = 0
         """Batches."""
@@ -68,7 +73,7 @@ class FaultClient:
             await self._follower.changed(0.1)
 
     async def produce(self) -> None:
-        async with self._bus.producer() as producer:
+        async with self.bus.producer() as producer:
             while not self.enough:
                 # What is waited for is seen by the other task of this test.
                 while self.sent >= self.ended + AHEAD:  # noqa: ASYNC110
@@ -76,3 +81,19 @@ class FaultClient:
                 for task in batch_of(self.sent):
                     await (await producer.send(TASKS, task.task_id, task))
                 self.sent += 1
+
+
+@asynccontextmanager
+async def at_work(mesh: FaultMesh, **kafka: float) -> AsyncIterator[FaultClient]:
+    """A mesh with a client that produces until the end of the block, and then waits for all that it has sent."""
+    async with mesh, Bus(mesh.kafka.model_copy(update=kafka), client_id="test") as bus:
+        await bus.ensure_topics()
+        async with follow(bus, whole=True) as follower:
+            client = FaultClient(mesh, bus, follower)
+            await client.until_all_work()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(client.produce())
+                yield client
+                client.enough = True
+            await client.until(client.sent)
+        client.log = await MeshLog.read(bus)

@@ -16,16 +16,18 @@ import random
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import psutil
 
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster
+from tests.support.mesh.mesh import environment
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
@@ -39,6 +41,10 @@ OUTAGE_S = 240.0
 """How long everybody does without the broker: on a busy machine it may take a minute and more to start."""
 PAUSE_S = 0.3
 """Between the end of a service by itself and its next start: while the broker is away, it would end at once again."""
+
+
+COORDINATOR: Final = {"max_staleness": 1, "tick_s": 0.05, "explorer_timeout_s": 10, "group_size": 2}
+EXPLORER: Final = {"slots": 4, "heartbeat_s": 0.3}
 
 
 class Service:
@@ -98,7 +104,6 @@ class FaultMesh:
 
     Args:
         folder: For the broker's log and the services' outputs.
-        namespace: Of the run's topics.
         coordinators: How many; more than one where all but one stand by.
         explorers: How many.
         coordinator: Settings of the coordinators.
@@ -111,13 +116,12 @@ class FaultMesh:
     def __init__(
         self,
         folder: Path,
-        namespace: str,
         *,
-        coordinators: int,
-        explorers: int,
-        coordinator: Mapping[str, object],
-        explorer: Mapping[str, object],
-        engine_delay_s: float,
+        coordinators: int = 1,
+        explorers: int = 2,
+        coordinator: Mapping[str, object] = COORDINATOR,
+        explorer: Mapping[str, object] = EXPLORER,
+        engine_delay_s: float = 0.1,
         broker: EmbeddedBroker | BrokerCluster | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -130,9 +134,9 @@ class FaultMesh:
         self._owns_broker = broker is None
         self.broker = broker or _broker(folder / "broker")
         self.services: dict[str, Service] = {}
-        self._namespace = namespace
+        self._namespace = f"faults-{uuid.uuid4().hex[:8]}"
         self._environment_of_all = dict(environment or {})
-        self._sections = {"COORDINATOR": coordinator, "EXPLORER": explorer}
+        self._sections = {"coordinator": coordinator, "explorer": explorer}
         self._engine_delay_s = engine_delay_s
         self._names = (
             *(f"coordinator-{number}" for number in range(coordinators)),
@@ -238,17 +242,10 @@ class FaultMesh:
         return [sys.executable, "-m", "tests.support.fakes.trainer", str(self.folder / "checkpoint.json")]
 
     def _environment(self, name: str) -> dict[str, str]:
-        role = name.partition("-")[0].upper()
-        values = {**self._sections.get(role, {}), "name": name}
-        return {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": self.broker.bootstrap_servers,
-            "TRINITY_BUS_MESH__NAMESPACE": self._namespace,
-            "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
-            "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s),
-            **{f"TRINITY_BUS_{role}__{key.upper()}": str(value) for key, value in values.items()},
-            **self._environment_of_all,
-        }
+        role = name.partition("-")[0]
+        values = {f"{role}__{key}": value for key, value in {**self._sections.get(role, {}), "name": name}.items()}
+        own = environment(self.kafka, kafka__outage_s=OUTAGE_S, **values)
+        return {**own, "FAKE_ENGINE_DELAY_S": str(self._engine_delay_s), **self._environment_of_all}
 
 
 def _broker(folder: Path) -> EmbeddedBroker | BrokerCluster:

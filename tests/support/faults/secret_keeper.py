@@ -7,9 +7,10 @@ import asyncio
 import os
 import sys
 
-from schemas import Dispatch, Task
+from schemas import Task
 from schemas.codec import encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
+from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.config import Settings
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners, WorkflowRaisedError
@@ -18,16 +19,8 @@ from trinity_bus.runtime.service import run_service
 
 
 async def spied_upon(settings: Settings) -> None:
-    order = Dispatch(
-        explorer="explorer-0",
-        incarnation="life",
-        task=Task(task_id="t", workflow="spy", prompt=f"{os.getpid()} {sys.argv[1]}"),
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=600,
-    )
+    task = Task(task_id="t", workflow="spy", prompt=f"{os.getpid()} {sys.argv[1]}")
+    order = dispatch(task=task, attempt=1, repeat_times=1, timeout_s=600)
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         await fork_server.ready()
         runners = Runners(fork_server, FakeEngine(), settings.explorer, FakePools())

@@ -14,27 +14,21 @@ from typing import Any
 
 import msgpack
 
+from benchmarks._records import completed, step_trained
 from schemas import (
-    AbortBatch,
     BatchLifecycleState,
     BatchRecord,
     Cancel,
-    CancelTasks,
     Contribute,
     Dispatch,
     ExperiencePiece,
-    ExplorerHeartbeat,
     ExplorerLeft,
-    FinalizeBatch,
     ModelVersion,
     Position,
     PublishVersion,
     Record,
-    RolloutFinished,
     RunnersReport,
     RunningAttempt,
-    StepTrained,
-    SubmitBatch,
     Task,
     TrainerHeartbeat,
     VersionRefused,
@@ -42,7 +36,9 @@ from schemas import (
 )
 from schemas.codec import DecodeError, decode, encode
 from schemas.topics import COMMANDS, COORDINATOR_INPUTS
+from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.fuzz.damage import damaged
+from tests.support.simulation.clients import Clients
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import (
     CommandArrived,
@@ -173,8 +169,11 @@ class Mesh:
     """Train batches."""
     orders: deque[Dispatch] = field(default_factory=lambda: deque(maxlen=200))
     rounds: deque[Any] = field(default_factory=lambda: deque(maxlen=50))
-    batches: deque[str] = field(default_factory=lambda: deque(["b0"], maxlen=20))
     sent: deque[bytes] = field(default_factory=lambda: deque(maxlen=100))
+
+    def __post_init__(self) -> None:
+        self._clients = Clients(self.rng)
+        self._clients.repeat_times = (None, None, 3, 1024)
 
     def next(self) -> Step:
         rng = self.rng
@@ -205,7 +204,7 @@ class Mesh:
                 case Write(record=ModelVersion() as announced):
                     self.rounds.append(announced)
                 case Write(record=BatchRecord() as batch):
-                    self.batches.append(batch.batch_id)
+                    self._clients.noticed(batch)
                     if batch.state is BatchLifecycleState.FINALIZED:
                         self.finalized = max(self.finalized, batch.sequence)
 
@@ -218,25 +217,16 @@ class Mesh:
     def _task(self) -> Record:
         rng = self.rng
         self.tasks += 1
-        return Task(
-            task_id=f"t{self.tasks}",
-            workflow=rng.choice(["math", "math", "code"]),
-            prompt="1 + 1",
-            data=rng.choice([{}, {"a": [1, {"b": None}]}]),
-            batch_id=rng.choice([None, None, None, f"b{rng.randrange(30)}"]),
-            batch_type=rng.choice(["train", "train", "eval"]),
-            batch_size=rng.choice([None, None, 2]),
-            repeat_times=rng.choice([None, None, 3, 1024]),
-            timeout_s=rng.choice([None, 5.0]),
-            pool=rng.choice([None, None, None, "policy", "judge", "nobody"]),
-        )
+        pool = rng.choice([None, None, None, "policy", "judge", "nobody"])
+        data = rng.choice([{}, {"a": [1, {"b": None}]}])
+        return self._clients.task().model_copy(update={"pool": pool, "data": data})
 
     def _beat(self) -> Record:
         name = self.rng.choice(list(self.incarnations))
         if self.rng.random() < 0.03:
             self.incarnations[name] += 1
-        return ExplorerHeartbeat(
-            explorer=name,
+        return explorer_beat(
+            name,
             incarnation=f"life-{self.incarnations[name]}",
             state=self.rng.choices(["ready", "syncing", "starting", "draining"], (20, 2, 1, 1))[0],
             slots=self.rng.choice([2, 4, 16]),
@@ -262,24 +252,15 @@ class Mesh:
         order = self.orders.popleft() if rng.random() < 0.8 else rng.choice(self.orders)
         done = order.repeat_times
         pieces = _pieces(rng, done, self.tasks)
-        return RolloutFinished(
-            explorer=order.explorer,
-            incarnation=order.incarnation,
-            task_id=order.task.task_id,
-            attempt=order.attempt,
-            batch_id=order.batch_id,
+        return completed(
+            order,
+            version=order.min_version,
+            seconds=1.0,
             batch_type=order.batch_type,
             status=rng.choices(["completed", "partial", "failed"], (8, 1, 1))[0],
-            completed_runs=done,
-            total_runs=done,
-            metrics=[{"reward": rng.choice([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308])}]
-            * min(done, 8),
+            metrics=[{"reward": rng.choice(REWARDS)}] * min(done, 8),
             experience=None if pieces else Position(partition=0, offset=self.tasks),
             pieces=pieces,
-            samples=done,
-            version_min=order.min_version,
-            version_max=order.min_version,
-            seconds=1.0,
             error=rng.choice([None, "ValueError: é"]),
         )
 
@@ -289,19 +270,16 @@ class Mesh:
             self.trainer_incarnation += 1
         else:
             self.trained = min(self.trained + 1, self.finalized)
-        return StepTrained(
+        return step_trained(
+            max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
+            f"life-{self.trainer_incarnation}",
             trainer="t",
-            incarnation=f"life-{self.trainer_incarnation}",
-            model="policy",
             step=max(0, self.trained),
-            version=max(0, self.trained - rng.choice([0, 0, 0, 0, 1])),
             publish=rng.random() < 0.9,
             again=rng.random() < 0.1,
             batch_id=rng.choice([None, "b0"]),
             metrics={"loss": 0.5},
             checksum="00",
-            master_address="127.0.0.1",
-            master_port=29500,
             checkpoint=rng.choice([None, "step-1"]),
         )
 
@@ -327,25 +305,14 @@ class Mesh:
 
     def _asked(self) -> Record:
         rng = self.rng
-        who = {"client": f"c{rng.randrange(3)}", "command_id": f"{rng.randrange(10**6)}"}
-        batch = rng.choice([*self.batches, f"b{rng.randrange(30)}"])
-        return rng.choice(
-            [
-                SubmitBatch(**who, batch_id=batch, expected_task_count=rng.choice([None, 0, 2, 3]), min_wait_num=1),
-                FinalizeBatch(**who, batch_id=batch, timeout_s=rng.choice([None, 0.0, 5.0])),
-                AbortBatch(**who, batch_id=batch, reason="no", keep_partial_results=rng.random() < 0.5),
-                CancelTasks(**who, batch_id=batch, reason="no", return_partial_tasks=rng.random() < 0.5),
-                Contribute(
-                    **who,
-                    task_id=rng.choice([f"made-{self.tasks}", f"t{self.tasks}"]),
-                    pieces=_pieces(rng, rng.choice([1, 2, 1024]), self.tasks)
-                    or [ExperiencePiece(samples=1, position=Position(partition=1, offset=self.tasks))],
-                    version_min=max(self.trained, 0),
-                    version_max=max(self.trained, 0),
-                ),
-                PublishVersion(**who, model="policy", version=rng.choice([None, 0, max(0, self.trained)])),
-            ]
-        )
+        clients, version = self._clients, max(self.trained, 0)
+        ask = rng.choice([clients.submit, clients.finalize, clients.abort, clients.cancel, None, None])
+        if ask is not None:
+            return ask()
+        if rng.random() < 0.5:
+            return clients.contribute(self.tasks, version)
+        which = rng.choice([None, 0, version])
+        return PublishVersion(client="c0", command_id=f"{rng.randrange(10**6)}", model="policy", version=which)
 
     def _other(self) -> Record:
         rng = self.rng

@@ -1,6 +1,5 @@
 """A gateway with real HTTP on both sides, on FAKE engines and a fake log: no model, no broker."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from schemas import ExplorerHeartbeat
 from schemas.topics import EXPLORER_EVENTS
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.log import FakeBus, FakeLog
-from tests.support.mesh.waiting import until
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, GatewaySettings, KafkaSettings, Settings
 from trinity_bus.gateway.address_proof import with_proof
@@ -117,12 +116,8 @@ async def rig(explorers: int = 1, *, log: FakeLog | None = None, **gateway: Any)
             here.sides[name] = await stack.enter_async_context(
                 HttpSide(settings.explorer, engine, ServedVersion(engine.model_version), bearable, CharacterTokenizer)
             )
-        running = asyncio.create_task(here.gateway.run())
-        try:
+        async with beside(here.gateway.run()) as running:
             await until(lambda: bool(here.gateway.address) or running.done(), 10)
             for name in here.engines:
                 await here.heard(name)
             yield here
-        finally:
-            running.cancel()
-            await asyncio.wait([running])

@@ -31,6 +31,7 @@ from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.broker.node import ask
+from trinity_bus.bus.connection import administrator
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
@@ -196,12 +197,8 @@ class BrokerCluster:
 
     @contextlib.asynccontextmanager
     async def _administrator(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
-        await admin.start()
-        try:
+        async with administrator(self.kafka_settings(KafkaSettings()), "test") as admin:
             yield admin
-        finally:
-            await admin.close()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 

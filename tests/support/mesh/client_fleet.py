@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks._records import completed
-from schemas import Dispatch, Task, TaskResult
-from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, RESULTS
-from tests.support.fakes.workers import FakeExplorer, FakeTrainer, experience
-from tests.support.mesh.mesh import Mesh
+from schemas import Task, TaskResult
+from schemas.topics import RESULTS
+from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from tests.support.mesh.mesh import Mesh, environment
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
@@ -67,26 +65,6 @@ class Fleet:
         """Completes the last order of a task that was held."""
         await self.explorer._answer(self._producer, (await self.orders(name))[-1])
 
-    async def break_off(self, name: str, completed_runs: int, error: str) -> None:
-        """Ends the last order of a task with some of its runs."""
-        received = (await self.orders(name))[-1]
-        order: Dispatch = record_of(received)
-        group = experience(order, self.explorer.version)
-        position = await (await self._producer.send(EXPERIENCES, order.task.task_id, group))
-        finished = completed(
-            order,
-            version=self.explorer.version,
-            seconds=0.001,
-            batch_type=order.batch_type,
-            status="partial" if completed_runs else "failed",
-            completed_runs=completed_runs,
-            metrics=[{"reward": 1.0}] * completed_runs,
-            experience=position if completed_runs else None,
-            samples=completed_runs,
-            error=error,
-        )
-        await self._producer.send(EXPLORER_EVENTS, self.explorer.name, finished)
-
 
 @contextlib.asynccontextmanager
 async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
@@ -108,17 +86,11 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
 
 async def program(fleet: Fleet, *command: str) -> str:
     """What a program prints that ends well."""
-    kafka = fleet.mesh.kafka
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-        },
+        env=environment(fleet.mesh.kafka) | {"PYTHONPATH": str(ROOT)},
     )
     try:
         out, err = await process.communicate()

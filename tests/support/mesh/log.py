@@ -43,22 +43,6 @@ class Content:
 
 
 @dataclass(slots=True)
-class Accounting:
-    """Trajectories whose experiences were durable, and what became of them."""
-
-    durable: int = 0
-    """Attempts with durable experiences."""
-    counted: int = 0
-    """Those that a manifest names."""
-    announced_and_repeated: int = 0
-    """Those whose result was durable too, and whose task was handed out again nevertheless."""
-    announced_and_repeated_s: float = 0.0
-    """Seconds of generation that were spent on them."""
-    unannounced: int = 0
-    """Those whose explorer was killed between its experiences and its result: the task was generated again."""
-
-
-@dataclass(slots=True)
 class MeshLog:
     """Every record of every topic, each partition in its order."""
 
@@ -176,34 +160,17 @@ class MeshLog:
 
     # -- what crashes cost -------------------------------------------------------------------------------------------
 
-    def accounting(self) -> Accounting:
-        """What became of finished trajectories.
+    def repeated(self) -> list[RolloutFinished]:
+        """Trajectories whose result was durable, and that had to be generated again (as verl's RFC 7579 counts them).
 
-        As verl's RFC 7579 counts: seconds spent on trajectories that were finished, and had to be generated again.
+        Not among them are those whose explorer was killed between its experiences and its result.
         """
-        counted = {
-            (entry.task_id, part.attempt)
-            for batch in self.finalized
-            for entry in batch.manifest
-            for part in entry.parts
-        }
-        announced = {
-            (event.task_id, event.attempt): event
-            for event in (item.record for item in self.events)
-            if isinstance(event, RolloutFinished) and event.status == "completed"
-        }
-        found = Accounting()
-        for group in map(record_of, self.experiences):
-            attempt = (group.task_id, group.attempt)
-            found.durable += 1
-            if attempt in counted:
-                found.counted += 1
-            elif attempt not in announced:
-                found.unannounced += 1
-            else:
-                found.announced_and_repeated += 1
-                found.announced_and_repeated_s += announced[attempt].seconds
-        return found
+        manifests = [entry for batch in self.finalized for entry in batch.manifest]
+        counted = {(entry.task_id, part.attempt) for entry in manifests for part in entry.parts}
+        durable = {(group.task_id, group.attempt) for group in map(record_of, self.experiences)}
+        events = [item.record for item in self.events if isinstance(item.record, RolloutFinished)]
+        told = {(event.task_id, event.attempt): event for event in events if event.status == "completed"}
+        return [event for attempt, event in told.items() if attempt in durable - counted]
 
 
 def _where(position: Position | None) -> Where:

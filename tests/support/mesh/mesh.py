@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,9 +17,27 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
 
 
+def unused(kafka: KafkaSettings) -> KafkaSettings:
+    """The same brokers, with a namespace in which there is nothing."""
+    return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+
+
+def environment(kafka: KafkaSettings, **settings: object) -> dict[str, str]:
+    """The variables of a process that works in a namespace; settings are named ``section__name``."""
+    told = {"kafka__bootstrap_servers": kafka.bootstrap_servers, "mesh__namespace": kafka.namespace, **settings}
+    return {**os.environ, **{f"TRINITY_BUS_{name.upper()}": str(value) for name, value in told.items()}}
+
+
+def trinity_bus(kafka: KafkaSettings, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """A command, as a user runs it in a namespace."""
+    command = [sys.executable, "-m", "workers.cli.app", *arguments]
+    env = environment(kafka, **settings) | {"COLUMNS": "160"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
 class Mesh:
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
-        self.kafka = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+        self.kafka = unused(kafka)
         self.folder = folder
         self.started = 0
 
@@ -28,22 +47,16 @@ class Mesh:
         synchronizer: Mapping[str, object] | None = None,
         *,
         module: str = "workers.cli.app",
-        environment: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
         **settings: object,
     ) -> Iterator[Child]:
         """A coordinator process; of another module, and with more variables, where these are given."""
         self.started += 1
         log = self.folder / f"coordinator-{self.started}.log"
         values = {"batch_size": 4, "tick_s": 0.05, "explorer_timeout_s": 5, **settings}
-        env = {
-            **os.environ,
-            "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": str(self.kafka.bootstrap_servers),
-            "TRINITY_BUS_MESH__NAMESPACE": self.kafka.namespace,
-            "TRINITY_BUS_TELEMETRY__RUN_DIR": str(self.folder),
-            **{f"TRINITY_BUS_COORDINATOR__{name.upper()}": str(value) for name, value in values.items()},
-            **{f"TRINITY_BUS_SYNCHRONIZER__{name.upper()}": str(v) for name, v in (synchronizer or {}).items()},
-            **(environment or {}),
-        }
+        given = {f"coordinator__{name}": value for name, value in values.items()}
+        given |= {f"synchronizer__{name}": value for name, value in (synchronizer or {}).items()}
+        env = {**environment(self.kafka, telemetry__run_dir=self.folder, **given), **(variables or {})}
         command = [sys.executable, "-W", "error", "-m", module, "run", "coordinator"]
         with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
             yield child

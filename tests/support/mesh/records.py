@@ -1,6 +1,9 @@
-"""What a test expects of a record that it has read."""
+"""What a test expects of records that it reads."""
 
-from trinity_bus.bus import Received
+import asyncio
+from typing import Any
+
+from trinity_bus.bus import Reader, Received
 from trinity_bus.bus.received import Undecodable
 
 
@@ -8,3 +11,12 @@ def record_of[R](received: Received[R]) -> R:
     """The record, which must be one that its codec takes."""
     assert not isinstance(received.record, Undecodable), received.record
     return received.record
+
+
+async def take(reader: Reader, count: int, limit_s: float = 150.0) -> list[Received[Any]]:
+    """The next records of a reader, as soon as there are so many."""
+    found: list[Received[Any]] = []
+    async with asyncio.timeout(limit_s):
+        while len(found) < count:
+            found += await reader.batch(1.0)
+    return found

@@ -5,9 +5,10 @@ import contextlib
 import os
 import sys
 
-from schemas import Dispatch, Task
+from schemas import Task
 from schemas.codec import encode
 from tests.support.fakes.engine import TOKENIZER, FakeEngine, FakePools, keep_nothing
+from tests.support.fakes.mesh_records import dispatch
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -19,16 +20,8 @@ async def main() -> None:
     settings = Settings(
         explorer=ExplorerSettings(runners=2, slots=4, workflow_modules="tests.support.fakes.rogue_workflows")
     )
-    order = Dispatch(
-        explorer="explorer-0",
-        incarnation="life",
-        task=Task(task_id="t", workflow="block", prompt=os.devnull),
-        attempt=1,
-        batch_id="b",
-        batch_type="train",
-        repeat_times=1,
-        timeout_s=600,
-    )
+    task = Task(task_id="t", workflow="block", prompt=os.devnull)
+    order = dispatch(task=task, attempt=1, repeat_times=1, timeout_s=600)
     with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
         await fork_server.ready()
         runners = Runners(fork_server, FakeEngine(), settings.explorer, FakePools())

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 
 def wait_until(
@@ -20,3 +22,14 @@ async def until(condition: Callable[[], bool], limit_s: float = 150.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - it happens in another process, or in a fake that sets no event
             await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def beside[T](work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Have work done beside the block; at the block's end it is cancelled."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, Self
 
+from benchmarks._records import step_trained
 from schemas import (
     AbortBatch,
     BatchRecord,
@@ -11,19 +12,17 @@ from schemas import (
     Contribute,
     Dispatch,
     ExperiencePiece,
-    ExplorerHeartbeat,
     FinalizeBatch,
     ModelVersion,
     Position,
     RolloutFinished,
     SkipBatch,
-    StepTrained,
     SubmitBatch,
     Task,
     TaskResult,
-    WeightsSynced,
 )
 from tests.support.effects import written
+from tests.support.fakes.mesh_records import explorer_beat, weights_synced
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import (
     CommandArrived,
@@ -77,7 +76,7 @@ class Harness:
 
     def beat(self, name: str = "e0", incarnation: str = "1", **fields: Any) -> list[Effect]:
         values = {"state": "ready", "slots": 4, "model_version": 0, "workflows": ["math"], **fields}
-        return self.event(ExplorerHeartbeat(explorer=name, incarnation=incarnation, **values))
+        return self.event(explorer_beat(name, incarnation=incarnation, **values))
 
     def begun(self, *tasks: str, **explorer: Any) -> Self:
         """The same, once an explorer is there and has been followed by these tasks."""
@@ -108,25 +107,12 @@ class Harness:
         )
 
     def trained(self, version: int, incarnation: str = "t1", **fields: Any) -> list[Effect]:
-        values = {"publish": True, "checksum": f"sum-{version}", **fields}
-        return self.event(
-            StepTrained(
-                trainer="trainer",
-                incarnation=incarnation,
-                model="policy",
-                step=version,
-                version=version,
-                master_address="127.0.0.1",
-                master_port=1,
-                **values,
-            ),
-        )
+        values = {"trainer": "trainer", "checksum": f"sum-{version}", **fields}
+        return self.event(step_trained(version, incarnation, **values))
 
     def synced(self, version: int, epoch: int, name: str = "e0", *, ok: bool = True, **fields: Any) -> list[Effect]:
         values = {"checksum": f"sum-{version}" if ok else "", **fields}
-        return self.event(
-            WeightsSynced(explorer=name, incarnation="1", model="policy", version=version, epoch=epoch, ok=ok, **values)
-        )
+        return self.event(weights_synced(name, version, incarnation="1", epoch=epoch, ok=ok, **values))
 
     def command(self, command: Request, *, operator: bool = True) -> list[Effect]:
         assert not isinstance(command, Contribute)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from benchmarks._records import step_trained, trainer_beat
+from benchmarks._records import step_trained, synced, trainer_beat
 from schemas import (
     Cancel,
     Dispatch,
@@ -21,6 +21,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.event import ExplorerState
+from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.simulation.invariant import AttemptName, Produced
 from tests.support.simulation.invariants import runs_of
 
@@ -114,8 +115,8 @@ class Explorer:
         self.begin()
 
     def beat(self) -> ExplorerHeartbeat:
-        return ExplorerHeartbeat(
-            explorer=self.name,
+        return explorer_beat(
+            self.name,
             incarnation=self.incarnation,
             state=self.state,
             slots=self.slots,
@@ -168,16 +169,9 @@ class Explorer:
         return event, Produced(tuple(pieces), tuple(runs), attempt.version_min, fixed=self.fixed)
 
     def synced(self, version: ModelVersion, *, ok: bool) -> WeightsSynced:
-        return WeightsSynced(
-            explorer=self.name,
-            incarnation=self.incarnation,
-            model="policy",
-            version=version.version,
-            epoch=version.epoch,
-            ok=ok,
-            checksum=version.checksum if ok else "",
-            error=None if ok else "ConnectionError: made up",
-        )
+        answer = synced(version, self.name, self.incarnation)
+        failed = {"ok": False, "checksum": "", "error": "ConnectionError: made up"}
+        return answer if ok else answer.model_copy(update=failed)
 
 
 @dataclass(slots=True)
