@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.service import run_service
-from workers.cli.console import console
+from workers.cli.console import console, say
 from workers.demo.first_preload import begun_first
 from workers.demo.options import CONSOLE_PORT, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from workers.demo.preloads import Preloads
     from workers.demo.report import Summary
 
-app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
+app = typer.Typer()
 out = console()
 
 _GRACE_S = 40.0  # Limit of stopping all services and the broker
@@ -92,16 +91,15 @@ def demo(
     except ConfigError:
         raise
     except TrinityError as error:
-        out.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
+        say(f"The demo failed: {error}", style="red")
         raise typer.Exit(1) from error
     if summary is not None:
         _report(summary, options)
         if options.steps >= subject.steps and summary.exact_after < subject.learned:
-            out.print(
+            say(
                 f"The model has not learned: {summary.exact_after:.1%} of the held-out prompts are answered exactly, "
                 f"where {subject.learned:.0%} are usual. Try another --seed, and please report this one.",
                 style="red",
-                soft_wrap=True,
             )
             raise typer.Exit(1)
 
@@ -155,7 +153,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
         ("Look at it", f"{program()} console --run-dir {run_dir}"),
         ("A task's way", f"{program()} trace {shlex.quote(summary.trace_task)} --run-dir {run_dir}"),
     ):
-        out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
+        say(f"{label + ':':13} {value}")
 
 
 def _begin_folder(options: DemoOptions) -> None:

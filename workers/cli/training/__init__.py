@@ -1,0 +1,1 @@
+"""Commands about what a trainer makes: steps, checkpoints, versions and models."""
