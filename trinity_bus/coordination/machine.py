@@ -51,21 +51,13 @@ from schemas import (
     UnservedPool,
 )
 from schemas.topics import MODEL_VERSIONS, ROLLOUTS
-from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
-from trinity_bus.coordination.effects import (
-    Effect,
-    Effects,
-    Fact,
-    RejectionReason,
-    RejectTask,
-    Write,
-)
+from trinity_bus.coordination.effects import Effect, Fact, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.events.answers import Answers
 from trinity_bus.coordination.events.batch_commands import BatchCommands
 from trinity_bus.coordination.events.contributions import Contributions
@@ -82,13 +74,9 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import MachineState
 from trinity_bus.coordination.pools import Kind, kind_of
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.store import StateStore
-from trinity_bus.coordination.sync_policy import SyncPolicy
-
-LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; see trinity_bus.awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +107,18 @@ class CoordinatorMachine:
 
     def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings | None = None) -> None:
         self._settings = settings
-        synchronizer = synchronizer or SynchronizerSettings()
-        self._policy = SyncPolicy.of(synchronizer, settings)
-        self._dirty = DirtyKeys()
-        self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
-        self._out = Effects()
-        self.state = MachineState(settings, synchronizer, self._policy, self._dirty)
-        self.ledger, self.fleet, self.sync = self.state.ledger, self.state.fleet, self.state.sync
-        context = MachineContext(settings, synchronizer, self._clock, self._dirty, self._out)
+        self.state = state = MachineState(settings, synchronizer or SynchronizerSettings())
+        self.ledger, self.fleet, self.sync = state.ledger, state.fleet, state.sync
+        self._clock, self._out = state.clock, state.out
         self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
-        self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
-        self._store = StateStore(self._dirty)
-        self._answers = Answers(context, self.state, self._endings)
-        self._requests = BatchCommands(context, self.state, self._endings)
-        self._contributions = Contributions(context, self.state, self._policy, self._endings)
-        self._choice = VersionChoice(context, self.state)
-        self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.requeue_running)
+        self._endings = Endings(state, self._dispatcher, self._timeouts)
+        self._store = StateStore(state.dirty)
+        self._answers = Answers(state, self._endings)
+        self._requests = BatchCommands(state, self._endings)
+        self._contributions = Contributions(state, self._endings)
+        self._choice = VersionChoice(state)
+        self._versions = VersionEvents(state, self._choice, self._endings.requeue_running)
         # What was known, and how often something was queued, when unknown workflows were last looked for.
         self._judged: tuple[int, int] | None = None
 
@@ -155,10 +138,8 @@ class CoordinatorMachine:
                     self._task(given)
                 case EventArrived():
                     self._event(given.event, given.traceparent)
-                case CommandArrived():
+                case CommandArrived() | ContributionArrived():
                     self._command(given)
-                case ContributionArrived():
-                    self._contributions.handle(given)
                 case Tick():
                     self._time_passed()
                     ticked = True
@@ -187,7 +168,7 @@ class CoordinatorMachine:
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
         """Become, as a new machine, the one that wrote these changes; StateError where they cannot be read."""
-        self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
+        self._store.load(entries, self.state.rebuild)
         self._endings.restart_waits()
 
     @property
@@ -224,8 +205,16 @@ class CoordinatorMachine:
             self._out.publish_batch(new_batch.record())
         self._endings.abort_unfilled_batches()
 
-    def _command(self, arrived: CommandArrived) -> None:
-        command, traceparent = arrived.command, arrived.traceparent
+    def _command(self, arrived: CommandArrived | ContributionArrived) -> None:
+        traceparent = arrived.traceparent
+        again = self.state.replies.again(arrived.command, traceparent)
+        if again is not None:
+            self._out.add(again)
+            return
+        if isinstance(arrived, ContributionArrived):
+            self._contributions.handle(arrived)
+            return
+        command = arrived.command
         match command:
             case PublishVersion():
                 self._choice.asked(command, traceparent)
@@ -233,16 +222,10 @@ class CoordinatorMachine:
                 if self._choice.roll_back(command, traceparent):
                     self._endings.requeue_running(f"the lineage after version {command.version} is ended")
             case FinalizeUpgrade():
-                self._finalize_upgrade(command, traceparent)
+                error, detail = self._store.raise_level(command.level)
+                self._out.add(self.state.replies.give(command, error, detail, traceparent))
             case _:
                 self._requests.handle(command, traceparent, operator=arrived.operator)
-
-    def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
-        reply = self.state.replies.again(command, traceparent)
-        if reply is None:
-            error, detail = self._store.raise_level(command.level)
-            reply = self.state.replies.give(command, error, detail, traceparent)
-        self._out.add(reply)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:

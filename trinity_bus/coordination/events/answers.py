@@ -8,15 +8,12 @@ from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.effects import Fact
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.limits import records_left
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 
-class Answers:
-    def __init__(self, context: MachineContext, state: MachineState, endings: Endings) -> None:
-        self._settings = context.settings
-        self._out = context.out
-        self._ledger = state.ledger
-        self._fleet = state.fleet
+class Answers(Handler):
+    def __init__(self, state: MachineState, endings: Endings) -> None:
+        super().__init__(state)
         self._endings = endings
 
     def handle(self, event: RolloutFinished, traceparent: str | None) -> None:

@@ -40,22 +40,14 @@ from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.limits import short_error
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
 
-class Endings:
-    def __init__(
-        self, context: MachineContext, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts
-    ) -> None:
-        self._settings = context.settings
-        self._clock = context.clock
-        self._out = context.out
-        self._ledger = state.ledger
-        self._fleet = state.fleet
-        self._waiters = state.waiters
-        self._outcomes = state.outcomes
+class Endings(Handler):
+    def __init__(self, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts) -> None:
+        super().__init__(state)
         self._dispatcher = dispatcher
         self._timeouts = timeouts
         self._waiting: dict[str, Batch] = {}
@@ -158,10 +150,7 @@ class Endings:
         """Queue the attempts that a draining explorer does not run, all but ``kept``; none counts as failed."""
         returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
         for attempt in self._ledger.in_order(returned):
-            task, part = self._dispatcher.stop(attempt)
-            self._ledger.progressed(task)
-            if not part.running:
-                self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
+            self._requeue(*self._dispatcher.stop(attempt))
 
     def requeue_running(self, reason: str) -> None:
         """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
@@ -171,9 +160,12 @@ class Endings:
             self._dispatcher.recall(attempt, task, reason)
             # Completed turns of a discarded version are not continued.
             task.turns = None
-            self._ledger.progressed(task)
-            if not part.running:
-                self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
+            self._requeue(task, part)
+
+    def _requeue(self, task: OpenTask, part: Part) -> None:
+        self._ledger.progressed(task)
+        if not part.running:
+            self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 

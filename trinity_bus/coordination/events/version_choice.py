@@ -67,41 +67,29 @@ from schemas import (
 )
 from schemas.command import CommandError
 from trinity_bus.coordination.effects import Fact
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import Handler, MachineState
 from trinity_bus.coordination.versions.weight_sync import Choice
 
 ROLLBACK_S = 600.0  # how long a trainer may take to begin a new incarnation from an older checkpoint
 MAX_NAMED = 8  # batches that a reply names
 
 
-class VersionChoice:
+class VersionChoice(Handler):
     """Carries out ``PublishVersion`` and ``RollBack``; the choice is part of the state of ``sync``."""
 
-    def __init__(self, context: MachineContext, state: MachineState) -> None:
-        self._model = context.settings.model
-        self._timeout_s = context.synchronizer.sync_timeout_s
-        self._clock = context.clock
-        self._out = context.out
-        self._sync = state.sync
-        self._ledger = state.ledger
-        self._fleet = state.fleet
-        self._replies = state.replies
+    def __init__(self, state: MachineState) -> None:
+        super().__init__(state)
+        self._model = state.settings.model
+        self._timeout_s = state.synchronizer.sync_timeout_s
         self._deadline: float | None = None
 
     def asked(self, command: PublishVersion, traceparent: str | None) -> None:
         """Note that a client asks for a version, or for the newest."""
-        again = self._replies.again(command, traceparent)
-        if again is not None:
-            self._out.add(again)
-            return
         choice = Choice(
             command.version or 0, command.client, command.command_id, traceparent, asked_by=command.asked_by
         )
         earlier = self._sync.state.choice
-        if command.model != self._model:
-            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
-            return
-        if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
+        if not self._is_to_be_done(choice, command.model):
             return
         if earlier is not None and earlier.rollback is not None and command.version is not None:
             self._reply(choice, "invalid", f"a rollback to version {earlier.version} is under way")
@@ -126,18 +114,11 @@ class VersionChoice:
 
     def roll_back(self, command: RollBack, traceparent: str | None) -> bool:
         """Note that a client ends a lineage. Return whether the trainer is asked, so that what runs must stop."""
-        again = self._replies.again(command, traceparent)
-        if again is not None:
-            self._out.add(again)
-            return False
         through = max(self._ledger.counters.finalized, command.version)
         rollback = Rollback(to=command.version, through=through, reason=command.reason, asked_by=command.asked_by)
         choice = Choice(command.version, command.client, command.command_id, traceparent, rollback=rollback)
         earlier = self._sync.state.choice
-        if command.model != self._model:
-            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
-            return False
-        if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
+        if not self._is_to_be_done(choice, command.model):
             return False
         if self._sync.state.release is None:
             self._reply(choice, "unknown_version", "no trainer has published a version yet")
@@ -151,6 +132,14 @@ class VersionChoice:
         self._deadline = self._clock.now + ROLLBACK_S
         self._out.request_version(self._question(choice))
         return True
+
+    def _is_to_be_done(self, choice: Choice, model: str) -> bool:
+        # Not where it is about another model, or under way already
+        earlier = self._sync.state.choice
+        if model != self._model:
+            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {model!r}")
+            return False
+        return earlier is None or (earlier.client, earlier.command_id) != (choice.client, choice.command_id)
 
     def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
         """Note that a version was published. Return whether its lineage is rolled back, and that is news.

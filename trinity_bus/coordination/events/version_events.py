@@ -21,24 +21,13 @@ from schemas.topics import VERSION_HISTORY
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.events.version_choice import VersionChoice
 from trinity_bus.coordination.limits import bounded
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 
-class VersionEvents:
-    def __init__(
-        self,
-        context: MachineContext,
-        state: MachineState,
-        policy: SyncPolicy,
-        choice: VersionChoice,
-        requeue_running: Callable[[str], None],
-    ) -> None:
-        self._model = context.settings.model
-        self._clock = context.clock
-        self._out = context.out
-        self._fleet, self._sync = state.fleet, state.sync
-        self._policy = policy
+class VersionEvents(Handler):
+    def __init__(self, state: MachineState, choice: VersionChoice, requeue_running: Callable[[str], None]) -> None:
+        super().__init__(state)
+        self._model = state.settings.model
         self._choice = choice
         self._requeue_running = requeue_running
 
