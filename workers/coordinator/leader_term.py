@@ -20,7 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from schemas import CoordinatorHeartbeat, TrainerHeartbeat
-from schemas.topics import BATCHES, COORDINATOR_INPUTS
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
@@ -168,15 +168,14 @@ class LeaderTerm:
     async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
         # With its settings when the term begins.
         await outputs.tell_leader(self._leadership.entry("active"))
-        await outputs.tell_figures(
-            CoordinatorHeartbeat(
-                coordinator=self._settings.name,
-                incarnation=self._leadership.incarnation,
-                **asdict(self.machine.figures()),
-                sent_at=time.time(),
-                settings=settings or {},
-            )
+        heartbeat = CoordinatorHeartbeat(
+            coordinator=self._settings.name,
+            incarnation=self._leadership.incarnation,
+            **asdict(self.machine.figures()),
+            sent_at=time.time(),
+            settings=settings or {},
         )
+        await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def _say_left(self) -> None:
         self._leadership.leave(self._clock())
@@ -293,7 +292,7 @@ class LeaderTerm:
                     await self._beat(outputs)
                 await self._carry_out(outputs, pending)
                 if plan.marks:
-                    await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+                    await self._producer.send_offsets(positions, f"{self._namespace}.{TRANSACTIONAL_ID}")
         try:
             self._take_note(plan, changes, positions)
         except Exception as error:
