@@ -1,26 +1,29 @@
 """``trinity-bus demo``: a whole mesh on this machine teaches a model something."""
 
 import logging
+import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console, say
-from workers.demo.first_preload import begun_first
 from workers.demo.options import CONSOLE_PORT, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY, new_run, program
 
 if TYPE_CHECKING:
     from trinity_bus.config import Settings
-    from trinity_bus.runtime.preload import Preload
     from workers.demo.preloads import Preloads
     from workers.demo.report import Summary
 
@@ -104,6 +107,20 @@ def demo(
             raise typer.Exit(1)
 
 
+@contextmanager
+def begun_first(options: DemoOptions) -> Iterator[Preload]:
+    """Provide the first of the processes that services are forked from, see ``workers.demo.preloads``.
+
+    It begins before the demo knows its settings or has imported them: what starts a second earlier ends a second
+    earlier. It ends with the block, with all that it has forked.
+    """
+    options.logs.mkdir(parents=True, exist_ok=True)
+    functions, main = ["workers.demo.preloads:import_shared"], "workers.cli.app:main"
+    env, log = environment(os.environ, None), options.log("preload")
+    with Preload.begin(functions, name="preload", main=main, env=env, output=log) as shared:
+        yield shared
+
+
 def _pretrained() -> Path:
     with importing():
         from trinity_bus.config import Settings
@@ -115,7 +132,7 @@ def _pretrained() -> Path:
     return folder
 
 
-def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":
+def _run(options: DemoOptions, shared: Preload) -> "Summary | None":
     # Run the demo; None where it was told to end. What it needs is imported while others import for it.
     with importing():
         from trinity_bus.config import Settings
