@@ -7,7 +7,7 @@ r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, 
             v               v                 v                            v
         +-------------------------------------------------------------------------+
         |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
-        |     \______ Dispatcher, Answers, Endings, BatchCommands _______/        |
+        |     \__________ Dispatcher, Endings, BatchCommands ___________/         |
         +-------------------------------------------------------------------------+
            |          |          |          |           |              |            |
         rollouts   batches    results    replies  model-versions  dead-letters  changelog
@@ -58,7 +58,6 @@ from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attemp
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
 from trinity_bus.coordination.effects import Effect, Fact, RejectionReason, RejectTask, Write
-from trinity_bus.coordination.events.answers import Answers
 from trinity_bus.coordination.events.batch_commands import BatchCommands
 from trinity_bus.coordination.events.contributions import Contributions
 from trinity_bus.coordination.events.endings import Endings
@@ -114,7 +113,6 @@ class CoordinatorMachine:
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
         self._endings = Endings(state, self._dispatcher, self._timeouts)
         self._store = StateStore(state.dirty)
-        self._answers = Answers(state, self._endings)
         self._requests = BatchCommands(state, self._endings)
         self._contributions = Contributions(state, self._endings)
         self._choice = VersionChoice(state)
@@ -234,7 +232,7 @@ class CoordinatorMachine:
             case ExplorerLeft():
                 self._left(event)
             case RolloutFinished():
-                self._answers.handle(event, traceparent)
+                self._endings.finished(event, traceparent)
             case _:
                 self._versions.handle(event, traceparent)
 
@@ -246,11 +244,10 @@ class CoordinatorMachine:
         if outcome is HeartbeatOutcome.ZOMBIE:
             counts = self.fleet.explorers[beat.explorer].incarnation
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts, beat.lane)
-        elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
+            return
+        if outcome is HeartbeatOutcome.JOINED:
             version = f"version {beat.model_version}" if beat.model_version >= 0 else "no version yet"
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, {version}")
-        if outcome is HeartbeatOutcome.ZOMBIE:
-            return
         self.fleet.note_turns(beat)
         if beat.state == "draining":
             self._endings.requeue_from(

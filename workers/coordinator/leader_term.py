@@ -46,10 +46,9 @@ from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_errors import is_input_error, with_traceback
 from workers.coordinator.input_reader import InputReader, still_read
-from workers.coordinator.inputs import inputs_of
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs, without_lost
-from workers.coordinator.pending_commit import PendingCommit
+from workers.coordinator.pending_commit import PendingCommit, inputs_of
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans
 from workers.coordinator.standby import TRANSACTIONAL_ID

@@ -33,13 +33,13 @@ from schemas.topics import RESULTS
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
-from trinity_bus.coordination.limits import short_error
+from trinity_bus.coordination.limits import records_left, short_error
 from trinity_bus.coordination.machine_state import Handler, MachineState
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
@@ -54,8 +54,45 @@ class Endings(Handler):
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
-        """End a running attempt that has all its runs, and answer its part."""
+    def finished(self, event: RolloutFinished, traceparent: str | None) -> None:
+        """End the attempt that an explorer has ended: with an answer for all of its part, for some of it, or none."""
+        attempt = self._ledger.running.get((event.task_id, event.attempt))
+        if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
+            detail = f"attempt {event.attempt} of {event.explorer} does not count"
+            self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
+            return
+        task = self._ledger.tasks[event.task_id]
+        batch = self._ledger.batches[task.batch_id]
+        done = self._runs_to_keep(event, batch, task, task.parts[attempt.part])
+        problem = results.problem(
+            event,
+            batch.batch_type,
+            -1 if self._fleet.is_fixed(attempt.explorer) else batch.min_version,
+            accept_partial=self._settings.return_partial_tasks or bool(done),
+            max_pieces=max(1, self._records_left(batch, task) // task.parts_left),
+        )
+        if problem is not None:
+            self.attempt_failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
+        elif done:
+            self._attempt_partly_succeeded(attempt, event, done, traceparent)
+        else:
+            self._attempt_succeeded(attempt, event, traceparent)
+
+    def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
+        # The runs of an attempt that are kept while its others are tried again. Not beside another attempt at the part,
+        # which does all of its runs, nor where the answers would be in more records than a task of its batch may have.
+        if event.status != "partial" or self._settings.return_partial_tasks:
+            return []
+        done = results.runs_done(event, part)
+        missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
+        records = max(1, len(event.pieces)) + task.parts_left - 1 + len(stretches(sorted(missing)))
+        return done if records <= self._records_left(batch, task) and len(part.running) == 1 else []
+
+    def _records_left(self, batch: Batch, task: OpenTask) -> int:
+        return records_left(batch.expected, self._settings.max_batch_parts, task.records)
+
+    def _attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
+        # It has all its runs, and answers its part.
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
@@ -68,10 +105,10 @@ class Endings(Handler):
         else:
             self._finish(task, results.joined(task, batch_type))
 
-    def attempt_partly_succeeded(
+    def _attempt_partly_succeeded(
         self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
     ) -> None:
-        """End a running attempt, the only one at its part, with some runs ``done``: keep these, retry the others."""
+        # It is the only one at its part, with some runs ``done``: keep these, retry the others.
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch = self._ledger.batches[task.batch_id]
