@@ -75,7 +75,6 @@ from trinity_bus.coordination.inputs import (
 )
 from trinity_bus.coordination.machine_state import MachineState
 from trinity_bus.coordination.pools import Kind, kind_of
-from trinity_bus.coordination.state.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class CoordinatorMachine:
         self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
         self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
         self._endings = Endings(state, self._dispatcher, self._timeouts)
-        self._store = StateStore(state.dirty)
+        self._store = state.store
         self._requests = BatchCommands(state, self._endings)
         self._contributions = Contributions(state, self._endings)
         self._choice = VersionChoice(state)

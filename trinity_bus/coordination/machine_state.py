@@ -7,7 +7,7 @@ from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.effects import Effects
 from trinity_bus.coordination.requests.batch_waiters import BatchWaiters
 from trinity_bus.coordination.requests.replies import Outcomes, Replies
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions.weight_sync import WeightSync
 
@@ -23,15 +23,15 @@ class MachineState:
         self.policy = SyncPolicy.of(synchronizer, settings)
         self.clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
         self.out = Effects()
-        self.dirty = dirty = DirtyKeys()
-        self.ledger = Ledger(settings, self.policy, dirty)
-        self.fleet = Fleet(settings.explorer_timeout_s, dirty, settings.model, settings.explorer_beats_per_s)
+        self.store = store = StateStore()
+        self.ledger = Ledger(settings, self.policy, store)
+        self.fleet = Fleet(settings.explorer_timeout_s, store, settings.model, settings.explorer_beats_per_s)
         self.sync = WeightSync(
-            settings.model, self.policy, synchronizer.sync_timeout_s, dirty, most=synchronizer.sync_members
+            settings.model, self.policy, synchronizer.sync_timeout_s, store, most=synchronizer.sync_members
         )
-        self.waiters = BatchWaiters(dirty)
-        self.outcomes = Outcomes(dirty)
-        self.replies = Replies(dirty)
+        self.waiters = BatchWaiters(store)
+        self.outcomes = Outcomes(store)
+        self.replies = Replies(store)
 
     def rebuild(self) -> None:
         """Find again whatever follows from the tables, which were filled from a changelog."""

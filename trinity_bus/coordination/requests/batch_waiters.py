@@ -9,7 +9,7 @@ from schemas.command import BatchResult
 from schemas.topics import REPLIES
 from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.state.codec import Value
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups
 
 
@@ -30,8 +30,8 @@ class BatchWaiter(Value, array_like=True):
 
 
 class BatchWaiters:
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self._waiting: Groups[tuple[str, str], BatchWaiter] = Groups("finalizers", BatchWaiter, dirty)
+    def __init__(self, store: StateStore) -> None:
+        self._waiting: Groups[tuple[str, str], BatchWaiter] = Groups("finalizers", BatchWaiter, store)
 
     def add(self, waiter: BatchWaiter, now: float) -> None:
         """Add one; one that was sent again does not take the place of the first."""

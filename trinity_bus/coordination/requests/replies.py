@@ -13,8 +13,8 @@ from schemas.topics import REPLIES
 from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.inputs import Request
 from trinity_bus.coordination.state.codec import Value
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Memory
+from trinity_bus.coordination.state.store import StateStore
 
 REPLIES_KEPT = 4096
 REPLIES_BYTES = 8 << 20
@@ -41,9 +41,9 @@ class _Outcome(Value, array_like=True):
 
 
 class Outcomes:
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, dirty)
-        self._codec = dirty.codec
+    def __init__(self, store: StateStore) -> None:
+        self.memory = Memory("outcomes", OUTCOMES_KEPT, OUTCOMES_BYTES, store)
+        self._codec = store.codec
 
     def add(self, result: BatchResult) -> None:
         remembered = _Outcome(*(getattr(result, name) for name in _Outcome.__struct_fields__))
@@ -59,9 +59,9 @@ class Outcomes:
 
 
 class Replies:
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, dirty)
-        self._codec = dirty.codec
+    def __init__(self, store: StateStore) -> None:
+        self.memory = Memory("replies", REPLIES_KEPT, REPLIES_BYTES, store)
+        self._codec = store.codec
 
     def again(self, command: Request, traceparent: str | None) -> Write | None:
         """Return the answer that the command got when it was sent before; None if it was not, or too long ago."""

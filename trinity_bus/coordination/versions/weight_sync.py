@@ -57,7 +57,7 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Fleet
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.state.codec import Value
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Row, Single
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
@@ -117,9 +117,9 @@ class SyncState(Row):
 class WeightSync:
     """Announcements, one round after another. ``most``: explorers that are named in a round."""
 
-    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys, *, most: int) -> None:
+    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, store: StateStore, *, most: int) -> None:
         self.state = SyncState()
-        Single("sync", self.state, dirty)
+        Single("sync", self.state, store)
         self._model = model
         self._policy = policy
         self._timeout_s = timeout_s
