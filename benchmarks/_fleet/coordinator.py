@@ -189,7 +189,7 @@ class SimulatedCoordinator:
         plan = self._schedule.begin(self.now, has_news=bool(pending.effects or changes or pending.unreadable))
         if plan is not None:
             if plan.beats:
-                self.machine.figures()
+                self.machine.heartbeat("fleet", "0")
             with pending.spans:
                 _at_once(self._outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes))
                 _at_once(self._outputs.record_changes(changes, self._positions))

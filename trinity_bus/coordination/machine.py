@@ -35,11 +35,11 @@ After each input: full batches start, lagging explorers get the weights, tasks g
 batches are finalized, until nothing more follows.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from schemas import (
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeUpgrade,
@@ -48,7 +48,6 @@ from schemas import (
     RollBack,
     RolloutFinished,
     SetPace,
-    UnservedPool,
 )
 from schemas.topics import MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
@@ -75,20 +74,6 @@ from trinity_bus.coordination.inputs import (
 )
 from trinity_bus.coordination.machine_state import MachineState
 from trinity_bus.coordination.pools import Kind, kind_of
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Named as in ``CoordinatorHeartbeat``."""
-
-    open_batches: int
-    open_tasks: int
-    running_attempts: int
-    max_timeout_s: float
-    attempts_per_task: int
-    dynamic_timeout_s: float
-    wait_after_min_s: float
-    unserved: list[UnservedPool]
 
 
 class CoordinatorMachine:
@@ -173,8 +158,12 @@ class CoordinatorMachine:
         """What the state may hold; see :mod:`trinity_bus.coordination.state.codec`."""
         return self._store.level
 
-    def figures(self) -> Figures:
-        return Figures(
+    def heartbeat(
+        self, coordinator: str, incarnation: str, sent_at: float = 0.0, settings: Mapping[str, str] | None = None
+    ) -> CoordinatorHeartbeat:
+        return CoordinatorHeartbeat(
+            coordinator=coordinator,
+            incarnation=incarnation,
             open_batches=len(self.ledger.batches),
             open_tasks=len(self.ledger.tasks),
             running_attempts=len(self.ledger.running),
@@ -183,6 +172,8 @@ class CoordinatorMachine:
             dynamic_timeout_s=self._timeouts.limit(),
             wait_after_min_s=self._settings.wait_after_min_s,
             unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
+            sent_at=sent_at,
+            settings=dict(settings or {}),
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from schemas import CoordinatorHeartbeat, TrainerHeartbeat
+from schemas import TrainerHeartbeat
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
@@ -167,12 +166,8 @@ class LeaderTerm:
     async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
         # With its settings when the term begins.
         await outputs.tell_leader(self._leadership.entry("active"))
-        heartbeat = CoordinatorHeartbeat(
-            coordinator=self._settings.name,
-            incarnation=self._leadership.incarnation,
-            **asdict(self.machine.figures()),
-            sent_at=time.time(),
-            settings=settings or {},
+        heartbeat = self.machine.heartbeat(
+            self._settings.name, self._leadership.incarnation, sent_at=time.time(), settings=settings
         )
         await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
