@@ -96,9 +96,9 @@ class VersionChoice(Handler):
             return
         if earlier is not None:
             self._reply(earlier, "invalid", "another version was chosen meanwhile")
-            self._sync.choose(None)
+            self._sync.state.choice = None
         if command.version is None:
-            self._sync.unpin()
+            self._sync.state.pinned = False
             self._sync.asked(command.asked_by)
             self._reply(choice)
         elif self._sync.state.release is None:
@@ -108,7 +108,7 @@ class VersionChoice(Handler):
             self._sync.asked(command.asked_by)
             self._reply(choice, detail=self._waiting())
         else:
-            self._sync.choose(choice)
+            self._sync.state.choice = choice
             self._deadline = self._clock.now + self._timeout_s
             self._out.request_version(self._question(choice))
 
@@ -128,7 +128,7 @@ class VersionChoice(Handler):
             return False
         if earlier is not None:
             self._reply(earlier, "invalid", f"a rollback to version {command.version} came meanwhile")
-        self._sync.choose(choice)
+        self._sync.state.choice = choice
         self._deadline = self._clock.now + ROLLBACK_S
         self._out.request_version(self._question(choice))
         return True
@@ -150,11 +150,11 @@ class VersionChoice(Handler):
         if rollback is None or (former is not None and former.rollback == rollback):
             return False
         self._fleet.discard_after(rollback.to)
-        self._sync.unpin()
+        self._sync.state.pinned = False
         self._sync.asked(rollback.asked_by)
         self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {rollback.to}: {rollback.reason}")
         if choice is not None and choice.rollback == rollback:
-            self._sync.choose(None)
+            self._sync.state.choice = None
             first, last = rollback.to + 1, rollback.through
             self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
         return True
@@ -168,7 +168,7 @@ class VersionChoice(Handler):
         """Note that the trainer has an older version at hand again."""
         state = self._sync.state
         if state.choice is not None and state.choice.rollback is None and state.choice.version == step.version:
-            self._sync.choose(state.choice.but(step=step, step_traceparent=traceparent))
+            state.choice = state.choice.but(step=step, step_traceparent=traceparent)
         elif state.pinned and self._sync.version == step.version:
             self._sync.pin(step, traceparent)
         else:
@@ -181,7 +181,7 @@ class VersionChoice(Handler):
         detail = f"version {event.version} cannot be had: {event.reason}; there are {there_are}"
         if state.choice is not None and state.choice.version == event.version:
             self._reply(state.choice, "unknown_version", detail)
-            self._sync.choose(None)
+            self._sync.state.choice = None
         elif state.pinned and self._sync.version == event.version:
             self._out.observe(Fact.STARVED, event.trainer, f"{detail}; explorers that start anew stay without weights")
 
@@ -189,7 +189,7 @@ class VersionChoice(Handler):
         """Ask a new incarnation of the trainer again: it has not heard what was asked of the former one."""
         state = self._sync.state
         if state.choice is not None:
-            self._sync.choose(state.choice.but(step=None, step_traceparent=None))
+            state.choice = state.choice.but(step=None, step_traceparent=None)
             self._out.request_version(self._question(state.choice))
         elif state.pinned:
             self._out.request_version(VersionWanted(model=self._model, version=self._sync.version))
@@ -207,7 +207,7 @@ class VersionChoice(Handler):
             return
         if choice.rollback is None:
             self._reply(choice, "timeout", f"the trainer has not answered within {self._timeout_s:g} s")
-            self._sync.choose(None)
+            self._sync.state.choice = None
         else:
             detail = f"the trainer has not answered within {ROLLBACK_S:g} s; the rollback is done when it does"
             self._reply(choice, "timeout", detail)
@@ -223,7 +223,7 @@ class VersionChoice(Handler):
             or self._ledger.newest_drawn_for() > choice.version
         ):
             return None
-        self._sync.choose(None)
+        self._sync.state.choice = None
         self._sync.asked(choice.asked_by)
         followers = self._fleet.followers()
         announcement = self._sync.go_back(choice.step, choice.step_traceparent, followers, self._clock.now)

@@ -59,7 +59,7 @@ class VersionEvents(Handler):
             self._dismiss_trainer(beat.trainer, beat.incarnation)
             return
         if release is not None and release.incarnation == beat.incarnation:
-            self._sync.trainer_beat(self._clock.now)
+            self._sync.trainer_seen = self._clock.now
         if self._sync.has_not_heard_of(beat.incarnation, beat.version):
             # Its first word came before this heartbeat, if it came at all.
             detail = f"version {beat.version} was published, and nobody heard of it"
