@@ -20,10 +20,9 @@ from trinity_bus.client.errors import raise_refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.shares import Counters, Shares
 from trinity_bus.coordination.batches.unfilled import Unfilled
 from trinity_bus.coordination.state.codec import StateCodec, unpack
-from trinity_bus.coordination.state.counters import Counters
 
 
 def busy_story(**settings: Any) -> Harness:

@@ -52,7 +52,6 @@ from schemas import (
 from schemas.topics import MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
@@ -93,9 +92,8 @@ class CoordinatorMachine:
         self.state = state = MachineState(settings, synchronizer or SynchronizerSettings())
         self.ledger, self.fleet, self.sync = state.ledger, state.fleet, state.sync
         self._clock, self._out = state.clock, state.out
-        self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
-        self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
-        self._endings = Endings(state, self._dispatcher, self._timeouts)
+        self._dispatcher = Dispatcher(settings, self.ledger, self.fleet, self._out)
+        self._endings = Endings(state, self._dispatcher)
         self._store = state.store
         self._requests = BatchCommands(state, self._endings)
         self._contributions = Contributions(state, self._endings)
@@ -169,7 +167,7 @@ class CoordinatorMachine:
             running_attempts=len(self.ledger.running),
             max_timeout_s=self._settings.task_timeout_s,
             attempts_per_task=self._settings.max_attempts,
-            dynamic_timeout_s=self._timeouts.limit(),
+            dynamic_timeout_s=self._dispatcher.timeouts.limit(),
             wait_after_min_s=self._settings.wait_after_min_s,
             unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
             sent_at=sent_at,

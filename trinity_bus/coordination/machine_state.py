@@ -5,8 +5,7 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.effects import Effects
-from trinity_bus.coordination.requests.batch_waiters import BatchWaiters
-from trinity_bus.coordination.requests.replies import Outcomes, Replies
+from trinity_bus.coordination.requests.replies import BatchWaiters, Outcomes, Replies
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions.weight_sync import WeightSync

@@ -41,13 +41,12 @@ from trinity_bus.coordination.batches.backlog import Backlog, Usage
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer, RunningAttempts
-from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.shares import Counters, Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
-from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.state.memory import Window
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
 from trinity_bus.coordination.state.store import StateStore

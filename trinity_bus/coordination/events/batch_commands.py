@@ -40,7 +40,7 @@ from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import BatchRequest
 from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
 from trinity_bus.coordination.machine_state import Handler, MachineState
-from trinity_bus.coordination.requests.batch_waiters import BatchWaiter, ended_reply
+from trinity_bus.coordination.requests.replies import BatchWaiter, ended_reply
 
 type Answer = tuple[CommandError | None, str]
 

@@ -35,7 +35,6 @@ from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
-from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
@@ -46,10 +45,9 @@ _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
 
 class Endings(Handler):
-    def __init__(self, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts) -> None:
+    def __init__(self, state: MachineState, dispatcher: Dispatcher) -> None:
         super().__init__(state)
         self._dispatcher = dispatcher
-        self._timeouts = timeouts
         self._waiting: dict[str, Batch] = {}
 
     # -- attempts ----------------------------------------------------------------------------------------------------
@@ -278,7 +276,7 @@ class Endings(Handler):
 
     def _timed(self, attempt: Attempt) -> float | None:
         task = self._ledger.tasks[attempt.task_id]
-        return self._timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
+        return self._dispatcher.timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
 
     def _stop_all(self, task: OpenTask, reason: str, *, restart_runners: bool = False) -> None:
         self._dispatcher.cancel(task.running, reason, restart_runner=restart_runners)
