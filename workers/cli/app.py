@@ -92,7 +92,7 @@ COMMANDS: dict[str, Lazy] = {
     "dead-letters": Lazy("topics", "List the refused records, and why.", _LOG),
     "export": Lazy("export", "Write samples and all other tables of the log as Parquet files.", _LOG),
     "track": Lazy("export", "Write metrics for TensorBoard, Weights & Biases, or as JSON lines.", _LOG),
-    "access": Lazy("topics", "Set the mesh's users and rights on a cluster with access control.", _LOG),
+    "access": Lazy("access", "Set the mesh's users and rights on a cluster with access control.", _LOG),
     "positions": Lazy("coordinator", "Show and set the coordinator's positions in its inputs.", _LOG),
     "topics": Lazy("topics", "List, create and describe the topics.", _LOG),
 }
