@@ -94,8 +94,9 @@ class Effects:
     def publish_batch(self, record: BatchRecord) -> None:
         self._effects.append(Write(BATCHES, record.batch_id, record))
 
-    def request_version(self, record: VersionWanted) -> None:
-        self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
+    def request_version(self, record: VersionWanted | None) -> None:
+        if record is not None:
+            self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
 
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
         self._effects.append(Observe(fact, subject, detail))

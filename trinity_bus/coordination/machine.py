@@ -286,7 +286,7 @@ class CoordinatorMachine:
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
-        self._versions.ask(self.sync.want(self.ledger.counters.finalized))
+        self._out.request_version(self.sync.want(self.ledger.counters.finalized))
         self._dispatcher.dispatch(self.sync.version, now, self._choice.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):

@@ -47,10 +47,6 @@ class VersionEvents(Handler):
             case _:
                 assert_never(event)
 
-    def ask(self, wanted: VersionWanted | None) -> None:
-        if wanted is not None:
-            self._out.request_version(wanted)
-
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self._sync.state.release
         if beat.model != self._model:
@@ -64,7 +60,7 @@ class VersionEvents(Handler):
             # Its first word came before this heartbeat, if it came at all.
             detail = f"version {beat.version} was published, and nobody heard of it"
             self._out.observe(Fact.LOST_VERSION, beat.trainer, detail)
-            self.ask(VersionWanted(model=beat.model, at_least=beat.version))
+            self._out.request_version(VersionWanted(model=beat.model, at_least=beat.version))
 
     def _trained(self, step: StepTrained, traceparent: str | None) -> None:
         if step.model != self._model:
@@ -75,7 +71,7 @@ class VersionEvents(Handler):
             self._choice.offered(step, traceparent)
         elif not step.publish:
             self._warn_if_kept(step)
-            self.ask(self._sync.reminder())
+            self._out.request_version(self._sync.reminder())
         else:
             self._published(step, traceparent)
 
@@ -90,7 +86,7 @@ class VersionEvents(Handler):
         if step.batch_id is not None or step.version > before:
             # One record for each version of each model.
             self._out.add(Write(VERSION_HISTORY, f"{step.model}/{step.version}", history_entry(step)))
-        self.ask(self._sync.reminder())
+        self._out.request_version(self._sync.reminder())
         if self._choice.rolled_back(step, told_last):
             self._requeue_running(f"the trainer has rolled back to version {step.version}")
         if former is not None and former.incarnation != step.incarnation:

@@ -13,6 +13,7 @@ from rich.text import Text
 from schemas import Position, PublishedVersion, StepBegun
 from schemas.errors import printable
 from schemas.step import step_key
+from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
@@ -73,10 +74,7 @@ async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, direct
 
 
 async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
-    found: StepBegun | None = None
-    async with bus.reader(STEPS, start="beginning", key=step_key(trainer, step)) as reader:
-        async for received in reader.replay():
-            found = received.record if isinstance(received.record, StepBegun) else None
+    found = await _last(bus, STEPS, step_key(trainer, step), StepBegun)
     if found is None:
         raise NoStepError(
             f"nothing is known of step {step} of {trainer}: `steps` keeps the last thousand of each trainer; --trainer "
@@ -95,17 +93,19 @@ async def _experiences(bus: Bus, record: StepBegun) -> Places:
 
 async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
     # The version that a step has made, where this trainer has published it and it is remembered
-    found: PublishedVersion | None = None
-    async with bus.reader(VERSION_HISTORY, start="beginning", key=f"{record.model}/{record.step}") as reader:
+    found = await _last(bus, VERSION_HISTORY, f"{record.model}/{record.step}", PublishedVersion)
+    if found is None or found.batch_id not in {record.batch_id, None}:
+        return None
+    return found if record.trainer == found.trainer or record.trainer.startswith(f"{found.trainer}/") else None
+
+
+async def _last[R](bus: Bus, topic: Topic, key: str, kind: type[R]) -> R | None:
+    # The last record of a key; None where there is none, or it is of another kind
+    found: R | None = None
+    async with bus.reader(topic, start="beginning", key=key) as reader:
         async for received in reader.replay():
-            found = received.record if isinstance(received.record, PublishedVersion) else None
-    return (
-        found if found is not None and found.batch_id in {record.batch_id, None} and _published(found, record) else None
-    )
-
-
-def _published(version: PublishedVersion, record: StepBegun) -> bool:
-    return record.trainer == version.trainer or record.trainer.startswith(f"{version.trainer}/")
+            found = received.record if isinstance(received.record, kind) else None
+    return found
 
 
 def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:
