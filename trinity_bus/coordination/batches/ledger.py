@@ -230,8 +230,7 @@ class Ledger:
 
     def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
-        task_id = task.task_id
-        self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
+        self._progress[task.task_id] = task.lose(lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
         """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""

@@ -185,6 +185,7 @@ class Dispatcher:
         self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
+        turns = task.left.turns
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
@@ -196,7 +197,7 @@ class Dispatcher:
             run_id_base=part.run_id_base,
             min_version=min_version,
             timeout_s=timeout_s,
-            turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
+            turns=None if turns is None else Position(partition=turns[0], offset=turns[1]),
         )
         self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
 

@@ -113,7 +113,7 @@ class Endings(Handler):
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
         detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of {part.runs} runs are kept"
         self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
-        task.first_error = task.first_error or error
+        task.left.first_error = task.left.first_error or error
         rest = task.cut(part, done, attempt.explorer)
         trace = traceparent or task.accepted.traceparent
         answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
@@ -143,13 +143,13 @@ class Endings(Handler):
             self._timed(attempt)
         error = short_error(error)
         task, part = self._dispatcher.stop(attempt)
-        task.lost_s += took_s
+        task.left.lost_s += took_s
         if cancel:
             self._dispatcher.recall(attempt, task, error)
         self._out.observe(fact, attempt.task_id, f"attempt {attempt.number} on {attempt.explorer}: {error}")
         part.lost += 1
         part.failed_on = attempt.explorer
-        task.first_error = task.first_error or error
+        task.left.first_error = task.left.first_error or error
         self._ledger.progressed(task, part)
         if not part.running:
             self._retry(task, [part], error)
@@ -194,7 +194,7 @@ class Endings(Handler):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             # Completed turns of a discarded version are not continued.
-            task.turns = None
+            task.left.turns = None
             self._requeue(task, part)
 
     def _requeue(self, task: OpenTask, part: Part) -> None:
@@ -206,7 +206,7 @@ class Endings(Handler):
 
     def fail_task(self, task: OpenTask, error: str) -> None:
         """Fail a task with its first error; none of its samples count."""
-        first = task.first_error or short_error(error)
+        first = task.left.first_error or short_error(error)
         self._stop_all(task, f"another part of the task has failed: {first}")
         self._finish(task, results.failure(task, first))
 
