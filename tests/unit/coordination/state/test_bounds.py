@@ -102,7 +102,7 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
     store = StateStore()
     pages = TaskPages(store)
     open_tasks: dict[str, str] = {}
-    store: dict[str, Any] = {}
+    changelog: dict[str, Any] = {}
     for order, step in enumerate(steps):
         if step == "add":
             open_tasks[f"t{order}"] = pages.add(order, f"t{order}", f"t{order}".encode())
@@ -113,8 +113,8 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
             pages.remove(open_tasks.pop(task_id), task_id)
         for key in store.take():
             value = store.body(key)
-            store[key] = list(value) if isinstance(value, list) else value
-    alive = {key: value for key, value in store.items() if value is not None}
+            changelog[key] = list(value) if isinstance(value, list) else value
+    alive = {key: value for key, value in changelog.items() if value is not None}
     assert alive.keys() == set(store.keys())
     found = {
         item.decode(): key.partition("/")[2]
