@@ -1,1 +1,1 @@
-"""Commands about what a trainer makes: steps, checkpoints, versions and models."""
+"""Training: commands about what a trainer makes, which is steps, checkpoints, versions and models."""
