@@ -65,7 +65,7 @@ def texts() -> Iterator[tuple[str, int, str]]:
     """Yield each document and help text: its file, its first line, and the text."""
     for path in sorted({path for pattern in _PAGES for path in ROOT.glob(pattern)}):
         yield str(path.relative_to(ROOT)), 1, path.read_text(encoding="utf-8")
-    for path in sorted(_COMMANDS.glob("*.py")):
+    for path in sorted(_COMMANDS.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for part in _of_command(node):
                 for constant in ast.walk(part):
@@ -75,7 +75,9 @@ def texts() -> Iterator[tuple[str, int, str]]:
 
 def _of_command(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the parts of a node that ``--help`` shows: docstrings of commands, and help of options."""
-    if isinstance(node, ast.FunctionDef) and any("app" in ast.unparse(one) for one in node.decorator_list):
+    if isinstance(node, ast.FunctionDef) and any(
+        kind in ast.unparse(one) for one in node.decorator_list for kind in (".command(", ".callback(")
+    ):
         yield from node.body[:1]
     elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Lazy":
         yield from node.args[1:2]

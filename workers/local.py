@@ -8,9 +8,10 @@ The services are a :class:`trinity_bus.runtime.supervisor.Supervisor`'s.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from trinity_bus import awake
 from trinity_bus.broker import EmbeddedBroker
@@ -20,7 +21,7 @@ from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.restarts import Fate, Restarts
-from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec
+from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
 from workers.runs import command
 
 _GRACE_S = 20.0
@@ -89,6 +90,31 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
             # A client that cannot connect may be the first to notice; what has ended says more.
             found.check()
             raise
+
+
+async def while_watched[R](found: Broker, supervisor: Supervisor, work: Coroutine[Any, Any, R]) -> R:
+    """Return what some work with a mesh comes to; raise what a look at its broker and services does, if that is sooner.
+
+    Raises:
+        ServiceDiedError: One of them is given up.
+    """
+
+    async def watch() -> None:
+        while True:
+            found.check()
+            supervisor.check()
+            await asyncio.sleep(_POLL_S)
+
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
+    try:
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await watching
+        return await working
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait([working, watching])
 
 
 def spec_of(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from pydantic import SecretStr
+
 from trinity_bus.bus.connection import client_options
 from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
 from trinity_bus.config.mesh import TAKES_PART
@@ -148,9 +150,13 @@ def _http_side(settings: Sections) -> None:
 
 def explorer_key(settings: Sections) -> str:
     """Return what gateways show to explorers."""
-    key = required(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
+    return _key(settings.explorer.http_key, "explorer.http_key", "for gateways and explorers to know each other by")
+
+
+def _key(given: SecretStr | None, path: str, purpose: str) -> str:
+    key = required(given, path, purpose)
     if len(key) < MIN_KEY_CHARS:
-        raise ConfigError(f"explorer.http_key has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
+        raise ConfigError(f"{path} has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
     return key.get_secret_value()
 
 
@@ -202,11 +208,8 @@ def _ranks(settings: Sections) -> None:
 
 def ranks_key(settings: Sections) -> str:
     """Return what ranks that a launcher has started show each other."""
-    own = settings.trainer.ranks_key
-    key = required(own, "trainer.ranks_key", "for ranks that a launcher has started to know each other by")
-    if len(key) < MIN_KEY_CHARS:
-        raise ConfigError(f"trainer.ranks_key has {len(key)} characters, and needs {MIN_KEY_CHARS} or more")
-    return key.get_secret_value()
+    purpose = "for ranks that a launcher has started to know each other by"
+    return _key(settings.trainer.ranks_key, "trainer.ranks_key", purpose)
 
 
 def _launched(settings: Sections) -> None:

@@ -41,7 +41,7 @@ from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
-from workers.local import Broker, broker, spec_of
+from workers.local import Broker, broker, spec_of, while_watched
 from workers.preconditions import memory
 from workers.runs import command
 from workers.service_environment import service_environment
@@ -119,7 +119,7 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
             try:
                 for one in plan(settings, options):
                     supervisor.launch(spec_of(one, mesh_file, env, options.program))
-                await _until_done(_Run(found, supervisor, options, display))
+                await while_watched(found, supervisor, _follow_until_done(found, supervisor, options, display))
             finally:
                 # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
                 await asyncio.to_thread(supervisor.stop)
@@ -134,60 +134,33 @@ def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
         display.note(f"memory is short: {needed.tight}")
 
 
-async def _until_done(run: "_Run") -> None:
-    # Watch the services and look at the log, each however the other fares
-    watching, looking = asyncio.create_task(run.watch()), asyncio.create_task(run.look())
-    try:
-        await asyncio.wait([watching, looking], return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            await watching
-        await looking
-    finally:
-        watching.cancel()
-        looking.cancel()
-        await asyncio.wait([watching, looking])
+async def _follow_until_done(found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
+    # Look at the log, however the services fare
+    serves = False
+    while True:
+        try:
+            async with Bus(found.kafka, client_id="up", patient=True) as bus:
+                await bus.ensure_topics()
+                async with follow(bus, whole=True, gather_s=_POLL_S) as follower:
+                    view = follower.state
+                    while not _is_done(view, supervisor):
+                        await follower.changed(_POLL_S)
+                        if not serves:
+                            display.starting(supervisor.activities())
+                            serves = sum(1 for one in view.alive() if one.model_version >= 0) >= options.explorers
+                            if serves:
+                                display.stage("train")
+                        display.update(view)
+                    return
+        except BusError as error:
+            display.note(f"the log cannot be looked at now, and is again in a moment: {error}")
+        await asyncio.sleep(_AGAIN_S)
 
 
-class _Run:
-    def __init__(self, found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
-        self._broker = found
-        self._supervisor = supervisor
-        self._options = options
-        self._display = display
-        self._serves = False
-
-    async def watch(self) -> None:
-        while True:
-            self._broker.check()
-            self._supervisor.check()
-            await asyncio.sleep(_POLL_S)
-
-    async def look(self) -> None:
-        while True:
-            try:
-                async with Bus(self._broker.kafka, client_id="up", patient=True) as bus:
-                    await bus.ensure_topics()
-                    async with follow(bus, whole=True, gather_s=_POLL_S) as follower:
-                        while not self._is_done(follower.state):
-                            await follower.changed(_POLL_S)
-                            self._show(follower.state)
-                        return
-            except BusError as error:
-                self._display.note(f"the log cannot be looked at now, and is again in a moment: {error}")
-            await asyncio.sleep(_AGAIN_S)
-
-    def _is_done(self, view: MeshState) -> bool:
-        names = {one.name for one in self._supervisor.activities()}
-        done = {name: name in names and self._supervisor.is_done(name) for name in ("trainer", "taskset")}
-        return is_done(view, **done)
-
-    def _show(self, view: MeshState) -> None:
-        if not self._serves:
-            self._display.starting(self._supervisor.activities())
-            if sum(1 for one in view.alive() if one.model_version >= 0) >= self._options.explorers:
-                self._serves = True
-                self._display.stage("train")
-        self._display.update(view)
+def _is_done(view: MeshState, supervisor: Supervisor) -> bool:
+    names = {one.name for one in supervisor.activities()}
+    done = {name: name in names and supervisor.is_done(name) for name in ("trainer", "taskset")}
+    return is_done(view, **done)
 
 
 # --------------------------------------------------------------------------------------------------- who runs it

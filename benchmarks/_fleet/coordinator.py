@@ -23,10 +23,9 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.changelog import Changelog, Positions
-from workers.coordinator.inputs import inputs_of
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
-from workers.coordinator.pending_commit import PendingCommit
+from workers.coordinator.pending_commit import PendingCommit, inputs_of
 from workers.coordinator.spans import Spans
 
 TRANSACTION_S = 0.008
@@ -165,7 +164,7 @@ class SimulatedCoordinator:
         plan = self._schedule.begin(self.now, has_news=bool(pending.effects or changes or pending.unreadable))
         if plan is not None:
             if plan.beats:
-                self.machine.figures()
+                self.machine.heartbeat("fleet", "0")
             with pending.spans:
                 _at_once(self._outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes))
                 _at_once(self._outputs.record_changes(changes, self._positions))

@@ -20,10 +20,8 @@ from trinity_bus.client.errors import raise_refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.shares import Counters, Shares
 from trinity_bus.coordination.batches.unfilled import Unfilled
-from trinity_bus.coordination.state.codec import StateCodec, unpack
-from trinity_bus.coordination.state.counters import Counters
 
 
 def busy_story(**settings: Any) -> Harness:
@@ -162,23 +160,6 @@ def test_only_its_owner_or_an_operator_ends_a_batch() -> None:
     others_again = Harness()
     others(others_again)
     assert errors(others_again.command(others_again.request("abort", "theirs", producer="op"), operator=True)) == [None]
-
-
-def test_state_of_a_coordinator_that_knew_no_producers_is_read() -> None:
-    harness = Harness()
-    others(harness)
-    harness.task("loose")
-    for key in ("batch/theirs", "batch/train-000001", "books"):
-        value = harness.store[key]
-        assert value is not None
-        body = unpack(key, value)
-        harness.store[key] = StateCodec().pack(
-            {name: body[name] for name in body if name not in {"owner", "turns", "training_turns"}}
-        )
-    harness.restart()
-    ledger = harness.machine.ledger
-    assert {batch.batch_id: batch.owner for batch in ledger.batches.values()} == {"theirs": "", "train-000001": "*"}
-    assert errors(harness.command(harness.request("abort", "theirs", producer="anybody"), operator=False)) == [None]
 
 
 def test_waiting_without_patience_does_not_end_anothers_batch() -> None:

@@ -31,7 +31,7 @@ from trinity_bus.telemetry.setup import DiscreetSpanExporter
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
 from trinity_bus.view import MeshState
-from workers.cli.versions import table as versions_table
+from workers.cli.training.versions import table as versions_table
 from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper

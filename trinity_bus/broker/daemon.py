@@ -11,20 +11,19 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from trinity_bus import awake
 from trinity_bus.broker import java
-from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
-from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, read_state, write_state
-from trinity_bus.broker.node import claim, launch, serves, try_lock, wait_ready, with_another_port
+from trinity_bus.broker.layout import Folder, State, data_dir, read_state
+from trinity_bus.broker.node import serves, try_lock, wait_ready
+from trinity_bus.broker.start import start_node
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.runtime.plain_files import open_plain
-from trinity_bus.runtime.process import start_time
 
 _STOP_GRACE_S = 20.0
 _POLL_S = 0.02
@@ -64,9 +63,12 @@ def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
     if before.state is not None:
         wait_ready(_Other(before.state), before.state.port, before.folder, settings.start_timeout_s)
         return before.state
-    cache = cache_dir(settings)
-    classpath = install(cache, console=console)
-    return with_another_port(settings, lambda: _start(settings, before.folder, classpath, archive_options(cache)))
+    process, state = start_node(
+        settings, before.folder, partial(_spawn, before.folder), background=True, console=console
+    )
+    # It is meant to be left running, which Popen would warn of.
+    process.returncode = 0
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +79,18 @@ class _Other:
         return None if self.state.alive else -1
 
 
-def _start(settings: BrokerSettings, folder: Folder, classpath: list[Path], options: list[str]) -> State:
-    with claim(folder) as lock, folder.jvm_log.open("ab") as output:
-        process, port = launch(
-            settings,
-            folder,
-            classpath,
-            options,
-            lambda command: subprocess.Popen(  # noqa: S603  our own command line, no shell
-                command,
-                cwd=folder.root,
-                env=java.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[lock.fileno()],
-                start_new_session=True,
-            ),
+def _spawn(folder: Folder, command: list[str], lock: int) -> subprocess.Popen[bytes]:
+    with folder.jvm_log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603  our own command line, no shell
+            command,
+            cwd=folder.root,
+            env=java.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+            start_new_session=True,
         )
-    try:
-        state = State(process.pid, start_time(process.pid) or 0, port, background=True)
-        write_state(folder, state)
-        wait_ready(process, port, folder, settings.start_timeout_s)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    # It is meant to be left running, which Popen would warn of.
-    process.returncode = 0
-    return state
 
 
 def stop(settings: BrokerSettings) -> bool:

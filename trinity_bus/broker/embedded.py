@@ -8,19 +8,16 @@
 """
 
 import asyncio
-from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 
 from trinity_bus.broker import java
-from trinity_bus.broker.archive import archive_options
 from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.jars import install
-from trinity_bus.broker.layout import Folder, State, cache_dir, data_dir, write_state
-from trinity_bus.broker.node import claim, launch, wait_ready, with_another_port
+from trinity_bus.broker.layout import Folder, State, data_dir
+from trinity_bus.broker.start import start_node
 from trinity_bus.config import BrokerSettings, KafkaSettings
-from trinity_bus.runtime.process import Child, start_time
+from trinity_bus.runtime.process import Child
 
 _STOP_GRACE_S = 20.0
 
@@ -32,14 +29,14 @@ class EmbeddedBroker:
         self._settings = settings or BrokerSettings()
         self._console = console
         self._child: Child | None = None
-        self._port = 0
+        self._state: State | None = None
         self.folder = Folder(data_dir(self._settings))
 
     @property
     def bootstrap_servers(self) -> str:
-        if self._child is None:
+        if self._state is None:
             raise BrokerError("the embedded broker has not been started")
-        return State(self._child.pid, 0, self._port, background=False).bootstrap_servers
+        return self._state.bootstrap_servers
 
     @property
     def pid(self) -> int | None:
@@ -66,30 +63,14 @@ class EmbeddedBroker:
         """
         if self._child is not None and self._child.poll() is None:
             return self
-        cache = cache_dir(self._settings)
-        classpath = install(cache, console=self._console)
-        with_another_port(self._settings, lambda: self._start(classpath, archive_options(cache)))
+        self._child, self._state = start_node(
+            self._settings, self.folder, self._spawn, background=False, console=self._console
+        )
         return self
 
-    def _start(self, classpath: list[Path], options: list[str]) -> None:
+    def _spawn(self, command: list[str], lock: int) -> Child:
         folder = self.folder
-        with claim(folder) as lock:
-            self._child, self._port = launch(
-                self._settings,
-                folder,
-                classpath,
-                options,
-                lambda command: Child(
-                    command, env=java.environment(), cwd=folder.root, output=folder.jvm_log, pass_fds=[lock.fileno()]
-                ),
-            )
-        try:
-            pid = self._child.pid
-            write_state(folder, State(pid, start_time(pid) or 0, self._port, background=False))
-            wait_ready(self._child, self._port, folder, self._settings.start_timeout_s)
-        except BaseException:
-            self._child.kill()
-            raise
+        return Child(command, env=java.environment(), cwd=folder.root, output=folder.jvm_log, pass_fds=[lock])
 
     def stop(self) -> None:
         """Stop it: in order within a limit, else by force. Does nothing where it does not run."""

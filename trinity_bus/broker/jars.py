@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -169,14 +170,19 @@ def _local_copy(jar: Jar) -> Path | None:
     return place if digest(place) == jar.sha256 else None
 
 
-def _download(jar: Jar, cache: Path, found: list[str]) -> Path | None:
-    import requests
+def maven(cache: Path) -> Any:
+    """Return jgo's context with this machine's settings for it, whose downloads go to a folder."""
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext, PythonResolver
 
     repositories = GlobalSettings.load().repositories or None
-    context = MavenContext(PythonResolver(), repo_cache=cache, remote_repos=repositories, timeout=_TIMEOUT_S)
-    artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact()
+    return MavenContext(PythonResolver(), repo_cache=cache, remote_repos=repositories, timeout=_TIMEOUT_S)
+
+
+def _download(jar: Jar, cache: Path, found: list[str]) -> Path | None:
+    import requests
+
+    artifact = maven(cache).project(jar.group, jar.artifact).at_version(jar.version).artifact()
     try:
         return Path(artifact.resolve())
     except (requests.RequestException, RuntimeError, OSError) as error:

@@ -26,50 +26,19 @@ from trinity_bus.runtime.process import start_time
 _MAX_STATE_BYTES: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
 class Folder:
-    root: Path
-
-    @property
-    def state(self) -> Path:
-        return self.root / "broker.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "broker.lock"
-
-    @property
-    def properties(self) -> Path:
-        return self.root / "server.properties"
-
-    @property
-    def log4j(self) -> Path:
-        return self.root / "log4j2.properties"
-
-    @property
-    def kafka(self) -> Path:
-        return self.root / "kafka"
-
-    @property
-    def meta(self) -> Path:
-        # Kafka's ids of this folder; there once it is formatted.
-        return self.kafka / "meta.properties"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def server_log(self) -> Path:
-        return self.logs / "server.log"
-
-    @property
-    def jvm_log(self) -> Path:
-        return self.logs / "jvm.log"
-
-    @property
-    def tmp(self) -> Path:
-        return self.root / "tmp"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / "broker.json"
+        self.lock = root / "broker.lock"
+        self.properties = root / "server.properties"
+        self.log4j = root / "log4j2.properties"
+        self.kafka = root / "kafka"
+        self.meta = self.kafka / "meta.properties"  # Kafka's ids of this folder; there once it is formatted
+        self.logs = root / "logs"
+        self.server_log = self.logs / "server.log"
+        self.jvm_log = self.logs / "jvm.log"
+        self.tmp = root / "tmp"
 
     @property
     def formatted(self) -> bool:
@@ -147,15 +116,8 @@ logger.clients.level=warn
 
 
 def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
-    write_plain(
-        folder.properties,
-        "".join(
-            f"{name}={value}\n"
-            for name, value in server_properties(
-                port, controller_port, fsync=fsync, after_crash=folder.after_crash
-            ).items()
-        ),
-    )
+    properties = server_properties(port, controller_port, fsync=fsync, after_crash=folder.after_crash)
+    write_plain(folder.properties, "".join(f"{name}={value}\n" for name, value in properties.items()))
     write_plain(folder.log4j, _LOG4J)
 
 

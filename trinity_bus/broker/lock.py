@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trinity_bus.broker.jars import LOCK_FILE, digest
+from trinity_bus.broker.jars import LOCK_FILE, digest, maven
 
 # As in the compose stack. Not 4.2 or 4.3, which forget to end a transaction in partitions that have no leader at that
 # moment, as when a killed broker comes back: nobody reads what was committed to them any more (KAFKA-20734).
@@ -20,16 +20,8 @@ _EXCLUDED = frozenset({"scala-reflect", "jackson-dataformat-csv"})
 
 def resolve() -> dict[str, str]:
     """Return the SHA-256 of every jar that a Kafka server needs by ``group:artifact:version``, in class path order."""
-    from jgo.config import GlobalSettings
-    from jgo.maven import MavenContext, PythonResolver
-
     with tempfile.TemporaryDirectory() as cache:
-        context = MavenContext(
-            PythonResolver(),
-            repo_cache=Path(cache),
-            remote_repos=GlobalSettings.load().repositories or None,
-            timeout=60,
-        )
+        context = maven(Path(cache))
         found: dict[tuple[str, str], Any] = {}
 
         def add(coordinate: str) -> None:

@@ -4,7 +4,7 @@
 what to delete is decided beside it. ``workers.coordinator`` runs them.
 """
 
-from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError, Transition
+from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError
 from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
 from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.inputs import (
@@ -53,7 +53,6 @@ __all__ = [
     "SyncPolicy",
     "TaskArrived",
     "Tick",
-    "Transition",
     "Uncountable",
     "Write",
     "staleness",

@@ -9,43 +9,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas import (
-    BatchRecord,
-    BatchSkipped,
-    Cancel,
-    CommandReply,
-    Dispatch,
-    ModelVersion,
-    PublishedVersion,
-    SetPace,
-    Superseded,
-    Task,
-    TaskResult,
-    VersionWanted,
-)
+from schemas import BatchRecord, Record, Superseded, Task, VersionWanted
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, ROLLOUTS
 from trinity_bus.coordination.inputs import Origin
-
-type Written = (
-    Dispatch
-    | Cancel
-    | SetPace
-    | Superseded
-    | BatchRecord
-    | BatchSkipped
-    | TaskResult
-    | CommandReply
-    | ModelVersion
-    | VersionWanted
-    | PublishedVersion
-)
 
 
 class Write(Struct, frozen=True):
     topic: Topic
     key: str
-    record: Written
+    record: Record
     # Of the task, the command, the trainer's publication or the rollout that counts.
     traceparent: str | None = None
     lane: int | None = None  # of ``rollouts``, as the explorer has told
@@ -121,8 +94,9 @@ class Effects:
     def publish_batch(self, record: BatchRecord) -> None:
         self._effects.append(Write(BATCHES, record.batch_id, record))
 
-    def request_version(self, record: VersionWanted) -> None:
-        self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
+    def request_version(self, record: VersionWanted | None) -> None:
+        if record is not None:
+            self._effects.append(Write(COORDINATOR_EVENTS, record.model, record))
 
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
         self._effects.append(Observe(fact, subject, detail))

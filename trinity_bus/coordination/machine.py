@@ -7,7 +7,7 @@ r"""The coordinator's decisions, all of them: ``(state, input, time) -> (state, 
             v               v                 v                            v
         +-------------------------------------------------------------------------+
         |  Ledger: tasks, batches     Fleet: explorers      WeightSync: versions  |
-        |     \______ Dispatcher, Answers, Endings, BatchCommands _______/        |
+        |     \__________ Dispatcher, Endings, BatchCommands ___________/         |
         +-------------------------------------------------------------------------+
            |          |          |          |           |              |            |
         rollouts   batches    results    replies  model-versions  dead-letters  changelog
@@ -35,11 +35,11 @@ After each input: full batches start, lagging explorers get the weights, tasks g
 batches are finalized, until nothing more follows.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from schemas import (
+    CoordinatorHeartbeat,
     ExplorerHeartbeat,
     ExplorerLeft,
     FinalizeUpgrade,
@@ -48,25 +48,14 @@ from schemas import (
     RollBack,
     RolloutFinished,
     SetPace,
-    UnservedPool,
 )
 from schemas.topics import MODEL_VERSIONS, ROLLOUTS
-from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
-from trinity_bus.coordination.effects import (
-    Effect,
-    Effects,
-    Fact,
-    RejectionReason,
-    RejectTask,
-    Write,
-)
-from trinity_bus.coordination.events.answers import Answers
+from trinity_bus.coordination.effects import Effect, Fact, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.events.batch_commands import BatchCommands
 from trinity_bus.coordination.events.contributions import Contributions
 from trinity_bus.coordination.events.endings import Endings
@@ -82,27 +71,8 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import MachineState
 from trinity_bus.coordination.pools import Kind, kind_of
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
-from trinity_bus.coordination.state.store import StateStore
-from trinity_bus.coordination.sync_policy import SyncPolicy
-
-LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; see trinity_bus.awake
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Named as in ``CoordinatorHeartbeat``."""
-
-    open_batches: int
-    open_tasks: int
-    running_attempts: int
-    max_timeout_s: float
-    attempts_per_task: int
-    dynamic_timeout_s: float
-    wait_after_min_s: float
-    unserved: list[UnservedPool]
 
 
 class CoordinatorMachine:
@@ -119,23 +89,16 @@ class CoordinatorMachine:
 
     def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings | None = None) -> None:
         self._settings = settings
-        synchronizer = synchronizer or SynchronizerSettings()
-        self._policy = SyncPolicy.of(synchronizer, settings)
-        self._dirty = DirtyKeys()
-        self._clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
-        self._out = Effects()
-        self.state = MachineState(settings, synchronizer, self._policy, self._dirty)
-        self.ledger, self.fleet, self.sync = self.state.ledger, self.state.fleet, self.state.sync
-        context = MachineContext(settings, synchronizer, self._clock, self._dirty, self._out)
-        self._timeouts = AttemptTimeouts(settings, self.ledger.counters)
-        self._dispatcher = Dispatcher(self.ledger, self.fleet, self._timeouts, self._out)
-        self._endings = Endings(context, self.state, self._dispatcher, self._timeouts)
-        self._store = StateStore(self._dirty)
-        self._answers = Answers(context, self.state, self._endings)
-        self._requests = BatchCommands(context, self.state, self._endings)
-        self._contributions = Contributions(context, self.state, self._policy, self._endings)
-        self._choice = VersionChoice(context, self.state)
-        self._versions = VersionEvents(context, self.state, self._policy, self._choice, self._endings.requeue_running)
+        self.state = state = MachineState(settings, synchronizer or SynchronizerSettings())
+        self.ledger, self.fleet, self.sync = state.ledger, state.fleet, state.sync
+        self._clock, self._out = state.clock, state.out
+        self._dispatcher = Dispatcher(settings, self.ledger, self.fleet, self._out)
+        self._endings = Endings(state, self._dispatcher)
+        self._store = state.store
+        self._requests = BatchCommands(state, self._endings)
+        self._contributions = Contributions(state, self._endings)
+        self._choice = VersionChoice(state)
+        self._versions = VersionEvents(state, self._choice, self._endings.requeue_running)
         # What was known, and how often something was queued, when unknown workflows were last looked for.
         self._judged: tuple[int, int] | None = None
 
@@ -155,10 +118,8 @@ class CoordinatorMachine:
                     self._task(given)
                 case EventArrived():
                     self._event(given.event, given.traceparent)
-                case CommandArrived():
+                case CommandArrived() | ContributionArrived():
                     self._command(given)
-                case ContributionArrived():
-                    self._contributions.handle(given)
                 case Tick():
                     self._time_passed()
                     ticked = True
@@ -187,7 +148,7 @@ class CoordinatorMachine:
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
         """Become, as a new machine, the one that wrote these changes; StateError where they cannot be read."""
-        self._store.load(entries, lambda: self.state.rebuild(self._clock.now))
+        self._store.load(entries, self.state.rebuild)
         self._endings.restart_waits()
 
     @property
@@ -195,16 +156,22 @@ class CoordinatorMachine:
         """What the state may hold; see :mod:`trinity_bus.coordination.state.codec`."""
         return self._store.level
 
-    def figures(self) -> Figures:
-        return Figures(
+    def heartbeat(
+        self, coordinator: str, incarnation: str, sent_at: float = 0.0, settings: Mapping[str, str] | None = None
+    ) -> CoordinatorHeartbeat:
+        return CoordinatorHeartbeat(
+            coordinator=coordinator,
+            incarnation=incarnation,
             open_batches=len(self.ledger.batches),
             open_tasks=len(self.ledger.tasks),
             running_attempts=len(self.ledger.running),
             max_timeout_s=self._settings.task_timeout_s,
             attempts_per_task=self._settings.max_attempts,
-            dynamic_timeout_s=self._timeouts.limit(),
+            dynamic_timeout_s=self._dispatcher.timeouts.limit(),
             wait_after_min_s=self._settings.wait_after_min_s,
             unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
+            sent_at=sent_at,
+            settings=dict(settings or {}),
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -224,8 +191,16 @@ class CoordinatorMachine:
             self._out.publish_batch(new_batch.record())
         self._endings.abort_unfilled_batches()
 
-    def _command(self, arrived: CommandArrived) -> None:
-        command, traceparent = arrived.command, arrived.traceparent
+    def _command(self, arrived: CommandArrived | ContributionArrived) -> None:
+        traceparent = arrived.traceparent
+        again = self.state.replies.again(arrived.command, traceparent)
+        if again is not None:
+            self._out.add(again)
+            return
+        if isinstance(arrived, ContributionArrived):
+            self._contributions.handle(arrived)
+            return
+        command = arrived.command
         match command:
             case PublishVersion():
                 self._choice.asked(command, traceparent)
@@ -233,16 +208,10 @@ class CoordinatorMachine:
                 if self._choice.roll_back(command, traceparent):
                     self._endings.requeue_running(f"the lineage after version {command.version} is ended")
             case FinalizeUpgrade():
-                self._finalize_upgrade(command, traceparent)
+                error, detail = self._store.raise_level(command.level)
+                self._out.add(self.state.replies.give(command, error, detail, traceparent))
             case _:
                 self._requests.handle(command, traceparent, operator=arrived.operator)
-
-    def _finalize_upgrade(self, command: FinalizeUpgrade, traceparent: str | None) -> None:
-        reply = self.state.replies.again(command, traceparent)
-        if reply is None:
-            error, detail = self._store.raise_level(command.level)
-            reply = self.state.replies.give(command, error, detail, traceparent)
-        self._out.add(reply)
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:
@@ -251,7 +220,7 @@ class CoordinatorMachine:
             case ExplorerLeft():
                 self._left(event)
             case RolloutFinished():
-                self._answers.handle(event, traceparent)
+                self._endings.finished(event, traceparent)
             case _:
                 self._versions.handle(event, traceparent)
 
@@ -263,11 +232,10 @@ class CoordinatorMachine:
         if outcome is HeartbeatOutcome.ZOMBIE:
             counts = self.fleet.explorers[beat.explorer].incarnation
             self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts, beat.lane)
-        elif outcome in (HeartbeatOutcome.JOINED, HeartbeatOutcome.REPLACED):
+            return
+        if outcome is HeartbeatOutcome.JOINED:
             version = f"version {beat.model_version}" if beat.model_version >= 0 else "no version yet"
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, {version}")
-        if outcome is HeartbeatOutcome.ZOMBIE:
-            return
         self.fleet.note_turns(beat)
         if beat.state == "draining":
             self._endings.requeue_from(
@@ -318,7 +286,7 @@ class CoordinatorMachine:
         self._settle_batches()
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
-        self._versions.ask(self.sync.want(self.ledger.counters.finalized))
+        self._out.request_version(self.sync.want(self.ledger.counters.finalized))
         self._dispatcher.dispatch(self.sync.version, now, self._choice.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):

@@ -1,46 +1,59 @@
-"""What the parts of the machine share: all that outlives a restart, and what they are run with."""
-
-from dataclasses import dataclass
+"""What the parts of the machine share: settings, time, effects, and all that outlives a restart."""
 
 from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.effects import Effects
-from trinity_bus.coordination.requests.batch_waiters import BatchWaiters
-from trinity_bus.coordination.requests.replies import Outcomes, Replies
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.requests.replies import BatchWaiters, Outcomes, Replies
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions.weight_sync import WeightSync
 
-
-@dataclass(frozen=True, slots=True)
-class MachineContext:
-    settings: CoordinatorSettings
-    synchronizer: SynchronizerSettings
-    clock: SteadyClock
-    dirty: DirtyKeys
-    out: Effects
+LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; see trinity_bus.awake
 
 
 class MachineState:
-    def __init__(
-        self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings, policy: SyncPolicy, dirty: DirtyKeys
-    ) -> None:
-        self.ledger = Ledger(settings, policy, dirty)
-        self.fleet = Fleet(settings.explorer_timeout_s, dirty, settings.model, settings.explorer_beats_per_s)
-        self.sync = WeightSync(
-            settings.model, policy, synchronizer.sync_timeout_s, dirty, most=synchronizer.sync_members
-        )
-        self.waiters = BatchWaiters(dirty)
-        self.outcomes = Outcomes(dirty)
-        self.replies = Replies(dirty)
+    """ConfigError where the two kinds of settings starve the mesh."""
 
-    def rebuild(self, now: float) -> None:
+    def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings) -> None:
+        self.settings = settings
+        self.synchronizer = synchronizer
+        self.policy = SyncPolicy.of(synchronizer, settings)
+        self.clock = SteadyClock(settings.explorer_timeout_s * LONGEST_STEP)
+        self.out = Effects()
+        self.store = store = StateStore()
+        self.ledger = Ledger(settings, self.policy, store)
+        self.fleet = Fleet(settings.explorer_timeout_s, store, settings.model, settings.explorer_beats_per_s)
+        self.sync = WeightSync(
+            settings.model, self.policy, synchronizer.sync_timeout_s, store, most=synchronizer.sync_members
+        )
+        self.waiters = BatchWaiters(store)
+        self.outcomes = Outcomes(store)
+        self.replies = Replies(store)
+
+    def rebuild(self) -> None:
         """Find again whatever follows from the tables, which were filled from a changelog."""
+        now = self.clock.now
         self.fleet.rebuild(now)
         self.ledger.rebuild(self.fleet.attempts())
         self.sync.rebuild(now)
         self.waiters.rebuild(now)
         self.outcomes.memory.rebuild()
         self.replies.memory.rebuild()
+
+
+class Handler:
+    """A part of the machine that handles some of its inputs."""
+
+    def __init__(self, state: MachineState) -> None:
+        self._settings = state.settings
+        self._policy = state.policy
+        self._clock = state.clock
+        self._out = state.out
+        self._ledger = state.ledger
+        self._fleet = state.fleet
+        self._sync = state.sync
+        self._waiters = state.waiters
+        self._outcomes = state.outcomes
+        self._replies = state.replies

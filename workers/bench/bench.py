@@ -31,7 +31,7 @@ from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import held, of_step
 from workers.bench.report import Results, read_results, write_results
 from workers.demo.settings import demo_namespace
-from workers.local import broker
+from workers.local import broker, while_watched
 from workers.runs import command
 from workers.taskset.dataset import EvalSet
 
@@ -68,18 +68,8 @@ async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None
         )
         for number, step in enumerate(todo, 1):
             note(f"step {step}: checkpoint {number} of {len(todo)}")
-            examination = asyncio.create_task(_examine(client, supervisor, bench, step, found.kafka))
-            watch = asyncio.create_task(supervisor.watch())
-            try:
-                await asyncio.wait([examination, watch], return_when=asyncio.FIRST_COMPLETED)
-                if watch.done():
-                    found.check()
-                    await watch
-                results[step] = await examination
-            finally:
-                examination.cancel()
-                watch.cancel()
-                await asyncio.wait([examination, watch])
+            examination = _examine(client, supervisor, bench, step, found.kafka)
+            results[step] = await while_watched(found, supervisor, examination)
             write_results(bench.run_dir, results)
     return results
 

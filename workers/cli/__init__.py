@@ -1,1 +1,1 @@
-"""The command line, ``trinity-bus``: one module for each command or group of commands."""
+"""The command line, ``trinity-bus``: one module for the commands of a noun."""

@@ -13,7 +13,7 @@ from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="The mesh's users and their rights.")
+app = typer.Typer(no_args_is_help=True)
 out = console()
 
 _IMPLIED = frozenset({Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS})

@@ -1,8 +1,8 @@
 """The command ``trinity-bus``.
 
-Each command lives in a module of its own, which is imported only when that command runs: ``--help`` and the light
-commands start at once, and never load a machine-learning framework. To add a command, add its module (with a
-``typer.Typer`` named ``app``) to ``COMMANDS``.
+A command's module is imported only when the command runs: ``--help`` and the light commands start at once, and never
+load a machine-learning framework. To add a command, add it to the ``typer.Typer`` named ``app`` of its noun's module,
+and to ``COMMANDS``. A name that is no command of its module's ``app`` is that of the whole group.
 
 What goes wrong is one line on standard error. Exit codes: 0 done, 1 the command's answer is no or it broke, 2 wrong
 usage, wrong setting or an error that the line explains, 130 interrupted. A service (``run``) ends with 78 where it
@@ -52,9 +52,9 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    module: str
-    help: str  # One line for ``trinity-bus --help``
-    panel: str = "Commands"  # Heading in ``trinity-bus --help``
+    module: str  # In ``workers.cli``
+    help: str  # One line for ``trinity-bus --help``, and what a group shows
+    panel: str  # Heading in ``trinity-bus --help``
 
 
 _SEE = "See and try"
@@ -63,41 +63,37 @@ _LOG = "The log"
 
 # In the order of ``trinity-bus --help``
 COMMANDS: dict[str, Lazy] = {
-    "demo": Lazy("workers.cli.demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
-    "doctor": Lazy("workers.cli.doctor", "Check this machine for everything that a mesh needs.", _SEE),
-    "size": Lazy("workers.cli.size", "Compute the throughput and needs of a mesh for a number of GPUs.", _SEE),
-    "ask": Lazy("workers.cli.ask", "Query a trained model.", _SEE),
-    "bench": Lazy("workers.cli.bench", "Evaluate every checkpoint of a run on the same task sets.", _SEE),
-    "status": Lazy("workers.cli.status", "Show batches, explorers, versions and lag, live.", _SEE),
-    "batches": Lazy("workers.cli.batches", "List the batches, and skip one that stops the trainer.", _SEE),
-    "runners": Lazy("workers.cli.runners", "Show every runner of every explorer, live.", _SEE),
-    "trace": Lazy("workers.cli.trace", "Print a task's trace, from its send to the gradient, as a tree.", _SEE),
-    "lineage": Lazy(
-        "workers.cli.lineage", "Show what a step was made of: samples, versions, traces, checkpoint.", _SEE
-    ),
-    "console": Lazy("workers.cli.console_command", "Show every rollout in a browser, live and earlier.", _SEE),
-    "up": Lazy("workers.cli.up", "Run your own mesh on this machine until its training is done.", _MESH),
-    "down": Lazy("workers.cli.down", "Stop a mesh that `up` runs.", _MESH),
-    "run": Lazy(
-        "workers.cli.run", "Run one service: coordinator, explorer, trainer, taskset, gateway, console.", _MESH
-    ),
-    "model": Lazy("workers.cli.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
-    "config": Lazy("workers.cli.config", "Write, show and check a settings file.", _MESH),
-    "broker": Lazy("workers.cli.broker", "Start, stop and inspect the embedded Kafka broker.", _MESH),
-    "workflow": Lazy("workers.cli.workflow", "Create your own workflow, or run one of its tasks.", _MESH),
-    "tasks": Lazy("workers.cli.tasks", "Check task sets, count them, and show their first tasks.", _LOG),
-    "produce": Lazy("workers.cli.produce", "Produce tasks from a JSONL file, or from standard input.", _LOG),
-    "versions": Lazy("workers.cli.versions", "List the model's versions, and choose which is served.", _SEE),
-    "checkpoints": Lazy("workers.cli.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
-    "replay": Lazy("workers.cli.replay", "Train steps of a run again, with other settings if given.", _MESH),
-    "upgrade": Lazy("workers.cli.upgrade", "Finalize an upgrade: write state that only the new version reads.", _MESH),
-    "abort": Lazy("workers.cli.abort", "Abort a batch.", _LOG),
-    "dead-letters": Lazy("workers.cli.dead_letters", "List the refused records, and why.", _LOG),
-    "export": Lazy("workers.cli.export", "Write samples and all other tables of the log as Parquet files.", _LOG),
-    "track": Lazy("workers.cli.track", "Write metrics for TensorBoard, Weights & Biases, or as JSON lines.", _LOG),
-    "access": Lazy("workers.cli.access", "Set the mesh's users and rights on a cluster with access control.", _LOG),
-    "positions": Lazy("workers.cli.positions", "Show and set the coordinator's positions in its inputs.", _LOG),
-    "topics": Lazy("workers.cli.topics", "List, create and describe the topics.", _LOG),
+    "demo": Lazy("demo", "Start a whole mesh on this machine and watch a model learn.", _SEE),
+    "doctor": Lazy("doctor", "Check this machine for everything that a mesh needs.", _SEE),
+    "size": Lazy("size", "Compute the throughput and needs of a mesh for a number of GPUs.", _SEE),
+    "ask": Lazy("training.model", "Query a trained model.", _SEE),
+    "bench": Lazy("training.bench", "Evaluate every checkpoint of a run on the same task sets.", _SEE),
+    "status": Lazy("status", "Show batches, explorers, versions and lag, live.", _SEE),
+    "batches": Lazy("batches", "List the batches, and skip one that stops the trainer.", _SEE),
+    "runners": Lazy("status", "Show every runner of every explorer, live.", _SEE),
+    "trace": Lazy("training.lineage", "Print a task's trace, from its send to the gradient, as a tree.", _SEE),
+    "lineage": Lazy("training.lineage", "Show what a step was made of: samples, versions, traces, checkpoint.", _SEE),
+    "console": Lazy("console_command", "Show every rollout in a browser, live and earlier.", _SEE),
+    "up": Lazy("up", "Run your own mesh on this machine until its training is done.", _MESH),
+    "down": Lazy("up", "Stop a mesh that `up` runs.", _MESH),
+    "run": Lazy("run", "Run one service: coordinator, explorer, trainer, taskset, gateway, console.", _MESH),
+    "model": Lazy("training.model", "Write a tiny model with random weights, to try a mesh with.", _MESH),
+    "config": Lazy("config", "Write, show and check a settings file.", _MESH),
+    "broker": Lazy("broker", "Start, stop and inspect the embedded Kafka broker.", _MESH),
+    "workflow": Lazy("workflow", "Create your own workflow, or run one of its tasks.", _MESH),
+    "tasks": Lazy("tasks", "Check task sets, count them, and show their first tasks.", _LOG),
+    "produce": Lazy("tasks", "Produce tasks from a JSONL file, or from standard input.", _LOG),
+    "versions": Lazy("training.versions", "List the model's versions, and choose which is served.", _SEE),
+    "checkpoints": Lazy("training.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),
+    "replay": Lazy("training.replay", "Train steps of a run again, with other settings if given.", _MESH),
+    "upgrade": Lazy("coordinator", "Finalize an upgrade: write state that only the new version reads.", _MESH),
+    "abort": Lazy("batches", "Abort a batch.", _LOG),
+    "dead-letters": Lazy("topics", "List the refused records, and why.", _LOG),
+    "export": Lazy("export", "Write samples and all other tables of the log as Parquet files.", _LOG),
+    "track": Lazy("export", "Write metrics for TensorBoard, Weights & Biases, or as JSON lines.", _LOG),
+    "access": Lazy("access", "Set the mesh's users and rights on a cluster with access control.", _LOG),
+    "positions": Lazy("coordinator", "Show and set the coordinator's positions in its inputs.", _LOG),
+    "topics": Lazy("topics", "List, create and describe the topics.", _LOG),
 }
 
 
@@ -117,9 +113,12 @@ class LazyGroup(TyperGroup):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         name, _, rest = super().resolve_command(ctx, args)
+        lazy = COMMANDS[str(name)]
         with importing():
-            module = importlib.import_module(COMMANDS[str(name)].module)
-        command: Any = typer.main.get_command(module.app)
+            module = importlib.import_module(f"workers.cli.{lazy.module}")
+        group: Any = typer.main.get_group(module.app)
+        group.help = group.help or lazy.help
+        command = group.commands.get(name, group)
         command.name = name
         _unwrap(command)
         return name, command, rest
@@ -177,7 +176,7 @@ def trinity_bus(
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
     for setting in settings or ():
-        from workers.cli.set_option import set_option
+        from workers.cli.connection import set_option
 
         set_option(setting)
 

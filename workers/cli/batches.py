@@ -1,4 +1,4 @@
-"""``trinity-bus batches``: what became of each batch; and passing over one that cannot be trained on."""
+"""``trinity-bus batches`` and ``abort``: what became of each batch; the end of one, and skipping one."""
 
 import json
 from dataclasses import asdict
@@ -8,23 +8,26 @@ import typer
 from rich.console import RenderableType
 
 from schemas import BatchRecord, StepTrained
+from schemas.errors import one_line
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus import awake
-from trinity_bus.bus import Reader
+from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
-from trinity_bus.runtime.service import run_service
-from trinity_bus.view import BatchView, MeshFollower, follow_batches
-from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console, show_live
+from trinity_bus.runtime.wording import counted
+from trinity_bus.view import MeshFollower, follow_batches
+from workers.cli.connection import on_mesh
+from workers.cli.console import console, say, show_live
+from workers.runs import program
 from workers.watch.render import all_batches_table
 
-app = typer.Typer(add_completion=False, help="List the batches: their states, tasks and rewards.")
+app = typer.Typer(add_completion=False)
 out = console()
 
-_errors = console(stderr=True)
-
 _WAIT_S: Final = 60.0
+_ABORT_S: Final = 30.0
 _NO: Final = 1
+
+_Batch = Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -37,18 +40,17 @@ def batches(
     """List the batches that have not ended, and the newest of those that have."""
     if context.invoked_subcommand is not None:
         return
-    kafka = connected_settings().kafka
 
-    async def show() -> None:
-        async with bus_of_mesh(kafka, "batches") as bus, follow_batches(bus) as follower:
+    async def show(bus: Bus) -> None:
+        async with follow_batches(bus) as follower:
             await _show(follower, watch=watch, as_json=as_json, last=last)
 
-    run_service(show)
+    on_mesh("batches", show)
 
 
 @app.command()
 def skip(
-    batch: Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus batches` lists it.")],
+    batch: _Batch,
     reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
 ) -> None:
@@ -57,26 +59,25 @@ def skip(
     The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
     trained on it. A trainer that is not there carries it out when it is.
     """
-    kafka = connected_settings().kafka
 
-    async def pass_over() -> None:
-        async with bus_of_mesh(kafka, "skip") as bus, bus.reader(TRAINER_EVENTS, start="end") as events:
+    async def pass_over(bus: Bus) -> None:
+        async with bus.reader(TRAINER_EVENTS, start="end") as events:
             try:
                 async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
                     await coordinator.skip_batch(batch, reason=reason)
             except ValueError as error:
-                _say(str(error))
+                say(str(error), stderr=True)
                 raise typer.Exit(_NO) from None
             step = await _step_of(batch, events, timeout_s)
         if step is None:
-            _say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.")
+            say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.", stderr=True)
         elif any(skipped.batch_id == batch for skipped in step.skipped):
-            _say(f"Batch {batch} is passed over, by step {step.step}.")
+            say(f"Batch {batch} is passed over, by step {step.step}.", stderr=True)
         else:
-            _say(f"Too late: step {step.step} was trained on batch {batch}.")
+            say(f"Too late: step {step.step} was trained on batch {batch}.", stderr=True)
             raise typer.Exit(_NO)
 
-    run_service(pass_over)
+    on_mesh("skip", pass_over)
 
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
@@ -92,15 +93,47 @@ async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained 
     return None
 
 
-def _say(line: str) -> None:
-    _errors.print(line, highlight=False, markup=False, soft_wrap=True)
+@app.command()
+def abort(
+    batch: _Batch,
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the batch's record.")],
+    keep_partial_results: Annotated[
+        bool, typer.Option("--keep-partial-results", help="List the results so far in the batch's record.")
+    ] = False,
+) -> None:
+    """Stop the attempts of a batch and end it without training on it. Its results so far stay on the log.
+
+    Exit code 1 if there is no such batch, or it has ended.
+    """
+
+    async def end(bus: Bus) -> None:
+        async with follow_batches(bus) as follower:
+            found = follower.state.batches.get(batch)
+            if found is None:
+                say(f"No batch is called {batch!r}; {program()} batches lists those that there are.", stderr=True)
+                raise typer.Exit(_NO)
+            running = not found.ended
+            if running:
+                async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
+                    await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
+                # It may have ended by itself in the last moment; its record tells which.
+                until = awake.now() + _ABORT_S
+                while not found.ended and awake.now() < until:
+                    await follower.changed(1.0)
+            counts = f"{counted(found.completed, 'task')} done, {found.aborted} cut off"
+            why = f": {one_line(found.reason)}" if found.reason else ""
+            say(f"Batch {batch} is {found.state}{why} ({counts})", stderr=True)
+            if not running or found.state != "aborted":
+                raise typer.Exit(_NO)
+
+    on_mesh("abort", end)
 
 
 async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int) -> None:
     view = follower.state
     if as_json:
         for batch in view.batches.values():
-            typer.echo(_json(batch))
+            typer.echo(json.dumps(asdict(batch)))
     elif not watch or not out.is_terminal:
         out.print(all_batches_table(view, last))
     if not watch:
@@ -120,12 +153,8 @@ async def _lines(follower: MeshFollower, *, as_json: bool) -> None:
     def print_change(record: object) -> None:
         if isinstance(record, BatchRecord):
             batch = follower.state.batches[record.batch_id]
-            typer.echo(_json(batch) if as_json else f"{batch.batch_id}: {record.state}")
+            typer.echo(json.dumps(asdict(batch)) if as_json else f"{batch.batch_id}: {record.state}")
 
     follower.on_record = print_change
     while True:
         await follower.changed(_WAIT_S)
-
-
-def _json(batch: BatchView) -> str:
-    return json.dumps(asdict(batch))

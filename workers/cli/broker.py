@@ -23,7 +23,7 @@ from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.service import interrupted_by
 from workers.cli.console import console, folding_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Start, stop and inspect the embedded Kafka broker.")
+app = typer.Typer(no_args_is_help=True)
 out = console()
 
 _NOT_RUNNING = 3  # Exit code of ``status``, as init scripts have it

@@ -15,10 +15,10 @@ from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
 from trinity_bus.sizing.memory import HostMemory, limit_bytes
-from workers.cli.console import console, folding_table
+from workers.cli.console import console, folding_table, say
 from workers.preconditions import PRECONDITIONS, memory, problems
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Write, show and check a settings file.")
+app = typer.Typer(no_args_is_help=True)
 
 _WRONG = 2
 
@@ -41,8 +41,7 @@ def init(
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
     name = shlex.quote(str(file))
-    told = f"Wrote {file}; change it, then: trinity-bus --config {name} config check"
-    console().print(told, soft_wrap=True, markup=False)
+    say(f"Wrote {file}; change it, then: trinity-bus --config {name} config check")
 
 
 @app.command()
@@ -114,11 +113,11 @@ def check(
     if limits:
         _print_limits(wanted, needed)
         return
-    console().print(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
+    say(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
     if needed is not None and needed.tight:
         sys.stderr.write(f"warning: {printable(needed.tight)}\n")
     elif needed is not None:
-        console().print(needed.told, soft_wrap=True, highlight=False)
+        say(needed.told)
 
 
 def _print_limits(services: list[str], needed: HostMemory | None) -> None:

@@ -1,13 +1,34 @@
 """How a command finds its settings, its broker and its mesh."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import os
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import typer
 
 from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import Settings, env_name, setting_fields
+from trinity_bus.config.messages import nearest
+from trinity_bus.config.origins import OPTIONS
+from trinity_bus.config.sections import is_secret
 from trinity_bus.runtime.service import run_service
+
+
+def set_option(text: str) -> None:
+    """Take a setting such as ``coordinator.batch_size=32``; BadParameter where there is none, or it is a secret."""
+    path, equals, value = text.partition("=")
+    fields = setting_fields()
+    if not equals:
+        raise typer.BadParameter(f"{text!r}: expected SETTING=VALUE, such as coordinator.batch_size=32")
+    if path not in fields:
+        raise typer.BadParameter(f"{path} is not a setting{nearest(path, [*fields])}")
+    if is_secret(fields[path]):
+        raise typer.BadParameter(f"{path} is a secret, and others see command lines: use {env_name(path)}_FILE")
+    for variable in [variable for variable in os.environ if variable.upper() == env_name(path)]:
+        del os.environ[variable]
+    os.environ[env_name(path)] = value
+    OPTIONS.add(path)
 
 
 def connected_settings() -> Settings:
@@ -16,20 +37,17 @@ def connected_settings() -> Settings:
     return settings.model_copy(update={"kafka": resolve_bootstrap(settings.kafka, settings.broker)})
 
 
-@asynccontextmanager
-async def bus_of_mesh(kafka: KafkaSettings, name: str) -> AsyncIterator[Bus]:
-    """Provide a connection to a mesh that there is: a namespace that was mistyped gets no topics by being looked at."""
-    async with Bus(kafka, client_id=name) as bus:
-        await bus.present()
-        yield bus
+def on_mesh[R](name: str, action: Callable[[Bus], Coroutine[Any, Any, R]], *, absent: bool = False) -> R | None:
+    """Run a command over a connection to the mesh of the settings; None where it was told to end.
 
-
-def on_mesh[R](name: str, action: Callable[[Bus], Coroutine[Any, Any, R]]) -> R | None:
-    """Run a command over a connection to the mesh of the settings; None where it was told to end."""
+    Unless the mesh may be ``absent``, a namespace without topics is refused: one that was mistyped gets none.
+    """
     kafka = connected_settings().kafka
 
     async def connected() -> R:
-        async with bus_of_mesh(kafka, name) as bus:
+        async with Bus(kafka, client_id=name) as bus:
+            if not absent:
+                await bus.present()
             return await action(bus)
 
     return run_service(connected)

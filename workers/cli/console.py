@@ -10,8 +10,11 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Column, Table
 
+from schemas.errors import printable
+
 # Columns of a file or a pipe: a table there is for ``grep`` and ``awk``, so that its rows are lines
 UNFOLDED: Final = 10_000
+_REFRESH_S: Final = 0.5
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -20,12 +23,16 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if stream.isatty() or "COLUMNS" in os.environ else UNFOLDED)
 
 
+def say(*lines: str, stderr: bool = False, style: str | None = None) -> None:
+    """Print lines as they are, whatever they quote: nothing in them is markup, folded, or steers the terminal."""
+    out = console(stderr=stderr)
+    for line in lines:
+        out.print(printable(line), style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def folding_table(*headers: str, **options: Any) -> Table:
     """Return a table whose cells are folded where the terminal is narrow, never cut: a name or a path stays whole."""
     return Table(*(Column(header, overflow="fold") for header in headers), **options)
-
-
-_REFRESH_S: Final = 0.5
 
 
 async def show_live(console: Console, draw: Callable[[], Awaitable[RenderableType]]) -> NoReturn:

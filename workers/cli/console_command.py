@@ -13,19 +13,17 @@ from trinity_bus.runtime.plain_files import NotPlainError, ensure_plain, read_pl
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from workers.cli.connection import connected_settings
-from workers.cli.console import console
-from workers.cli.set_option import set_option
+from workers.cli.connection import connected_settings, set_option
+from workers.cli.console import say
 from workers.runs import MODEL, RUNS
 
-app = typer.Typer(add_completion=False, help="Show every rollout in a browser.")
-out = console()
+app = typer.Typer()
 
 # Settings of "mesh" that a run's topics and records are named by; no other setting of a run is taken as it is
 _READ_OF_A_RUN: Final = ("namespace", "model")
 
 
-@app.command()
+@app.command("console")
 def look(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")
@@ -45,7 +43,7 @@ def look(
         keep_secrets()
 
         def listens(address: str) -> None:
-            out.print(f"The console is at http://{address}/  (Ctrl-C ends it)", highlight=False, markup=False)
+            say(f"The console is at http://{address}/  (Ctrl-C ends it)")
 
         run_service(lambda: run(settings, listens, is_record=run_dir is not None))
 

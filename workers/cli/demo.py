@@ -1,31 +1,33 @@
 """``trinity-bus demo``: a whole mesh on this machine teaches a model something."""
 
 import logging
+import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemas.errors import printable
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import free_port, is_free
+from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.service import run_service
-from workers.cli.console import console
-from workers.demo.first_preload import begun_first
+from workers.cli.console import console, say
 from workers.demo.options import CONSOLE_PORT, DemoOptions
 from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY, new_run, program
 
 if TYPE_CHECKING:
     from trinity_bus.config import Settings
-    from trinity_bus.runtime.preload import Preload
     from workers.demo.preloads import Preloads
     from workers.demo.report import Summary
 
-app = typer.Typer(add_completion=False, help="Start a whole mesh on this machine and watch a model learn.")
+app = typer.Typer()
 out = console()
 
 _GRACE_S = 40.0  # Limit of stopping all services and the broker
@@ -92,18 +94,31 @@ def demo(
     except ConfigError:
         raise
     except TrinityError as error:
-        out.print(f"The demo failed: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
+        say(f"The demo failed: {error}", style="red")
         raise typer.Exit(1) from error
     if summary is not None:
         _report(summary, options)
         if options.steps >= subject.steps and summary.exact_after < subject.learned:
-            out.print(
+            say(
                 f"The model has not learned: {summary.exact_after:.1%} of the held-out prompts are answered exactly, "
                 f"where {subject.learned:.0%} are usual. Try another --seed, and please report this one.",
                 style="red",
-                soft_wrap=True,
             )
             raise typer.Exit(1)
+
+
+@contextmanager
+def begun_first(options: DemoOptions) -> Iterator[Preload]:
+    """Provide the first of the processes that services are forked from, see ``workers.demo.preloads``.
+
+    It begins before the demo knows its settings or has imported them: what starts a second earlier ends a second
+    earlier. It ends with the block, with all that it has forked.
+    """
+    options.logs.mkdir(parents=True, exist_ok=True)
+    functions, main = ["workers.demo.preloads:import_shared"], "workers.cli.app:main"
+    env, log = environment(os.environ, None), options.log("preload")
+    with Preload.begin(functions, name="preload", main=main, env=env, output=log) as shared:
+        yield shared
 
 
 def _pretrained() -> Path:
@@ -117,7 +132,7 @@ def _pretrained() -> Path:
     return folder
 
 
-def _run(options: DemoOptions, shared: "Preload") -> "Summary | None":
+def _run(options: DemoOptions, shared: Preload) -> "Summary | None":
     # Run the demo; None where it was told to end. What it needs is imported while others import for it.
     with importing():
         from trinity_bus.config import Settings
@@ -155,7 +170,7 @@ def _report(summary: "Summary", options: DemoOptions) -> None:
         ("Look at it", f"{program()} console --run-dir {run_dir}"),
         ("A task's way", f"{program()} trace {shlex.quote(summary.trace_task)} --run-dir {run_dir}"),
     ):
-        out.print(f"{label + ':':13} {value}", highlight=False, soft_wrap=True, markup=False)
+        say(f"{label + ':':13} {value}")
 
 
 def _begin_folder(options: DemoOptions) -> None:

@@ -16,7 +16,7 @@ from workers.doctor.facts import gather
 from workers.doctor.findings import Finding, findings
 from workers.preconditions import PRECONDITIONS
 
-app = typer.Typer(add_completion=False, help="Check this machine for everything that a mesh needs.")
+app = typer.Typer()
 
 _COLOURS: Final = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red"}
 

@@ -1,4 +1,4 @@
-"""``trinity-bus export``: what the console's index holds, as Parquet files."""
+"""``trinity-bus export`` and ``track``: tables as Parquet files, and metrics for trackers of experiments."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,17 @@ from trinity_bus.console.index.questions import StoreBusyError
 from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import load_texts
 from trinity_bus.runtime.service import run_service
-from workers.cli.connection import connected_settings
-from workers.cli.console import console, folding_table
+from trinity_bus.runtime.wording import by_number, counted
+from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.tracking.follow import track as follow
+from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
+from workers.cli.connection import connected_settings, on_mesh
+from workers.cli.console import console, folding_table, say
 
-app = typer.Typer(add_completion=False, help="Write the console's index as Parquet files.")
-out_console, err_console = console(), console(stderr=True)
+app = typer.Typer()
 
 
-@app.command("export")
+@app.command()
 def export(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the files.", file_okay=False)],
 ) -> None:
@@ -41,19 +44,58 @@ def export(
             await follower.caught_up()
 
     try:
-        with _store(settings, folder) as store:
+        own = settings.console
+        with Store(folder, texts=load_texts(own.model_path), search_tokens=own.search_tokens) as store:
             run_service(lambda: bring_forward(store))
     except StoreBusyError:
-        err_console.print("A console keeps the index up to date: what it has is written.", style="dim")
+        say("A console keeps the index up to date: what it has is written.", stderr=True, style="dim")
     table = folding_table("file", "rows")
     for name, rows in write_files(folder, out).items():
         table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
-    out_console.print(table)
+    console().print(table)
     with Index(folder) as index:
         if line := index.passed_over().line:
-            err_console.print(line, style="yellow", highlight=False)
+            say(line, stderr=True, style="yellow")
 
 
-def _store(settings: Settings, folder: Path) -> Store:
-    own = settings.console
-    return Store(folder, texts=load_texts(own.model_path), search_tokens=own.search_tokens)
+@app.command()
+def track(
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="Folder of metrics.jsonl and all other files.", file_okay=False),
+    ],
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also event files, in tensorboard/.")] = False,
+    wandb: Annotated[
+        str | None,
+        typer.Option("--wandb", metavar="PROJECT", help="Also a run of this project. WANDB_MODE=offline: in wandb/."),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            "--mlflow",
+            metavar="EXPERIMENT",
+            help="Also a run of this experiment, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End at the end of the log.")] = False,
+) -> None:
+    """Write the metrics of steps, batches and evaluations from the beginning of the log, and follow it.
+
+    Killed and restarted at any moment, it continues without gaps or duplicates. See docs/telemetry.md.
+    """
+    namespace = Settings().kafka.namespace
+    log_to_terminal("WARNING")
+
+    def sinks() -> list[Sink]:
+        found: list[Sink] = []
+        if tensorboard:
+            found.append(TensorBoard(out / "tensorboard"))
+        if wandb is not None:
+            found.append(WeightsAndBiases(out / "wandb", wandb, namespace))
+        if mlflow is not None:
+            found.append(MLflow(out / "mlflow", mlflow, namespace))
+        return found
+
+    written = on_mesh("track", lambda bus: follow(bus, out, sinks, once=once))
+    if written is not None:
+        say(f"{counted(written, 'line')} {by_number(written, 'is', 'are')} in {out}")

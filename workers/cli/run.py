@@ -18,10 +18,9 @@ from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import GRACE_S, run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
 from trinity_bus.training.launch import Launch, launch_of
-from workers.cli.connection import connected_settings
-from workers.cli.set_option import set_option
+from workers.cli.connection import connected_settings, set_option
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Run one service of the mesh.")
+app = typer.Typer(no_args_is_help=True)
 
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.", envvar="LOG_LEVEL")]
 
@@ -34,7 +33,8 @@ def _level(log_level: str) -> int:
     return logging.getLevelNamesMapping()[log_level.upper()]
 
 
-def _serve(name: str, settings: Settings, log_level: str, *more: object) -> None:
+def _serve(name: str, log_level: str, *more: object) -> None:
+    settings = connected_settings()
     log_to_terminal(_level(log_level))
     keep_secrets()
     with importing():
@@ -59,7 +59,7 @@ def _with_model(service: str, settings: Settings) -> Settings:
 @app.command()
 def coordinator(log_level: LogLevel = "info") -> None:
     """Form batches from tasks, dispatch them to explorers, announce model versions."""
-    _serve("coordinator", connected_settings(), log_level)
+    _serve("coordinator", log_level)
 
 
 @app.command()
@@ -69,11 +69,9 @@ def explorer(
     fork_server: Annotated[int | None, typer.Option("--fork-server", hidden=True)] = None,
 ) -> None:
     """Run workflows against a vLLM engine and publish experiences."""
-    settings = connected_settings()
     if name is not None:
         set_option(f"explorer.name={name}")
-        settings = connected_settings()
-    _serve("explorer", settings, log_level, None if fork_server is None else socket.socket(fileno=fork_server))
+    _serve("explorer", log_level, None if fork_server is None else socket.socket(fileno=fork_server))
 
 
 @app.command()
@@ -84,7 +82,7 @@ def trainer(log_level: LogLevel = "info") -> None:
     """
     launch = launch_of(os.environ)
     if launch is None or launch.rank == 0:
-        _serve("trainer", connected_settings(), log_level)
+        _serve("trainer", log_level)
     else:
         raise typer.Exit(_follow(launch, log_level))
 
@@ -103,16 +101,16 @@ def _follow(launch: Launch, log_level: str) -> int:
 @app.command()
 def taskset(log_level: LogLevel = "info") -> None:
     """Turn a dataset into tasks, as fast as they are answered."""
-    _serve("taskset", connected_settings(), log_level)
+    _serve("taskset", log_level)
 
 
 @app.command()
 def gateway(log_level: LogLevel = "info") -> None:
     """Answer agents over HTTP, with responses from explorers."""
-    _serve("gateway", connected_settings(), log_level)
+    _serve("gateway", log_level)
 
 
 @app.command()
 def console(log_level: LogLevel = "info") -> None:
     """Show every rollout in a browser."""
-    _serve("console", connected_settings(), log_level)
+    _serve("console", log_level)

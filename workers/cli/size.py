@@ -20,7 +20,7 @@ from workers.cli.console import console, folding_table
 _MOST_TOKENS: Final = 1 << 30
 _MOST_GBIT_S: Final = 1e6
 
-app = typer.Typer(add_completion=False, help="Compute the throughput and needs of a mesh for a number of GPUs.")
+app = typer.Typer()
 
 
 @app.command()

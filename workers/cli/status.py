@@ -1,36 +1,35 @@
-"""``trinity-bus status``: batches, explorers, versions and lag, as they are now."""
+"""``trinity-bus status`` and ``runners``: the mesh as it is now, and every process that runs workflows in explorers."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Final
 
 import typer
 from rich.console import RenderableType
 
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
+from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.runtime.service import run_service
-from trinity_bus.view import HeldBack, coordinator_lag, follow
-from workers.cli.connection import connected_settings
+from trinity_bus.view import HeldBack, MeshFollower, MeshState, coordinator_lag, follow, runner_values
+from workers.cli.connection import on_mesh
 from workers.cli.console import console, show_live
-from workers.watch.render import mesh
+from workers.watch.render import mesh, runners_table
 
-app = typer.Typer(add_completion=False, help="Show batches, explorers, versions and lag, live.")
+app = typer.Typer()
 out = console()
+
+# How long a report is waited for where an explorer is alive and none of its reports is among the newest events
+_REPORT_S: Final = 3.0
+_Once = Annotated[bool, typer.Option("--once", help="Print once and exit.")]
 
 
 @app.command()
-def status(once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False) -> None:
+def status(once: _Once = False) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
-    kafka = connected_settings().kafka
-
-    async def show() -> None:
-        async with Bus(kafka, client_id="status") as bus:
-            await _show(bus, live=out.is_terminal and not once)
-
-    run_service(show)
+    on_mesh("status", lambda bus: _show(bus, live=out.is_terminal and not once))
 
 
 async def _show(bus: Bus, *, live: bool) -> None:
-    # No coordinator may have been here yet; a namespace without topics is refused here.
+    # No coordinator may have been here yet.
     present = await bus.present()
     held = HeldBack(bus, present)
     async with follow(bus, topics=[one for one in (BATCHES, MODEL_VERSIONS, *EVENTS) if one in present]) as follower:
@@ -42,3 +41,40 @@ async def _show(bus: Bus, *, live: bool) -> None:
             return mesh(follower.state, await coordinator_lag(bus, present), await held.look())
 
         await show_live(out, picture)
+
+
+@app.command()
+def runners(
+    once: _Once = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object on each line.")] = False,
+) -> None:
+    """Show the state of each runner, until Ctrl-C."""
+
+    async def show(bus: Bus) -> None:
+        async with follow(bus) as follower:
+
+            async def picture() -> RenderableType:
+                return runners_table(follower.state)
+
+            if out.is_terminal and not once and not as_json:
+                await show_live(out, picture)
+            else:
+                await _print_runners(follower, as_json=as_json)
+
+    on_mesh("runners", show)
+
+
+async def _print_runners(follower: MeshFollower, *, as_json: bool) -> None:
+    until = awake.now() + _REPORT_S
+    while (left := until - awake.now()) > 0 and _silent(follower.state):
+        await follower.changed(left)
+    view = follower.state
+    if as_json:
+        for runner in view.runners():
+            typer.echo(json.dumps({"runner": runner.runner, **runner_values(runner)}))
+    else:
+        out.print(runners_table(view))
+
+
+def _silent(view: MeshState) -> list[str]:
+    return [explorer.name for explorer in view.alive() if not explorer.runners]

@@ -1,36 +1,35 @@
-"""``trinity-bus topics``: the topics of the mesh."""
+"""``trinity-bus topics`` and ``dead-letters``: the topics of the mesh, and the records that were refused."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
+from schemas.errors import printable
+from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topic import Topic
-from schemas.topics import TOPICS
-from trinity_bus.bus import Bus
+from schemas.topics import ALL_DEAD_LETTERS, TOPICS
+from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.connection import METADATA_S, administrator, kafka_errors
 from trinity_bus.bus.growth import SETTLE_S
+from trinity_bus.bus.received import header
 from trinity_bus.bus.topics import config_of
 from trinity_bus.config import KafkaSettings
-from workers.cli.connection import connected_settings
-from workers.cli.console import console, folding_table
+from workers.cli.connection import on_mesh
+from workers.cli.console import console, folding_table, say
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, create and describe the topics.")
+app = typer.Typer()
+topics = typer.Typer(no_args_is_help=True, help="List, create and describe the topics.")
+app.add_typer(topics, name="topics")
 out = console()
 
-_CLIENT_ID = "trinity-bus-topics"
+_SHOWN_BYTES: Final = 200  # Of a dead letter
+_WAIT_S: Final = 1.0
+_CLIENT_ID: Final = "trinity-bus-topics"
 _NAMES = {topic.name: topic for topic in TOPICS}
-
-
-def _with_bus(action: Callable[[Bus], Awaitable[None]]) -> None:
-    kafka = connected_settings().kafka
-
-    async def connected() -> None:
-        async with Bus(kafka, client_id=_CLIENT_ID) as bus:
-            await action(bus)
-
-    asyncio.run(connected())
 
 
 async def _present(kafka: KafkaSettings) -> set[str]:
@@ -46,7 +45,7 @@ def _known(name: str) -> Topic:
     return topic
 
 
-@app.command("list")
+@topics.command("list")
 def list_topics() -> None:
     """List the topics and their sizes."""
 
@@ -67,10 +66,10 @@ def list_topics() -> None:
             table.add_row(name, str(partitions), kept, offsets)
         out.print(table)
 
-    _with_bus(show)
+    on_mesh(_CLIENT_ID, show, absent=True)
 
 
-@app.command()
+@topics.command()
 def create() -> None:
     """Create missing topics, and check the others."""
 
@@ -78,10 +77,10 @@ def create() -> None:
         await bus.ensure_topics()
         out.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
 
-    _with_bus(ensure)
+    on_mesh(_CLIENT_ID, ensure, absent=True)
 
 
-@app.command()
+@topics.command()
 def grow(
     topic_name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
     partitions: Annotated[int, typer.Argument(min=1, help="The new number of partitions.")],
@@ -96,10 +95,10 @@ def grow(
             f"within {METADATA_S + SETTLE_S:g} s"
         )
 
-    _with_bus(more)
+    on_mesh(_CLIENT_ID, more, absent=True)
 
 
-@app.command()
+@topics.command()
 def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(_NAMES)}.")]) -> None:
     """Describe one topic: its purpose, configuration and partitions."""
     topic = _known(topic_name)
@@ -124,4 +123,61 @@ def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"On
             partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
         out.print(partitions)
 
-    _with_bus(show)
+    on_mesh(_CLIENT_ID, show, absent=True)
+
+
+def fields_of(received: Received[Any]) -> dict[str, str]:
+    """Return a dead letter as flat text: when, why, where from, and the beginning of what it was.
+
+    Everything in it may come from anyone, so what could steer a terminal is escaped.
+    """
+    texts = {name: header(received.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
+    place = [header(received.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET)]
+    last, size = header(received.headers, DLQ_LAST_OFFSET), header(received.headers, DLQ_SIZE)
+    cut = received.raw[:_SHOWN_BYTES]
+    letter = {
+        "time": datetime.fromtimestamp(received.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "reason": texts[DLQ_REASON],
+        "detail": texts[DLQ_DETAIL],
+        "source": f"{texts[DLQ_TOPIC]}/{place[0]}@{place[1]}" + ("" if last is None else f"-{last}"),
+        "key": received.key or "",
+        "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
+        "size": size or str(len(received.raw)),
+    }
+    return {name: printable(text) for name, text in letter.items()}
+
+
+@app.command("dead-letters")
+def dead_letters(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new ones until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
+) -> None:
+    """List the refused records, with the reason."""
+    on_mesh("dead-letters", lambda bus: _show_letters(bus, follow=follow, as_json=as_json))
+
+
+async def _show_letters(bus: Bus, *, follow: bool, as_json: bool) -> None:
+    if as_json or follow:
+        async for letter in _letters(bus, follow=follow):
+            if as_json:
+                typer.echo(json.dumps(letter))
+            else:
+                say(_line(letter))
+        return
+    table = folding_table("time", "reason", "source", "key", "detail")
+    async for letter in _letters(bus, follow=False):
+        table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
+    out.print(table if table.row_count else "No dead letters.")
+
+
+def _line(letter: dict[str, str]) -> str:
+    return f"{letter['time']} {letter['reason']} {letter['source']} key={letter['key']!r}: {letter['detail']}"
+
+
+async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:
+    async with bus.reader(*ALL_DEAD_LETTERS, start="beginning") as reader:
+        async for received in reader.replay():
+            yield fields_of(received)
+        while follow:
+            for received in await reader.batch(_WAIT_S):
+                yield fields_of(received)

@@ -1,29 +1,28 @@
-"""``trinity-bus up``: a mesh of one's own on this machine."""
+"""``trinity-bus up`` and ``down``: a mesh of one's own on this machine."""
 
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from schemas.errors import printable
 from trinity_bus.config import CONFIG_VARIABLE, Settings
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.process import ProcessError, tail
 from trinity_bus.runtime.service import run_service
-from workers.cli.console import console
+from workers.cli.console import console, say
 from workers.demo.display import make_display
-from workers.runs import RUNS, command, program
-from workers.up import UpOptions, run_up, running
+from workers.runs import RUNS, command, newest_run, program
+from workers.up import RUNNING, UpOptions, run_up, running, stop
 
-app = typer.Typer(add_completion=False, help="Run your own mesh on this machine until its training is done.")
-out = console()
+app = typer.Typer()
 
-_GRACE_S = 60.0  # Limit of stopping all services and the broker
-_POLL_S = 0.1
+_GRACE_S: Final = 60.0  # Limit of stopping all services and the broker
+_DOWN_S: Final = 120.0
+_POLL_S: Final = 0.1
 
 
 @app.command()
@@ -55,7 +54,7 @@ def up(
         _detach(folder, explorers, gateway=gateway, with_console=with_console)
         return
     options = UpOptions(run_dir=folder, explorers=explorers, gateway=gateway, console=with_console)
-    display = make_display(out, settings.trainer.total_steps)
+    display = make_display(console(), settings.trainer.total_steps)
 
     done = False
 
@@ -68,11 +67,11 @@ def up(
         with display.running():
             run_service(main, grace_s=_GRACE_S)
     except ProcessError as error:
-        out.print(printable(str(error)), style="red", markup=False, soft_wrap=True)
+        say(str(error), style="red")
         raise typer.Exit(1) from error
     if done:
         where = settings.trainer.export_dir or settings.trainer.checkpoint_dir or folder / "checkpoints"
-        out.print(f"The training is done. Its model: {where}", highlight=False, markup=False, soft_wrap=True)
+        say(f"The training is done. Its model: {where}")
 
 
 def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) -> None:
@@ -92,12 +91,25 @@ def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) 
         if process.poll() is not None:
             raise ConfigError(f"it ended at once; its log: {log}\n{tail(log)}")
         time.sleep(_POLL_S)
-    out.print(
-        f"The mesh runs in {folder} (process {process.pid}).\n"
-        f"Look at it:  {program()} --config {folder / 'mesh.toml'} status\n"
+    say(
+        f"The mesh runs in {folder} (process {process.pid}).",
+        f"Look at it:  {program()} --config {folder / 'mesh.toml'} status",
         f"End it:      {program()} down --run-dir {folder}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
     sys.stdout.flush()
+
+
+@app.command()
+def down(
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the newest.")] = None,
+) -> None:
+    """Stop all its services and its broker in order. Its folder is kept, and ``up`` can continue in it.
+
+    Exit code 1 if none runs.
+    """
+    folder = run_dir or newest_run(RUNNING)
+    pid = stop(folder.absolute(), _DOWN_S)
+    if pid is None:
+        say(f"Nothing runs in {folder}.")
+        raise typer.Exit(1)
+    say(f"Stopped (process {pid}). {folder} stays.")

@@ -2,23 +2,92 @@
 
 import asyncio
 import json
+import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from string import Template
+from typing import Annotated, Any, Final
 
 import typer
 
 from schemas.errors import printable
 from trinity_bus.errors import ConfigError
+from trinity_bus.rollout.registry import GROUP, find_workflow
 from trinity_bus.runtime.wording import counted
-from workers.cli.console import console
+from workers.cli.console import console, say
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Create your own workflow, or run one of its tasks.")
-out = console()
+app = typer.Typer(no_args_is_help=True)
+
+# The files that a workflow of one's own begins with: a package, its entry point, a workflow and a test that passes
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_PROJECT: Final = Template("""[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$name"
+version = "0.1.0"
+requires-python = ">=3.12,<3.13"
+dependencies = ["trinity-bus[runner]"]
+
+# Explorers that have this package in their runners' environment know its workflows.
+[project.entry-points."$group"]
+$name = "$module"
+
+[tool.setuptools]
+py-modules = ["$module"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+""")
+_WORKFLOW: Final = Template('''"""The workflow ``$name``: what a model is asked, and what its answer is worth."""
+
+from trinity_bus import Conversation, Task, ToolWorkflow, register
+
+
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@register("$name")
+class $class_name(ToolWorkflow):
+    """Rewards an answer that is the task's. The model may call ``add``."""
+
+    tools = (add,)
+    max_turns = 4
+
+    async def reward(self, task: Task, conversation: Conversation) -> float:
+        """Return 1 for the right answer, and 0 otherwise."""
+        return float(conversation.answer.strip() == task.answer)
+''')
+_TEST: Final = Template('''"""What the workflow makes of answers. The engine says what it is told to."""
+
+import asyncio
+
+from $module import $class_name
+from trinity_bus import Task
+from trinity_bus.testing import ScriptedEngine, run_workflow
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 17, "b": 25}}</tool_call>'
+TASK = Task(workflow="$name", prompt="17 + 25?", answer="42")
+
+
+def test_the_tools_answer_said_again_is_right():
+    engine = ScriptedEngine([CALL, "42"])
+    (rollout,) = asyncio.run(run_workflow($class_name(), TASK, engine))
+    assert "tool: 42" in engine.requests[1].prompt
+    assert (rollout.reward, rollout.metrics["tool_calls"]) == (1.0, 1.0)
+
+
+def test_anything_else_is_wrong():
+    (rollout,) = asyncio.run(run_workflow($class_name(), TASK, ScriptedEngine(["41"])))
+    assert rollout.reward == 0.0
+''')
 
 
 @app.command()
@@ -27,20 +96,30 @@ def new(
     folder: Annotated[Path | None, typer.Option("--in", help="Parent folder. Unset: the working folder.")] = None,
 ) -> None:
     """Make a package with a workflow, a test, and the entry point by which explorers find it."""
-    from workers.cli.workflow_files import module_of, write_package
-
-    made = write_package(name, folder or Path())
-    module, where = module_of(name), shlex.quote(str(made))
-    file = shlex.quote(f"{made / module_of(name)}.py")
-    out.print(
-        f"{made} is there. Next:\n"
-        f"  python -m pytest {where}\n"
-        f'  trinity-bus workflow run {file} --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'\n'
+    module = name.replace("-", "_")
+    made = _write_package(name, module, folder or Path())
+    where, file = shlex.quote(str(made)), shlex.quote(f"{made / module}.py")
+    say(
+        f"{made} is there. Next:",
+        f"  python -m pytest {where}",
+        f'  trinity-bus workflow run {file} --task \'{{"prompt": "17 + 25?", "answer": "42"}}\'',
         f"  PYTHONPATH={where} TRINITY_BUS_EXPLORER__WORKFLOW_MODULES={module} trinity-bus run explorer",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
+
+
+def _write_package(name: str, module: str, parent: Path) -> Path:
+    """Write a package, and return its folder. Raises ConfigError for no name of a package, or one that is there."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a package: lower-case letters, digits, - and _, such as my-sums")
+    folder = parent / name
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: choose another name")
+    class_name = "".join(part.capitalize() for part in module.split("_"))
+    words = {"name": name, "module": module, "class_name": class_name, "group": GROUP}
+    folder.mkdir(parents=True)
+    for file, text in (("pyproject.toml", _PROJECT), (f"{module}.py", _WORKFLOW), (f"test_{module}.py", _TEST)):
+        (folder / file).write_text(text.substitute(words), encoding="utf-8")
+    return folder
 
 
 @app.command()
@@ -64,7 +143,6 @@ def run(
     from schemas.task import Task
     from trinity_bus.config import Settings
     from trinity_bus.rollout import get_workflow
-    from trinity_bus.rollout.registry import find_workflow
     from trinity_bus.telemetry import load_spans, setup_telemetry, tree_of_task
     from trinity_bus.telemetry.conventions import RL_TASK_ID
     from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -89,7 +167,7 @@ def run(
         tree = tree_of_task(load_spans(Path(traces)), wanted.task_id)
     for number, rollout in enumerate(rollouts):
         _show(number if rollout.run_id is None else rollout.run_id, rollout, drawing.tokenizer)
-    out.print(tree)
+    console().print(tree)
 
 
 class _Traced:
@@ -150,4 +228,4 @@ def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def _line(label: str, text: str) -> None:
-    out.print(f"{label:8} {text}", markup=False, highlight=False, soft_wrap=True)
+    say(f"{label:8} {text}")

@@ -59,18 +59,6 @@ class BatchAges:
 BATCH_AGES = BatchAges()
 
 
-def _tasks(machine: CoordinatorMachine) -> Iterable[Observation]:
-    yield Observation(len(machine.ledger.tasks))
-
-
-def _attempts(machine: CoordinatorMachine) -> Iterable[Observation]:
-    yield Observation(len(machine.ledger.running))
-
-
-def _explorers(machine: CoordinatorMachine) -> Iterable[Observation]:
-    yield Observation(len(_live(machine)))
-
-
 def _slots(machine: CoordinatorMachine) -> Iterable[Observation]:
     live = _live(machine)
     busy = sum(len(explorer.assigned) for explorer in live)
@@ -80,21 +68,33 @@ def _slots(machine: CoordinatorMachine) -> Iterable[Observation]:
     yield Observation(idle, {names.RL_SLOT_STATE: "idle"})
 
 
-def _batches(_machine: CoordinatorMachine) -> Iterable[Observation]:
-    return (Observation(count, _of(*place)) for place, count in BATCH_AGES.counts().items())
+def _by_state(values: Mapping[tuple[str, str], float]) -> Iterable[Observation]:
+    for (state, kind), value in values.items():
+        yield Observation(value, {names.RL_BATCH_STATE: state, names.RL_BATCH_TYPE: kind})
 
 
-def _ages(_machine: CoordinatorMachine) -> Iterable[Observation]:
-    return (Observation(age, _of(*place)) for place, age in BATCH_AGES.oldest().items())
+def _live(machine: CoordinatorMachine) -> list[Explorer]:
+    # Metrics are collected on a thread of their own, while explorers may join.
+    return [explorer for explorer in list(machine.fleet.explorers.values()) if not explorer.gone]
 
 
 GAUGES: tuple[tuple[str, str, str, Callable[[CoordinatorMachine], Iterable[Observation]]], ...] = (
-    ("rl.coordinator.tasks", "{task}", "Tasks accepted and not ended.", _tasks),
-    ("rl.coordinator.attempts", "{attempt}", "Attempts that explorers are at.", _attempts),
-    ("rl.coordinator.explorers", "{explorer}", "Live explorers.", _explorers),
+    ("rl.coordinator.tasks", "{task}", "Tasks accepted and not ended.", lambda m: [Observation(len(m.ledger.tasks))]),
+    (
+        "rl.coordinator.attempts",
+        "{attempt}",
+        "Attempts that explorers are at.",
+        lambda m: [Observation(len(m.ledger.running))],
+    ),
+    ("rl.coordinator.explorers", "{explorer}", "Live explorers.", lambda m: [Observation(len(_live(m)))]),
     ("rl.coordinator.slots", "{slot}", "Slots of live explorers, by state.", _slots),
-    ("rl.coordinator.batches", "{batch}", "Open batches, by state.", _batches),
-    ("rl.coordinator.batch.age", "s", "How long the oldest batch has been in its state.", _ages),
+    ("rl.coordinator.batches", "{batch}", "Open batches, by state.", lambda _: _by_state(BATCH_AGES.counts())),
+    (
+        "rl.coordinator.batch.age",
+        "s",
+        "How long the oldest batch has been in its state.",
+        lambda _: _by_state(BATCH_AGES.oldest()),
+    ),
 )
 
 
@@ -118,12 +118,3 @@ def watch(machine: Callable[[], CoordinatorMachine | None]) -> None:
     )
     for name, unit, description, read in GAUGES:
         _METER.create_observable_gauge(name, [observing(read)], unit=unit, description=description)
-
-
-def _live(machine: CoordinatorMachine) -> list[Explorer]:
-    # Metrics are collected on a thread of their own, while explorers may join.
-    return [explorer for explorer in list(machine.fleet.explorers.values()) if not explorer.gone]
-
-
-def _of(state: str, kind: str) -> dict[str, str]:
-    return {names.RL_BATCH_STATE: state, names.RL_BATCH_TYPE: kind}

@@ -16,11 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from schemas import CoordinatorHeartbeat, TrainerHeartbeat
-from schemas.topics import BATCHES, COORDINATOR_INPUTS
+from schemas import TrainerHeartbeat
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.offsets import readable
@@ -46,10 +45,9 @@ from workers.coordinator.changelog import Changelog
 from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_errors import is_input_error, with_traceback
 from workers.coordinator.input_reader import InputReader, still_read
-from workers.coordinator.inputs import inputs_of
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs, without_lost
-from workers.coordinator.pending_commit import PendingCommit
+from workers.coordinator.pending_commit import PendingCommit, inputs_of
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.spans import Spans
 from workers.coordinator.standby import TRANSACTIONAL_ID
@@ -168,15 +166,10 @@ class LeaderTerm:
     async def _beat(self, outputs: Outputs, settings: dict[str, str] | None = None) -> None:
         # With its settings when the term begins.
         await outputs.tell_leader(self._leadership.entry("active"))
-        await outputs.tell_figures(
-            CoordinatorHeartbeat(
-                coordinator=self._settings.name,
-                incarnation=self._leadership.incarnation,
-                **asdict(self.machine.figures()),
-                sent_at=time.time(),
-                settings=settings or {},
-            )
+        heartbeat = self.machine.heartbeat(
+            self._settings.name, self._leadership.incarnation, sent_at=time.time(), settings=settings
         )
+        await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
 
     async def _say_left(self) -> None:
         self._leadership.leave(self._clock())
@@ -293,7 +286,7 @@ class LeaderTerm:
                     await self._beat(outputs)
                 await self._carry_out(outputs, pending)
                 if plan.marks:
-                    await outputs.show_progress(positions, group=f"{self._namespace}.{TRANSACTIONAL_ID}")
+                    await self._producer.send_offsets(positions, f"{self._namespace}.{TRANSACTIONAL_ID}")
         try:
             self._take_note(plan, changes, positions)
         except Exception as error:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from schemas import BatchRecord, Cancel, CoordinatorHeartbeat, Dispatch, ModelVersion, VersionWanted
+from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, VersionWanted
 from schemas.codec import encode
 from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.topic import Topic
-from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE, ROLLOUTS, TASKS
+from schemas.topics import COORDINATOR_STATE, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, Write, retention
 from trinity_bus.telemetry import traceparent
@@ -79,12 +79,6 @@ class Outputs:
     async def tell_leader(self, leader: Leader) -> None:
         """Write to the changelog who works: the heartbeat that standbys wait for."""
         await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
-
-    async def tell_figures(self, heartbeat: CoordinatorHeartbeat) -> None:
-        await self._producer.send(COORDINATOR_EVENTS, heartbeat.coordinator, heartbeat)
-
-    async def show_progress(self, positions: Positions, group: str) -> None:
-        await self._producer.send_offsets(positions, group)
 
 
 def without_lost(effects: Iterable[Effect], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Effect]:

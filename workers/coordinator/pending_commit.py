@@ -1,14 +1,58 @@
-"""What was decided and is not committed yet: the content of the next transaction."""
+"""What was read and decided and is not committed yet: records as inputs of the machine, and the next transaction."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas import BatchRecord
-from schemas.topics import TASKS
+import msgspec
+
+from schemas import (
+    AbortBatch,
+    BatchRecord,
+    CancelTasks,
+    FinalizeBatch,
+    FinalizeUpgrade,
+    PublishVersion,
+    RollBack,
+    RunnersReport,
+    SkipBatch,
+    SubmitBatch,
+    Task,
+)
+from schemas.topics import OPERATOR_COMMANDS, TASKS
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.coordination import Effect, Origin, Write
-from workers.coordinator.spans import Spans
+from trinity_bus.coordination import (
+    CommandArrived,
+    ContributionArrived,
+    Effect,
+    EventArrived,
+    Input,
+    Origin,
+    TaskArrived,
+    Write,
+)
+from trinity_bus.telemetry import traceparent
+from workers.coordinator.spans import Spans, sound
+
+REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade)
+
+
+def inputs_of(received: Iterable[Received[Any]], spans: Spans) -> list[Input]:
+    """Return what the machine decides upon; reports of runners are for people, and what cannot be read for nobody."""
+    inputs: list[Input] = []
+    for item in received:
+        record = item.record
+        if isinstance(record, Task):
+            span = spans.process(item, record)
+            context = sound(item.traceparent) or traceparent(span)
+            inputs.append(TaskArrived(record, Origin(item.partition, item.offset), context))
+        elif isinstance(record, REQUESTS):
+            inputs.append(CommandArrived(record, sound(item.traceparent), item.topic is OPERATOR_COMMANDS))
+        elif isinstance(record, ContributionArrived):
+            inputs.append(msgspec.structs.replace(record, traceparent=sound(record.traceparent)))
+        elif not isinstance(record, RunnersReport | Undecodable):
+            inputs.append(EventArrived(record, sound(item.traceparent)))
+    return inputs
 
 
 @dataclass(slots=True)

@@ -202,7 +202,7 @@ def counting(machine: CoordinatorMachine) -> Iterator[Position]:
 def first_turns(machine: CoordinatorMachine) -> Iterator[Position]:
     """Where the first turns lie that attempts at open tasks have completed."""
     for task in machine.ledger.tasks.values():
-        for place in (task.turns, *(attempt.turns for attempt in task.running)):
+        for place in (task.left.turns, *(attempt.turns for attempt in task.running)):
             if place is not None:
                 yield Position(partition=place[0], offset=place[1])
 

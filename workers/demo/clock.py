@@ -1,6 +1,8 @@
 """What the demo's time goes to."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trinity_bus.runtime.process import age_s
@@ -27,21 +29,15 @@ class Clock:
         if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
             self.first_reward_s = self.elapsed_s
 
-    def stage(self, name: str) -> "_Stage":
-        return _Stage(self, name)
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = self.begin(name)
+        try:
+            yield
+        finally:
+            self.stages[name] = time.perf_counter() - began
 
     def begin(self, name: str) -> float:
         """Show that a stage begins; returns when, for who measures it."""
         self._display.stage(name)
         return time.perf_counter()
-
-
-class _Stage:
-    def __init__(self, clock: Clock, name: str) -> None:
-        self._clock, self._name, self._began = clock, name, 0.0
-
-    def __enter__(self) -> None:
-        self._began = self._clock.begin(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.stages[self._name] = time.perf_counter() - self._began

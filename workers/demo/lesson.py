@@ -9,6 +9,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -56,18 +57,12 @@ async def connected(
     own = settings.telemetry.model_copy(update={"run_dir": options.run_dir})
     telemetry = setup_telemetry("demo", own, namespace=settings.kafka.namespace)
     try:
-        async with _client(kafka) as (producer, follower):
-            yield Lesson(options, display, clock, producer=producer, follower=follower)
+        async with Bus(kafka, client_id="demo") as bus:
+            await bus.ensure_topics()
+            async with bus.producer() as producer, follow(bus, whole=True, gather_s=_GATHER_S) as follower:
+                yield Lesson(options, display, clock, producer=producer, follower=follower)
     finally:
         telemetry.shutdown()
-
-
-@asynccontextmanager
-async def _client(kafka: KafkaSettings) -> AsyncIterator[tuple[Producer, MeshFollower]]:
-    async with Bus(kafka, client_id="demo") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer, follow(bus, whole=True, gather_s=_GATHER_S) as follower:
-            yield producer, follower
 
 
 class Lesson:
@@ -163,7 +158,7 @@ class Lesson:
                 continue
             newest = trained[-1]
             # An evaluation is of the newest version that is out.
-            await self._served(newest.version)
+            await self._until(partial(self._all_serve, newest.version))
             if turn is DemoTurn.END:
                 return newest
             course.checked(await self._check(newest.step), len(rewards))
@@ -197,9 +192,6 @@ class Lesson:
     @property
     def _view(self) -> MeshState:
         return self._follower.state
-
-    async def _served(self, version: int) -> None:
-        await self._until(lambda: self._all_serve(version))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -8,7 +8,7 @@
         |                     '--> console -----------------> console
         '--> coordinator
 
-The first one (:mod:`workers.demo.first_preload`) is given as little as runners are, and never sees more: what a branch
+The first one (``workers.cli.demo`` begins it) is given as little as runners are, and never sees more: what a branch
 is given goes past it (:mod:`trinity_bus.runtime.preload`). vLLM takes longer than all others together, so it begins at
 once, and the others do beside it, first runners, then Megatron, then the console: as many at a time as there are other
 cores, Kafka, which comes first, among them. Imports that share a core with it would only make all of them late.

@@ -63,31 +63,22 @@ def step_summaries(view: MeshState) -> list[StepSummary]:
 
 
 def _step(view: MeshState, step: StepView) -> StepSummary:
-    synced = view.synced(step.version)
+    synced, batch = view.synced(step.version), view.batches.get(step.batch_id or "")
+    rewarded_at, rollout_s = None if batch is None else batch.finalized_at, None
+    if batch is not None and batch.running_at is not None and rewarded_at is not None:
+        new_enough = [sync.at for sync in view.synced(batch.min_version).values()]
+        rollout_s = rewarded_at - max(batch.running_at, min(new_enough, default=0.0))
     return StepSummary(
         step=step.step,
         version=step.version,
         reward=view.reward(step),
         loss=step.metrics.get("loss"),
         staleness=step.metrics.get("staleness_mean"),
-        rewarded_at=_rewarded_at(view, step),
-        rollout_s=_rollout_s(view, step),
+        rewarded_at=rewarded_at,
+        rollout_s=rollout_s,
         train_s=step.seconds,
         sync_s=max(sync.at for sync in synced.values()) - step.trained_at if synced else None,
     )
-
-
-def _rewarded_at(view: MeshState, step: StepView) -> float | None:
-    batch = view.batches.get(step.batch_id or "")
-    return None if batch is None else batch.finalized_at
-
-
-def _rollout_s(view: MeshState, step: StepView) -> float | None:
-    batch = view.batches.get(step.batch_id or "")
-    if batch is None or batch.running_at is None or batch.finalized_at is None:
-        return None
-    new_enough = [sync.at for sync in view.synced(batch.min_version).values()]
-    return batch.finalized_at - max(batch.running_at, min(new_enough, default=0.0))
 
 
 def results_table(summary: Summary) -> Table:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
@@ -32,15 +32,6 @@ from workers.taskset.reading import Lines, read
 _LONGEST_USE = 20  # digits and slashes between the names of taskset and row
 
 
-class TaskStream(Protocol):
-    @property
-    def size(self) -> int | None:
-        """How many rows there are; None: without end."""
-
-    def use(self, place: int) -> tuple[int, Task]:
-        """Return what tells this use of a row from every other, and its task."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ordered:
     tasks: Sequence[Task]
@@ -51,13 +42,14 @@ class Ordered:
         return len(self.tasks)
 
     def use(self, place: int) -> tuple[int, Task]:
+        """Return what tells this use of a row from every other, and its task."""
         line, use = self.order(place)
         return use, self.tasks[line]
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    parts: Sequence[TaskStream]  # that take turns
+    parts: Sequence[Ordered | Gym]  # that take turns
     shares: Sequence[int]  # how often each has its turn in a round
     # Of files, seed and description: two of the same give the same tasks in the same order.
     fingerprint: str
@@ -148,7 +140,7 @@ def _dataset(sources: Sequence[RowSource], found: Sequence[Gym | Lines], seed: i
         digest.update(json.dumps([order, *described], sort_keys=True).encode())
     if sources[0].share is None:
         found = [_joined(found)]
-    parts: list[TaskStream] = []
+    parts: list[Ordered | Gym] = []
     noted: dict[str, tuple[PassRates, int]] = {}
     for part in found:
         if isinstance(part, Gym):

@@ -53,7 +53,7 @@ from trinity_bus.coordination import (
     Tick,
     Write,
 )
-from workers.coordinator.inputs import REQUESTS
+from workers.coordinator.pending_commit import REQUESTS
 
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)

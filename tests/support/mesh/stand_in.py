@@ -36,7 +36,7 @@ def main() -> None:
 
     from trinity_bus.config import CONFIG_VARIABLE
     from workers.cli import app
-    from workers.cli.set_option import set_option
+    from workers.cli.connection import set_option
 
     kind = arguments[-1]
     if kind not in {"explorer", "trainer"}:

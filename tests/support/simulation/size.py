@@ -4,8 +4,8 @@ from collections import deque
 from typing import Any
 
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Memory, Window
+from trinity_bus.coordination.state.store import StateStore
 
 REMEMBERED = (Window, Memory)
 """What is known of the past; each has a capacity of its own."""
@@ -41,7 +41,7 @@ def _attributes(thing: object) -> list[Any]:
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     found = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
     found |= getattr(thing, "__dict__", {})
-    if isinstance(thing, DirtyKeys):
+    if isinstance(thing, StateStore):
         # A register of tables, each of which is part of something else too.
         del found["kinds"]
     return list(found.values())

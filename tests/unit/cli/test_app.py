@@ -40,7 +40,7 @@ def test_every_command_has_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_no_command_loads_a_framework_when_it_is_imported(name: str) -> None:
-    program = f"import sys, {cli.COMMANDS[name].module}; print(*sys.modules)"
+    program = f"import sys, workers.cli.{cli.COMMANDS[name].module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert [module for module in ("torch", "vllm", "megatron", "transformers") if module in loaded] == []
 
@@ -97,7 +97,7 @@ def test_errors_are_one_line_and_defects_are_not_hidden(
 ) -> None:
     broken = typer.Typer()
 
-    @broken.command()
+    @broken.command("broker")
     def fail() -> None:
         raise error
 

@@ -24,7 +24,7 @@ def test_who_sets_columns_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console().width == 100
 
 
-@pytest.mark.parametrize("path", sorted(COMMANDS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(COMMANDS.rglob("*.py")), ids=lambda path: path.stem)
 def test_every_command_prints_there(path: Path) -> None:
     made = [
         node.lineno

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from tests.support.chat.models import tokenizer_of
 from tests.support.fakes.tiny_trainer import write_model
-from workers.cli.produce import app
+from workers.cli.tasks import app
 
 GOOD = '{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2"}\n'
 WITH_SCHEMA = '{"schema": "task", "schema_version": 1, "task_id": "t2", "workflow": "math", "prompt": "1 + 1 ="}\n'
@@ -34,25 +34,25 @@ def written(tmp_path: Path) -> Callable[[str], str]:
     ],
 )
 def test_a_bad_line_stops_it_all(written: Callable[[str], str], arguments: list[str], text: str, good: str) -> None:
-    result = CliRunner().invoke(app, [*arguments, written(text + "nonsense\n")])
+    result = CliRunner().invoke(app, ["produce", *arguments, written(text + "nonsense\n")])
     assert result.exit_code == 1
     assert "tasks.jsonl:2" in result.stderr
     assert good in result.stderr
 
 
 def test_a_dry_run_checks_and_sends_nothing(written: Callable[[str], str]) -> None:
-    result = CliRunner().invoke(app, ["--dry-run", written(GOOD + WITH_SCHEMA)])
+    result = CliRunner().invoke(app, ["produce", "--dry-run", written(GOOD + WITH_SCHEMA)])
     assert (result.exit_code, "2 tasks are good, 0 lines are bad" in result.stderr) == (0, True)
 
 
 def test_standard_input_is_a_file_too() -> None:
-    result = CliRunner().invoke(app, ["--dry-run", "-"], input=GOOD)
+    result = CliRunner().invoke(app, ["produce", "--dry-run", "-"], input=GOOD)
     assert result.exit_code == 0
     assert "1 task is good" in result.stderr
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [str(tmp_path / "absent.jsonl")])
+    result = CliRunner().invoke(app, ["produce", str(tmp_path / "absent.jsonl")])
     assert result.exit_code == 2
     assert "cannot be read" in result.stderr
 
@@ -65,7 +65,7 @@ def test_examples_are_written_as_tokens_of_the_model_where_there_is_one(
     monkeypatch.setenv("TRINITY_BUS_MESH__MODEL_PATH", str(model))
     good = '{"messages": [{"role": "user", "content": "6 * 7"}], "response": "42"}\n'
     file = written(good + good.replace("42", "42 " * 200))
-    result = CliRunner().invoke(app, ["--dry-run", "--kind", "demonstrations", file])
+    result = CliRunner().invoke(app, ["produce", "--dry-run", "--kind", "demonstrations", file])
     assert result.exit_code == 1
     assert "tasks.jsonl:2: example_too_long:" in result.stderr
     assert "the model has 128 positions" in result.stderr

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.errors import ConfigError
-from workers.cli.replay import beside, replay
+from workers.cli.training.replay import beside, replay
 
 
 @pytest.mark.parametrize("name", ["replay-12", "slower", "trainer-0/grpo", "../../elsewhere", ".."])

@@ -31,9 +31,9 @@ from tests.support.simulation.harness import (
 )
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, RejectTask, StateError, Tick, Write
+from trinity_bus.coordination.batches.shares import Counters
 from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
 from trinity_bus.coordination.state.codec import StateCodec, unpack
-from trinity_bus.coordination.state.counters import Counters
 
 pack = StateCodec().pack
 

@@ -13,8 +13,8 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
 from trinity_bus.coordination.pools import kind_of
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import BLOCK_SIZE, Window
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import required_version, staleness
 
 
@@ -40,20 +40,20 @@ def test_the_required_version_is_the_oldest_that_keeps_the_bound(sequence: int, 
 
 
 def test_the_window_remembers_what_it_promises_and_a_block_more_at_most() -> None:
-    dirty = DirtyKeys()
-    window = Window("done", 300, dirty)
+    store = StateStore()
+    window = Window("done", 300, store)
     for number in range(2000):
         window.add(f"task-{number}")
         window.add(f"task-{number}")
         assert all(f"task-{kept}" in window for kept in range(max(0, number - 299), number + 1))
         assert len(window) <= 300 + BLOCK_SIZE
     assert "task-1500" not in window
-    touched = dirty.take()
-    assert set(dirty.keys()) <= set(touched)
+    touched = store.take()
+    assert set(store.keys()) <= set(touched)
 
-    other = DirtyKeys()
+    other = StateStore()
     again = Window("done", 300, other)
-    other.kinds["done"].load({name: dirty.body(f"done/{name}") for name in dirty.kinds["done"].names()})
+    other.kinds["done"].load({name: store.body(f"done/{name}") for name in store.kinds["done"].names()})
     again.rebuild()
     assert len(again) == len(window)
     again.add("task-2000")
@@ -61,14 +61,14 @@ def test_the_window_remembers_what_it_promises_and_a_block_more_at_most() -> Non
 
 
 def test_a_smaller_window_forgets_on_restore_and_says_so() -> None:
-    dirty = DirtyKeys()
-    window = Window("done", 100, dirty)
+    store = StateStore()
+    window = Window("done", 100, store)
     blocks = {"10": [f"b-{i}" for i in range(BLOCK_SIZE)], "9": [f"a-{i}" for i in range(BLOCK_SIZE)]}
-    dirty.kinds["done"].load(blocks)
+    store.kinds["done"].load(blocks)
     window.rebuild()
     assert "a-0" not in window
     assert "b-0" in window
-    assert dirty.take() == ["done/9"]
+    assert store.take() == ["done/9"]
 
 
 def test_errors_are_cut_by_bytes_without_breaking_characters() -> None:

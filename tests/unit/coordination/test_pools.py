@@ -43,7 +43,7 @@ def test_the_name_of_the_trained_model_names_its_pool() -> None:
     harness = Harness(batch_size=2)
     harness.task("a", pool="policy")
     harness.task("b")
-    assert harness.machine.figures().unserved == [UnservedPool(pool="policy", parts=2)]
+    assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="policy", parts=2)]
     assert taken(harness.beat("e0", pool="policy")) == [("a", "e0", 0), ("b", "e0", 0)]
 
 
@@ -98,12 +98,12 @@ def test_a_task_for_a_pool_that_nobody_serves_is_accepted_waits_and_is_told_of()
     harness.beat("e0")
     assert refusals(harness.task("a", pool="judge", workflow="grade")) == []
     assert taken(harness.task("b")) == [("b", "e0", 0)]
-    assert harness.machine.figures().unserved == [UnservedPool(pool="judge", parts=1)]
+    assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="judge", parts=1)]
     assert statuses(harness.wait(9)) == []
     harness.restart()
-    assert harness.machine.figures().unserved == [UnservedPool(pool="judge", parts=1)]
+    assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="judge", parts=1)]
     assert taken(fixed(harness, "judge", "judge", workflows=["grade"])) == [("a", "judge", 0)]
-    assert harness.machine.figures().unserved == []
+    assert harness.machine.heartbeat("c", "i").unserved == []
 
 
 def test_who_waits_for_a_batch_of_an_unserved_pool_is_answered_when_its_time_is_up() -> None:

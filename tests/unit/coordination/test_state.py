@@ -16,7 +16,7 @@ from trinity_bus.config import SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
 from trinity_bus.coordination.state.codec import FRAMING, OLDEST_LEVEL, StateCodec, Value, unpack
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups, Row, Single, Table
 
 TIMES = {"last_seen", "deadline", "started", "cut_at"}
@@ -107,39 +107,39 @@ class Fruit(Row):
 
 
 def test_whatever_is_done_to_a_table_is_noted_and_nothing_else() -> None:
-    dirty = DirtyKeys()
-    table: Table[Fruit] = Table("fruit", Fruit, dirty)
+    store = StateStore()
+    table: Table[Fruit] = Table("fruit", Fruit, store)
     apple = table["apple"] = Fruit("apple")
-    assert dirty.take() == ["fruit/apple"]
+    assert store.take() == ["fruit/apple"]
     apple.weight, apple.tags, apple.seen = 0, (), 7
-    assert dirty.take() == [], "nothing that is kept is another than before"
+    assert store.take() == [], "nothing that is kept is another than before"
     apple.weight = 3
-    assert dirty.take() == ["fruit/apple"]
+    assert store.take() == ["fruit/apple"]
     table["apple"] = Fruit("apple", 5)
     apple.weight = 4
-    assert dirty.body("fruit/apple").weight == 5
-    assert dirty.take() == ["fruit/apple"]
+    assert store.body("fruit/apple").weight == 5
+    assert store.take() == ["fruit/apple"]
     assert table.pop("pear", None) is None
-    assert dirty.take() == []
+    assert store.take() == []
     del table["apple"]
-    assert dirty.take() == ["fruit/apple"]
-    assert dirty.body("fruit/apple") is None
+    assert store.take() == ["fruit/apple"]
+    assert store.body("fruit/apple") is None
     for forbidden in (table.clear, table.popitem, lambda: table.update(a=Fruit("a")), lambda: table.setdefault("a")):
         with pytest.raises(TypeError, match="one by one"):
             forbidden()
 
 
 def test_a_single_row_is_an_entry_once_it_says_something() -> None:
-    dirty = DirtyKeys()
+    store = StateStore()
     row = Fruit("the only one")
-    Single("fruit", row, dirty)
-    assert list(dirty.keys()) == []
+    Single("fruit", row, store)
+    assert list(store.keys()) == []
     row.weight = 2
-    assert (list(dirty.keys()), dirty.take()) == (["fruit"], ["fruit"])
-    dirty.kinds["fruit"].load({"": {"name": "the only one", "weight": 9, "new": 1}})
-    assert (row.weight, dirty.take()) == (9, [])
+    assert (list(store.keys()), store.take()) == (["fruit"], ["fruit"])
+    store.kinds["fruit"].load({"": {"name": "the only one", "weight": 9, "new": 1}})
+    assert (row.weight, store.take()) == (9, [])
     row.weight = 0
-    assert dirty.take() == ["fruit"]
+    assert store.take() == ["fruit"]
 
 
 class Bite(Value, array_like=True):
@@ -148,19 +148,19 @@ class Bite(Value, array_like=True):
 
 
 def test_groups_are_one_entry_each_while_there_is_something_in_them() -> None:
-    dirty = DirtyKeys()
-    groups: Groups[int, Bite] = Groups("bites", Bite, dirty)
+    store = StateStore()
+    groups: Groups[int, Bite] = Groups("bites", Bite, store)
     group = groups.of("apple")
-    assert (list(dirty.keys()), dirty.take()) == ([], [])
+    assert (list(store.keys()), store.take()) == ([], [])
     group.add(Bite(1, 0.5))
     group.add(Bite(2, 0.25))
-    assert (list(dirty.keys()), dirty.take()) == (["bites/apple"], ["bites/apple"])
+    assert (list(store.keys()), store.take()) == (["bites/apple"], ["bites/apple"])
     del group[1]
-    assert dirty.take() == ["bites/apple"]
+    assert store.take() == ["bites/apple"]
     assert [bite.key for bite in groups.take("apple")] == [2]
-    assert (dirty.take(), dirty.body("bites/apple")) == (["bites/apple"], None)
+    assert (store.take(), store.body("bites/apple")) == (["bites/apple"], None)
     groups.take("apple")
-    assert dirty.take() == []
+    assert store.take() == []
     groups.of("pear").add(Bite(3, 1.0))
     assert groups.of("pear").keys() == {3}
 

@@ -6,7 +6,7 @@ from tests.support.fakes.received import received
 from tests.support.narrowing import some
 from tests.support.spans import recorded_spans
 from trinity_bus.coordination.inputs import TaskArrived
-from workers.coordinator.inputs import inputs_of
+from workers.coordinator.pending_commit import inputs_of
 from workers.coordinator.spans import Spans
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

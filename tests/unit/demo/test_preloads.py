@@ -4,8 +4,8 @@ from typing import Any, Self
 import pytest
 
 from trinity_bus.config import Settings
+from workers.cli.demo import begun_first
 from workers.demo import preloads
-from workers.demo.first_preload import begun_first
 from workers.demo.options import DemoOptions
 
 
@@ -41,7 +41,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakePreload]:
     def begin(functions: Any, *, name: str, **told: Any) -> FakePreload:
         return FakePreload(name, found, functions=functions, **told)
 
-    monkeypatch.setattr("workers.demo.first_preload.Preload.begin", begin)
+    monkeypatch.setattr("workers.cli.demo.Preload.begin", begin)
     return found
 
 

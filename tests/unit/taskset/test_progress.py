@@ -1,3 +1,5 @@
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +8,7 @@ from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
 from workers.taskset.dataset import Dataset, Ordered
 from workers.taskset.description import DatasetError
+from workers.taskset.gym import Gym
 from workers.taskset.orders import PassRates, make_order
 from workers.taskset.progress import TasksetProgress
 
@@ -113,6 +116,6 @@ def test_what_has_no_end_has_no_epochs() -> None:
         def use(self, place: int) -> tuple[int, Task]:
             return 0, TASKS[0]
 
-    endless = Dataset([Endless()], [1], "00ff", {})
+    endless = Dataset([cast("Gym", Endless())], [1], "00ff", {})
     with pytest.raises(DatasetError, match="'set' has no end, and so no epochs"):
         TasksetProgress("set", endless, ahead=4, epochs=1, eval_interval=10, last=None)

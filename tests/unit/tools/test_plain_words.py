@@ -12,8 +12,8 @@ def test_documents_and_help_texts_use_plain_words() -> None:
 def test_pages_and_help_texts_are_looked_at() -> None:
     read = {path for path, _, _ in texts()}
     assert {"README.md", "docs/architecture.md", "docs/decisions/0001-a-coordinator-dispatches.md"} <= read
-    assert {"recipes/gsm8k/README.md", "workers/cli/app.py", "workers/cli/versions.py"} <= read
-    assert any("Abort a batch." in text for path, _, text in texts() if path == "workers/cli/abort.py")
+    assert {"recipes/gsm8k/README.md", "workers/cli/app.py", "workers/cli/training/versions.py"} <= read
+    assert any("Abort a batch." in text for path, _, text in texts() if path == "workers/cli/app.py")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
-from workers.cli.checkpoints import app
+from workers.cli.training.checkpoints import app
 
 MODEL = {"config.json": '{"torch_dtype": "bfloat16"}', "tokenizer.json": "{}"}
 
@@ -85,7 +85,7 @@ def test_they_are_listed_oldest_first(
     lines = [json.loads(line) for line in command("list", "--json").stdout.splitlines()]
     assert [(line["step"], line["is_hf"], line["problem"]) for line in lines] == [(1, True, ""), (2, False, "")]
     assert lines[1]["progress"]["batches_offset"] == 20
-    monkeypatch.setattr("workers.cli.checkpoints.out", Console(width=200))
+    monkeypatch.setattr("workers.cli.training.checkpoints.out", Console(width=200))
     assert "megatron, float32" in command("list").stdout
 
 

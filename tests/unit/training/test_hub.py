@@ -30,7 +30,7 @@ from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.hf_folder import weights
 from trinity_bus.training.torch_engine import TorchEngine
-from workers.cli.checkpoints import app as checkpoints
+from workers.cli.training.checkpoints import app as checkpoints
 from workers.trainer.engines import load_engine
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

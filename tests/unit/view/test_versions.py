@@ -7,7 +7,7 @@ from tests.support.fakes.announcements import announced
 from tests.support.fakes.mesh_records import explorer_beat, trainer_beat, weights_synced
 from trinity_bus.view import MeshState
 from trinity_bus.view.state import ALIVE_S
-from workers.cli.versions import table
+from workers.cli.training.versions import table
 
 
 def published(version: int, model: str = "policy") -> PublishedVersion:

@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator
 from schemas import BatchLifecycleState as State
 from schemas.record import BatchType
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.shares import Counters, Shares
 from trinity_bus.coordination.batches.unfilled import Unfilled
 from trinity_bus.coordination.limits import MAX_UNFILLED_BATCHES, MAX_UNFILLED_TASKS
-from trinity_bus.coordination.state.counters import Counters
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
 

@@ -23,7 +23,7 @@ from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
 from schemas.batch_names import readable
 from schemas.record import BatchType, Metrics
-from trinity_bus.coordination.batches.lifecycle import Transition
+from trinity_bus.coordination.batches.lifecycle import moved
 from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
@@ -101,7 +101,7 @@ class Batch(Row):
         return self.min_wait_num is not None and self.finished >= self.min_wait_num
 
     def move(self, target: State) -> None:
-        self.state = Transition(self.state, target).target
+        self.state = moved(self.state, target)
 
     def admit_task(self, task: OpenTask) -> None:
         self.open_tasks[task.task_id] = task

@@ -41,16 +41,15 @@ from trinity_bus.coordination.batches.backlog import Backlog, Usage
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer, RunningAttempts
-from trinity_bus.coordination.batches.shares import Shares
+from trinity_bus.coordination.batches.shares import Counters, Shares
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
-from trinity_bus.coordination.state.counters import Counters
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Window
 from trinity_bus.coordination.state.pages import ResultPages, TaskPages
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
@@ -58,14 +57,14 @@ CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
 
 
 class Ledger:
-    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, dirty: DirtyKeys) -> None:
+    def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, store: StateStore) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running = RunningAttempts()
-        self.batches: Table[Batch] = Table("batch", Batch, dirty)
+        self.batches: Table[Batch] = Table("batch", Batch, store)
         self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
         self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
         self.counters = Counters()
-        Single("books", self.counters, dirty)
+        Single("books", self.counters, store)
         self.queue = DispatchQueue()
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
         self._rules = TaskRules(settings)
@@ -77,16 +76,16 @@ class Ledger:
             self.counters,
             max_unfilled_bytes=settings.max_open_bytes,
         )
-        self.pages = TaskPages(dirty)
-        self._results = ResultPages(dirty)
-        self._progress: Table[Progress] = Table("progress", Progress, dirty)
+        self.pages = TaskPages(store)
+        self._results = ResultPages(store)
+        self._progress: Table[Progress] = Table("progress", Progress, store)
         # Of tasks with several parts, by ``_answer_name``.
-        self._answers: Table[PartAnswer] = Table("answer", PartAnswer, dirty)
-        self.done = Window("done", settings.dedup_window, dirty)
-        self.closed = Window("closed", CLOSED_WINDOW, dirty)
+        self._answers: Table[PartAnswer] = Table("answer", PartAnswer, store)
+        self.done = Window("done", settings.dedup_window, store)
+        self.closed = Window("closed", CLOSED_WINDOW, store)
         self._settings = settings
         self._policy = policy
-        self._codec = dirty.codec
+        self._codec = store.codec
         self.backlog = Backlog()
 
     def wants_tasks(self) -> bool:
@@ -231,8 +230,7 @@ class Ledger:
 
     def progressed(self, task: OpenTask, *lost_at: Part) -> None:
         """Note that an attempt at the task has ended, and the task has not; where, if without an answer."""
-        task_id = task.task_id
-        self._progress[task_id] = task.progress(self._progress.get(task_id), lost_at)
+        self._progress[task.task_id] = task.lose(lost_at)
 
     def answered(self, task: OpenTask, index: int, answer: PartAnswer, *lost_at: Part) -> None:
         """Note that a part of the task is answered, and the task goes on; and where runs of it were lost."""

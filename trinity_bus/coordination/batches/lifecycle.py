@@ -33,7 +33,6 @@ tasks, is never FINALIZING: it ends when its client aborts it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from schemas import BatchLifecycleState as State
@@ -54,14 +53,9 @@ class IllegalTransitionError(TrinityError, ValueError):
     """A batch cannot go from one state to another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """A step in a batch's lifecycle. One that the table does not hold cannot be built: IllegalTransitionError."""
-
-    source: State
-    target: State
-
-    def __post_init__(self) -> None:
-        if self.target not in TRANSITIONS[self.source]:
-            allowed = ", ".join(sorted(TRANSITIONS[self.source])) or "nothing, it is final"
-            raise IllegalTransitionError(f"a batch that is {self.source} cannot become {self.target}; only {allowed}")
+def moved(source: State, target: State) -> State:
+    """Return the state after a transition; IllegalTransitionError where the table does not hold it."""
+    if target not in TRANSITIONS[source]:
+        allowed = ", ".join(sorted(TRANSITIONS[source])) or "nothing, it is final"
+        raise IllegalTransitionError(f"a batch that is {source} cannot become {target}; only {allowed}")
+    return target

@@ -104,7 +104,7 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
     """
     answers = task.answers
     whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
-    error = None if whole else task.first_error or next(_errors(answers), None) or reason
+    error = None if whole else task.left.first_error or next(_errors(answers), None) or reason
     first = answers[0]
     runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
     return Result(
@@ -127,7 +127,7 @@ def failure(task: OpenTask, error: str) -> Result:
     It has no metrics but the time that attempts at its parts took: a failure is not a reward of zero.
     """
     tried = sum(part.lost > 0 for part in task.parts)
-    return _nothing(task, "failed", error, {TASK_TIME: task.lost_s / tried} if task.lost_s else {})
+    return _nothing(task, "failed", error, {TASK_TIME: task.left.lost_s / tried} if task.left.lost_s else {})
 
 
 def unfinished(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:

@@ -17,9 +17,28 @@ anything is forgotten.
 from collections.abc import Container
 from typing import Literal
 
-from trinity_bus.coordination.state.counters import Counters
+from msgspec import field
+
+from trinity_bus.coordination.state.tables import Row
 
 type Rank = tuple[int, int, str]  # how many it holds, the number of its last turn, its name
+
+
+class Counters(Row):
+    """Numbers that only grow, but for one: the ``books`` entry of the changelog."""
+
+    tasks: int = 0
+    batches: int = 0
+    unnamed: int = 0
+    filled: int = 0
+    sequence: int = 0  # of the train batch that was admitted last; smaller by one when an admitted one is aborted
+    finalized: int = 0  # sequence of the train batch that was finalized last
+    timed_attempts: int = 0  # attempts at train tasks whose time was taken
+    attempt_seconds: float = 0.0  # that they took together
+    # Of producers that compete for slots.
+    turns: dict[str, int] = field(default_factory=dict)
+    training_turns: dict[str, int] = field(default_factory=dict)  # of those that compete for places in training
+    drained: int = 0  # open train batches that were ended when all of their tasks had, by themselves
 
 
 class Shares:

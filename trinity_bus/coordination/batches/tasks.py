@@ -54,13 +54,14 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
 
 
 class Progress(Row):
-    """What attempts at a task that have ended left behind: ``progress/<task id>``."""
+    """What attempts at a task that have ended left behind: ``progress/<task id>``, from the first one on."""
 
-    last_ended: int = 0
+    last_ended: int = 0  # the highest number of one
     first_error: str | None = None
     parts: list[LostPart] = field(default_factory=list)  # those that have lost attempts
     lost_s: float = 0.0  # seconds that attempts without an answer took together, as far as that is known
-    turns: tuple[int, int] | None = None  # partition and offset from which on attempts at it have completed turns
+    # Partition and offset of the first turn that one has completed; all its turns lie in one partition.
+    turns: tuple[int, int] | None = None
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
 
@@ -73,12 +74,7 @@ class OpenTask:
     page: str  # where it is kept in the changelog, see coordination.state.pages
     size: int  # bytes of it, as they are kept there
     attempts: int = 0  # how many were started, at all parts: the number of the last one
-    last_ended: int = 0  # the highest number of an attempt that has ended
-    first_error: str | None = None
-    lost_s: float = 0.0  # seconds that attempts without an answer took together, as far as that is known
-    # Partition and offset of the first turn that an attempt that has ended has completed; all its turns lie in one
-    # partition.
-    turns: tuple[int, int] | None = None
+    left: Progress = dataclasses.field(default_factory=Progress)  # by attempts that have ended
     producer: str = ""  # who counts as its sender; follows from the task and its batch
     kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
     # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
@@ -86,8 +82,6 @@ class OpenTask:
     homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
     parts: list[Part] = dataclasses.field(init=False)
     parts_left: int = dataclasses.field(init=False, compare=False)  # parts that have not ended
-    # Whether one of its parts was cut, because some of its runs were done.
-    is_cut: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.parts = split(self.accepted.runs, self.accepted.per_part)
@@ -141,8 +135,8 @@ class OpenTask:
         part = self.parts[attempt.part]
         part.running.remove(attempt)
         if attempt.turns is not None:
-            self.turns = min(attempt.turns, self.turns or attempt.turns)
-        self.last_ended = max(self.last_ended, attempt.number)
+            self.left.turns = min(attempt.turns, self.left.turns or attempt.turns)
+        self.left.last_ended = max(self.left.last_ended, attempt.number)
         self.homes[attempt.explorer] -= 1
         if not self.homes[attempt.explorer]:
             del self.homes[attempt.explorer]
@@ -161,7 +155,7 @@ class OpenTask:
         part.run_id_base, part.runs = done[0], len(done)
         self.parts += new
         self.parts_left += len(new)
-        self.is_cut = True
+        self.left.stretches = [(part.run_id_base, part.runs) for part in self.parts]
         return new
 
     def answer(self, part: Part, answer: PartAnswer) -> None:
@@ -174,37 +168,25 @@ class OpenTask:
         part.failed = True
         self.parts_left -= 1
 
-    def progress(self, before: Progress | None, lost_at: Sequence[Part]) -> Progress:
-        """Return what is kept of its attempts that have ended: ``before``, and what was lost since at ``lost_at``.
+    def lose(self, parts: Sequence[Part]) -> Progress:
+        """Return what is kept of its attempts that have ended, with what was lost since at some parts.
 
         The other parts are not looked at: a task may have hundreds, and all of them may be lost at once.
         """
-        kept = before or Progress()
-        parts = kept.parts
-        for part in lost_at:
-            parts = _with(parts, part)
-        return kept.but(
-            last_ended=self.last_ended,
-            first_error=self.first_error,
-            parts=parts,
-            lost_s=self.lost_s,
-            turns=self.turns,
-            stretches=[(part.run_id_base, part.runs) for part in self.parts] if self.is_cut else [],
-        )
+        for part in parts:
+            self.left.parts = _with(self.left.parts, part)
+        return self.left
 
     def take_stretches(self, progress: Progress) -> None:
         """Have the parts that it had when this was kept; nothing else is known of them yet."""
         if progress.stretches:
             self.parts = [Part(index, base, runs) for index, (base, runs) in enumerate(progress.stretches)]
             self.parts_left = len(self.parts)
-            self.is_cut = True
 
     def take_progress(self, progress: Progress) -> None:
         """Become what it was when this was kept."""
-        self.attempts = self.last_ended = progress.last_ended
-        self.first_error = progress.first_error
-        self.lost_s = progress.lost_s
-        self.turns = progress.turns
+        self.left = progress
+        self.attempts = progress.last_ended
         for kept in progress.parts:
             part = self.parts[kept.index]
             part.lost, part.failed_on = kept.lost, kept.failed_on

@@ -10,13 +10,14 @@ from functools import cache, partial
 from typing import Final
 
 from schemas import Cancel, Dispatch, Position
+from schemas.record import BatchType
 from schemas.topics import ROLLOUTS
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
+from trinity_bus.coordination.batches.shares import Counters
 from trinity_bus.coordination.batches.tasks import OpenTask
-from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.dispatch.placement import Placement
@@ -42,11 +43,48 @@ class _Turn:
         self.batch = next(self._batches, None)
 
 
+class AttemptTimeouts:
+    """How long an attempt may take: the task's own limit, and a shorter one that follows from experience.
+
+    With ``dynamic_timeout_ratio`` set, an attempt that starts after ``dynamic_timeout_warmup_steps`` train batches were
+    finalized, or drained by a ``Scheduler``, may take ``ratio`` times what attempts at train tasks took on average,
+    from dispatch to result. All of them count that ended by an answer, a failure or running out of time; not those that
+    were cancelled or whose explorer died, nor those across a restart of the coordinator, which nobody has timed. A task
+    is bounded by ``max_attempts`` such limits for each of its parts, besides the time that it waits to be handed out.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, counters: Counters) -> None:
+        self._settings = settings
+        self._counters = counters
+
+    def limit(self, timeout_s: float | None = None) -> float:
+        """Seconds that an attempt which starts now may take, at a task with this limit of its own."""
+        settings, counters = self._settings, self._counters
+        own = timeout_s or settings.task_timeout_s
+        steps = counters.finalized + counters.drained
+        warm = steps >= settings.dynamic_timeout_warmup_steps and counters.timed_attempts > 0
+        if settings.dynamic_timeout_ratio is None or not warm:
+            return own
+        mean = counters.attempt_seconds / counters.timed_attempts
+        # A limit is above 0 even if everything so far took no time at all.
+        return min(own, max(mean * settings.dynamic_timeout_ratio, settings.tick_s))
+
+    def ended(self, attempt: Attempt, batch_type: BatchType, now: float) -> float | None:
+        """Note that an attempt has ended. Return how long it took; None if that is not known."""
+        if attempt.started is None:
+            return None
+        seconds = now - attempt.started
+        if batch_type == "train":
+            self._counters.timed_attempts += 1
+            self._counters.attempt_seconds += seconds
+        return seconds
+
+
 class Dispatcher:
-    def __init__(self, ledger: Ledger, fleet: Fleet, timeouts: AttemptTimeouts, out: Effects) -> None:
+    def __init__(self, settings: CoordinatorSettings, ledger: Ledger, fleet: Fleet, out: Effects) -> None:
+        self.timeouts = AttemptTimeouts(settings, ledger.counters)
         self._ledger = ledger
         self._fleet = fleet
-        self._timeouts = timeouts
         self._out = out
         self.is_cut_short = False  # whether the last pass ended at MOST_STARTED, with more to dispatch
         self._started = 0
@@ -142,11 +180,12 @@ class Dispatcher:
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
         self._started += 1
-        timeout_s = self._timeouts.limit(task.accepted.task.timeout_s)
+        timeout_s = self.timeouts.limit(task.accepted.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running.add(attempt)
         self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
+        turns = task.left.turns
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
@@ -158,7 +197,7 @@ class Dispatcher:
             run_id_base=part.run_id_base,
             min_version=min_version,
             timeout_s=timeout_s,
-            turns=None if task.turns is None else Position(partition=task.turns[0], offset=task.turns[1]),
+            turns=None if turns is None else Position(partition=turns[0], offset=turns[1]),
         )
         self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
 

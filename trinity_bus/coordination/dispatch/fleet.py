@@ -34,7 +34,7 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_SLOTS
 from trinity_bus.coordination.pools import Kind, pool_of
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups, Table
 
 OWN_PACE_S = 0.5  # explorers that are told nothing send as often by default
@@ -46,19 +46,17 @@ ZOMBIES_KEPT = 32
 
 
 class HeartbeatOutcome(Enum):
-    SAME = auto()
-    CHANGED = auto()
+    KNOWN = auto()
     JOINED = auto()
-    REPLACED = auto()  # a new incarnation of a live explorer: what the old one ran is lost
     ZOMBIE = auto()
 
 
 class Fleet:
     """All explorers that are or were lately in the mesh. All together may send ``beats_per_s`` heartbeats."""
 
-    def __init__(self, timeout_s: float, dirty: DirtyKeys, model: str, beats_per_s: int) -> None:
-        self.explorers: Table[Explorer] = Table("explorer", Explorer, dirty)
-        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, dirty)  # running attempts by explorer
+    def __init__(self, timeout_s: float, store: StateStore, model: str, beats_per_s: int) -> None:
+        self.explorers: Table[Explorer] = Table("explorer", Explorer, store)
+        self._assigned: Groups[AttemptKey, Attempt] = Groups("assigned", Attempt, store)  # running attempts by explorer
         self._timeout_s = timeout_s
         self._model = model
         self._beats_per_s = beats_per_s
@@ -72,7 +70,7 @@ class Fleet:
         self._known: frozenset[Kind] | None = None
 
     def heartbeat(self, beat: ExplorerHeartbeat, now: float) -> HeartbeatOutcome:
-        """Take in a heartbeat. On REPLACED the caller has dealt with ``assigned`` before (see ``is_replaced_by``)."""
+        """Take in a heartbeat. The caller has dealt with ``assigned`` of whom it replaces; see ``is_replaced_by``."""
         explorer = self.explorers.get(beat.explorer)
         if explorer is None:
             explorer = self._join(beat, zombies=())
@@ -80,7 +78,7 @@ class Fleet:
         elif beat.incarnation in explorer.zombies:
             return HeartbeatOutcome.ZOMBIE
         elif beat.incarnation != explorer.incarnation:
-            outcome = HeartbeatOutcome.JOINED if explorer.gone else HeartbeatOutcome.REPLACED
+            outcome = HeartbeatOutcome.JOINED
             explorer = self._join(beat, zombies=(*explorer.zombies, explorer.incarnation)[-ZOMBIES_KEPT:])
         else:
             outcome = self._update(explorer, beat)
@@ -242,14 +240,14 @@ class Fleet:
         serves = (pool_of(beat.pool, self._model), beat.follows == "none", beat.lane)
         known = (explorer.state, explorer.slots, explorer.version, explorer.workflows)
         if not rejoined and told == known and serves == (explorer.pool, explorer.fixed, explorer.lane):
-            return HeartbeatOutcome.SAME
+            return HeartbeatOutcome.KNOWN
         explorer.state, explorer.slots, explorer.version, explorer.workflows = told
         explorer.pool, explorer.fixed, explorer.lane = serves
         explorer.find_kinds()
         explorer.gone = False
         self._changed(explorer)
         self._forget_known()
-        return HeartbeatOutcome.JOINED if rejoined else HeartbeatOutcome.CHANGED
+        return HeartbeatOutcome.JOINED if rejoined else HeartbeatOutcome.KNOWN
 
     def _changed(self, explorer: Explorer) -> None:
         self.revision += 1

@@ -28,7 +28,7 @@ give themselves, ``producer`` or else ``client``: brokers tell no reader who wro
 names a batch and no producer is anybody's; one that is filled with tasks that name neither, only operators end.
 """
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
@@ -39,48 +39,41 @@ from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import BatchRequest
 from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.requests.batch_waiters import BatchWaiter, ended_reply
+from trinity_bus.coordination.machine_state import Handler, MachineState
+from trinity_bus.coordination.requests.replies import BatchWaiter, ended_reply
+
+type Answer = tuple[CommandError | None, str]
+
+_OK: Final[Answer] = (None, "")
 
 
-class BatchCommands:
-    def __init__(self, context: MachineContext, state: MachineState, endings: Endings) -> None:
-        self._settings = context.settings
-        self._clock = context.clock
-        self._out = context.out
-        self._ledger = state.ledger
-        self._waiters = state.waiters
-        self._outcomes = state.outcomes
-        self._replies = state.replies
-        self._sync = state.sync
+class BatchCommands(Handler):
+    def __init__(self, state: MachineState, endings: Endings) -> None:
+        super().__init__(state)
         self._endings = endings
         self._hasty = False  # whether somebody came who does not want to wait at all
 
     def handle(self, command: BatchRequest, traceparent: str | None, *, operator: bool = False) -> None:
-        again = self._replies.again(command, traceparent)
-        if again is not None:
-            self._out.add(again)
-            return
         match command:
             case SubmitBatch():
-                self._submit(command, traceparent)
+                self._answer(command, traceparent, self._submit(command))
             case FinalizeBatch():
-                self._finalize(command, traceparent)
+                answer = self._finalize(command, traceparent)
+                if answer is not None:
+                    self._answer(command, traceparent, answer)
             case AbortBatch() | CancelTasks():
-                self._end(command, traceparent, operator=operator)
+                self._answer(command, traceparent, self._end(command, operator=operator))
             case SkipBatch():
-                self._skip(command, traceparent)
+                self._answer(command, traceparent, self._skip(command))
             case _:
                 assert_never(command)
 
-    def _end(self, command: AbortBatch | CancelTasks, traceparent: str | None, *, operator: bool) -> None:
+    def _end(self, command: AbortBatch | CancelTasks, *, operator: bool) -> Answer:
         # For its owner or an operator.
         batch = self._ledger.batches.get(command.batch_id)
         if batch is not None and not (operator or owns(command, batch)):
             whose = "has tasks of anybody" if batch.owner == EVERYBODY else f"is of {batch.owner!r}"
-            detail = f"Batch {batch.batch_id} {whose}, not of {asker(command)!r}; an operator can end it."
-            self._answer(command, traceparent, "not_yours", detail)
-            return
+            return "not_yours", f"Batch {batch.batch_id} {whose}, not of {asker(command)!r}; an operator can end it."
         if batch is not None and isinstance(command, AbortBatch):
             self._endings.abort_batch(batch, command.reason, keep_partial=command.keep_partial_results)
         elif batch is not None and isinstance(command, CancelTasks):
@@ -90,7 +83,7 @@ class BatchCommands:
                 keep_partial=command.return_partial_tasks,
                 restart_runners=command.restart_runners,
             )
-        self._answer(command, traceparent)
+        return _OK
 
     def expire(self, *, time_passed: bool) -> bool:
         """Deal with waiters whose time is up. Return whether there were any, so that more batches may have ended.
@@ -107,20 +100,19 @@ class BatchCommands:
 
     # -- submit ------------------------------------------------------------------------------------------------------
 
-    def _submit(self, command: SubmitBatch, traceparent: str | None) -> None:
+    def _submit(self, command: SubmitBatch) -> Answer:
         refused = self._refusal(command)
         if refused is not None:
-            self._answer(command, traceparent, *refused)
-            return
+            return refused
         batch = self._ledger.register(command)
         self._out.publish_batch(batch.record())
         if batch.is_open:
             batch.move(State.RUNNING)
             self._out.publish_batch(batch.record())
-        self._answer(command, traceparent)
         self._endings.abort_unfilled_batches()
+        return _OK
 
-    def _refusal(self, command: SubmitBatch) -> tuple[CommandError, str] | None:
+    def _refusal(self, command: SubmitBatch) -> Answer | None:
         batch_id, expected = command.batch_id, command.expected_task_count
         if batch_id in self._ledger.batches:
             return "already_active", f"Batch {batch_id} is already active."
@@ -145,67 +137,64 @@ class BatchCommands:
 
     # -- finalize ----------------------------------------------------------------------------------------------------
 
-    def _finalize(self, command: FinalizeBatch, traceparent: str | None) -> None:
+    def _finalize(self, command: FinalizeBatch, traceparent: str | None) -> Answer | None:
+        # None where the client waits, or has the batch's result
         batch_id = command.batch_id
         batch = self._ledger.batches.get(batch_id)
         if batch is None:
-            self._finalize_ended(command, traceparent)
-        elif batch.batch_type != command.batch_type:
-            self._wrong_type(command, batch.batch_type, traceparent)
-        elif batch.is_open:
+            return self._finalize_ended(command, traceparent)
+        if batch.batch_type != command.batch_type:
+            return _wrong_type(command, batch.batch_type)
+        if batch.is_open:
             detail = f"Batch {batch_id} is open: it has no number of tasks; its results are on the topic results."
-            self._answer(command, traceparent, "open_batch", detail)
-        elif len(self._waiters.of(batch_id)) >= MAX_BATCH_WAITERS:
-            self._answer(command, traceparent, "invalid", f"{MAX_BATCH_WAITERS} clients wait for batch {batch_id}.")
-        else:
-            if batch.expected == 0 and owns(command, batch):
-                self._endings.end_batch(batch)
-            timeout_s = command.timeout_s
-            if timeout_s is None:
-                timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
-            self._waiters.add(BatchWaiter(command, traceparent, timeout_s), self._clock.now)
-            self._hasty = self._hasty or timeout_s <= 0
+            return "open_batch", detail
+        if len(self._waiters.of(batch_id)) >= MAX_BATCH_WAITERS:
+            return "invalid", f"{MAX_BATCH_WAITERS} clients wait for batch {batch_id}."
+        if batch.expected == 0 and owns(command, batch):
+            self._endings.end_batch(batch)
+        timeout_s = command.timeout_s
+        if timeout_s is None:
+            timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
+        self._waiters.add(BatchWaiter(command, traceparent, timeout_s), self._clock.now)
+        self._hasty = self._hasty or timeout_s <= 0
+        return None
 
-    def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> None:
+    def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> Answer | None:
         batch_id = command.batch_id
         result = self._outcomes.get(batch_id)
+        if result is not None and result.batch_type == command.batch_type:
+            self._out.add(ended_reply(command, result, traceparent))
+            return None
         if result is not None:
-            if result.batch_type == command.batch_type:
-                self._out.add(ended_reply(command, result, traceparent))
-            else:
-                self._wrong_type(command, result.batch_type, traceparent)
-        elif batch_id in self._ledger.closed:
-            detail = f"Batch {batch_id} ended long ago; its record on the topic batches tells how."
-            self._answer(command, traceparent, "batch_closed", detail)
-        else:
-            self._answer(command, traceparent, "unknown_batch", f"Batch {batch_id} is not registered.")
+            return _wrong_type(command, result.batch_type)
+        if batch_id in self._ledger.closed:
+            return "batch_closed", f"Batch {batch_id} ended long ago; its record on the topic batches tells how."
+        return "unknown_batch", f"Batch {batch_id} is not registered."
 
     # -- skip --------------------------------------------------------------------------------------------------------
 
-    def _skip(self, command: SkipBatch, traceparent: str | None) -> None:
+    def _skip(self, command: SkipBatch) -> Answer:
         batch_id, result = command.batch_id, self._outcomes.get(command.batch_id)
         if result is None:
-            self._answer(command, traceparent, *self._no_outcome(batch_id))
-            return
+            return self._no_outcome(batch_id)
         refused = self._cannot_skip(batch_id, result)
         if refused is not None:
-            self._answer(command, traceparent, *refused)
-            return
+            return refused
         skipped = BatchSkipped(
             batch_id=batch_id, sequence=result.sequence, reason=command.reason, client=command.client
         )
         # Beside the batch's own record, which compaction must not take: no identifier has a blank.
         self._out.add(Write(BATCHES, f"skip {batch_id}", skipped))
-        self._answer(command, traceparent)
+        return _OK
 
-    def _no_outcome(self, batch_id: str) -> tuple[CommandError, str]:
+    def _no_outcome(self, batch_id: str) -> Answer:
         if batch_id in self._ledger.batches:
             return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
         if batch_id in self._ledger.closed:
             return "batch_closed", f"Batch {batch_id} ended too long ago to be passed over."
         return "unknown_batch", f"Batch {batch_id} is not registered."
 
-    def _cannot_skip(self, batch_id: str, result: BatchResult) -> tuple[CommandError, str] | None:
+    def _cannot_skip(self, batch_id: str, result: BatchResult) -> Answer | None:
         if result.state is not State.FINALIZED:
             return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
         if result.batch_type != "train" or result.sequence == 0:
@@ -216,10 +205,6 @@ class BatchCommands:
             )
         return None
 
-    def _wrong_type(self, command: FinalizeBatch, found: str, traceparent: str | None) -> None:
-        detail = f"Batch {command.batch_id} is {found}, expected {command.batch_type}."
-        self._answer(command, traceparent, "wrong_type", detail)
-
     def _expired(self, waiter: BatchWaiter) -> None:
         batch = self._ledger.batches[waiter.command.batch_id]
         if _may_end(batch) and owns(waiter.command, batch):
@@ -227,13 +212,14 @@ class BatchCommands:
         if batch.state is State.FINALIZING and self._ledger.admission.is_next(batch):
             return  # It is finalized in a moment, and everybody is answered who waits for it.
         self._waiters.remove(waiter)
-        detail = f"Timeout waiting for batch {batch.batch_id}."
-        self._answer(waiter.command, waiter.traceparent, "timeout", detail)
+        self._answer(waiter.command, waiter.traceparent, ("timeout", f"Timeout waiting for batch {batch.batch_id}."))
 
-    def _answer(
-        self, command: BatchRequest, traceparent: str | None, error: CommandError | None = None, detail: str = ""
-    ) -> None:
-        self._out.add(self._replies.give(command, error, detail, traceparent))
+    def _answer(self, command: BatchRequest, traceparent: str | None, answer: Answer) -> None:
+        self._out.add(self._replies.give(command, *answer, traceparent))
+
+
+def _wrong_type(command: FinalizeBatch, found: str) -> Answer:
+    return "wrong_type", f"Batch {command.batch_id} is {found}, expected {command.batch_type}."
 
 
 def _may_end(batch: Batch) -> bool:

@@ -34,28 +34,18 @@ from trinity_bus.coordination.effects import Fact, RejectionReason
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 type Refusal = tuple[CommandError, str]
 
 
-class Contributions:
-    def __init__(self, context: MachineContext, state: MachineState, policy: SyncPolicy, endings: Endings) -> None:
-        self._settings = context.settings
-        self._out = context.out
-        self._ledger = state.ledger
-        self._sync = state.sync
-        self._replies = state.replies
-        self._policy = policy
+class Contributions(Handler):
+    def __init__(self, state: MachineState, endings: Endings) -> None:
+        super().__init__(state)
         self._endings = endings
 
     def handle(self, arrived: ContributionArrived) -> None:
         command, found = arrived.command, arrived.found
-        again = self._replies.again(command, arrived.traceparent)
-        if again is not None:
-            self._out.add(again)
-            return
         refusal: Refusal | None = None
         if isinstance(found, Uncountable):
             refusal = found.error, found.detail

@@ -33,37 +33,64 @@ from schemas.topics import RESULTS
 from trinity_bus.coordination.batches import results
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, stretches
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
-from trinity_bus.coordination.dispatch.attempt_timeouts import AttemptTimeouts
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
-from trinity_bus.coordination.limits import short_error
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.limits import records_left, short_error
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
 
-class Endings:
-    def __init__(
-        self, context: MachineContext, state: MachineState, dispatcher: Dispatcher, timeouts: AttemptTimeouts
-    ) -> None:
-        self._settings = context.settings
-        self._clock = context.clock
-        self._out = context.out
-        self._ledger = state.ledger
-        self._fleet = state.fleet
-        self._waiters = state.waiters
-        self._outcomes = state.outcomes
+class Endings(Handler):
+    def __init__(self, state: MachineState, dispatcher: Dispatcher) -> None:
+        super().__init__(state)
         self._dispatcher = dispatcher
-        self._timeouts = timeouts
         self._waiting: dict[str, Batch] = {}
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
-        """End a running attempt that has all its runs, and answer its part."""
+    def finished(self, event: RolloutFinished, traceparent: str | None) -> None:
+        """End the attempt that an explorer has ended: with an answer for all of its part, for some of it, or none."""
+        attempt = self._ledger.running.get((event.task_id, event.attempt))
+        if attempt is None or (attempt.explorer, attempt.incarnation) != (event.explorer, event.incarnation):
+            detail = f"attempt {event.attempt} of {event.explorer} does not count"
+            self._out.observe(Fact.LATE_RESULT, event.task_id, detail)
+            return
+        task = self._ledger.tasks[event.task_id]
+        batch = self._ledger.batches[task.batch_id]
+        done = self._runs_to_keep(event, batch, task, task.parts[attempt.part])
+        problem = results.problem(
+            event,
+            batch.batch_type,
+            -1 if self._fleet.is_fixed(attempt.explorer) else batch.min_version,
+            accept_partial=self._settings.return_partial_tasks or bool(done),
+            max_pieces=max(1, self._records_left(batch, task) // task.parts_left),
+        )
+        if problem is not None:
+            self.attempt_failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
+        elif done:
+            self._attempt_partly_succeeded(attempt, event, done, traceparent)
+        else:
+            self._attempt_succeeded(attempt, event, traceparent)
+
+    def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
+        # The runs of an attempt that are kept while its others are tried again. Not beside another attempt at the part,
+        # which does all of its runs, nor where the answers would be in more records than a task of its batch may have.
+        if event.status != "partial" or self._settings.return_partial_tasks:
+            return []
+        done = results.runs_done(event, part)
+        missing = set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done)
+        records = max(1, len(event.pieces)) + task.parts_left - 1 + len(stretches(sorted(missing)))
+        return done if records <= self._records_left(batch, task) and len(part.running) == 1 else []
+
+    def _records_left(self, batch: Batch, task: OpenTask) -> int:
+        return records_left(batch.expected, self._settings.max_batch_parts, task.records)
+
+    def _attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
+        # It has all its runs, and answers its part.
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
@@ -76,17 +103,17 @@ class Endings:
         else:
             self._finish(task, results.joined(task, batch_type))
 
-    def attempt_partly_succeeded(
+    def _attempt_partly_succeeded(
         self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
     ) -> None:
-        """End a running attempt, the only one at its part, with some runs ``done``: keep these, retry the others."""
+        # It is the only one at its part, with some runs ``done``: keep these, retry the others.
         elapsed = self._timed(attempt)
         task, part = self._dispatcher.stop(attempt)
         batch = self._ledger.batches[task.batch_id]
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
         detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of {part.runs} runs are kept"
         self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
-        task.first_error = task.first_error or error
+        task.left.first_error = task.left.first_error or error
         rest = task.cut(part, done, attempt.explorer)
         trace = traceparent or task.accepted.traceparent
         answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
@@ -116,13 +143,13 @@ class Endings:
             self._timed(attempt)
         error = short_error(error)
         task, part = self._dispatcher.stop(attempt)
-        task.lost_s += took_s
+        task.left.lost_s += took_s
         if cancel:
             self._dispatcher.recall(attempt, task, error)
         self._out.observe(fact, attempt.task_id, f"attempt {attempt.number} on {attempt.explorer}: {error}")
         part.lost += 1
         part.failed_on = attempt.explorer
-        task.first_error = task.first_error or error
+        task.left.first_error = task.left.first_error or error
         self._ledger.progressed(task, part)
         if not part.running:
             self._retry(task, [part], error)
@@ -158,10 +185,7 @@ class Endings:
         """Queue the attempts that a draining explorer does not run, all but ``kept``; none counts as failed."""
         returned = [attempt for key, attempt in explorer.assigned.items() if key not in kept]
         for attempt in self._ledger.in_order(returned):
-            task, part = self._dispatcher.stop(attempt)
-            self._ledger.progressed(task)
-            if not part.running:
-                self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
+            self._requeue(*self._dispatcher.stop(attempt))
 
     def requeue_running(self, reason: str) -> None:
         """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
@@ -170,16 +194,19 @@ class Endings:
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             # Completed turns of a discarded version are not continued.
-            task.turns = None
-            self._ledger.progressed(task)
-            if not part.running:
-                self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
+            task.left.turns = None
+            self._requeue(task, part)
+
+    def _requeue(self, task: OpenTask, part: Part) -> None:
+        self._ledger.progressed(task)
+        if not part.running:
+            self._ledger.queue.enqueue(self._ledger.batches[task.batch_id], task, part)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def fail_task(self, task: OpenTask, error: str) -> None:
         """Fail a task with its first error; none of its samples count."""
-        first = task.first_error or short_error(error)
+        first = task.left.first_error or short_error(error)
         self._stop_all(task, f"another part of the task has failed: {first}")
         self._finish(task, results.failure(task, first))
 
@@ -249,7 +276,7 @@ class Endings:
 
     def _timed(self, attempt: Attempt) -> float | None:
         task = self._ledger.tasks[attempt.task_id]
-        return self._timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
+        return self._dispatcher.timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
 
     def _stop_all(self, task: OpenTask, reason: str, *, restart_runners: bool = False) -> None:
         self._dispatcher.cancel(task.running, reason, restart_runner=restart_runners)

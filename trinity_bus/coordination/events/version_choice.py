@@ -67,50 +67,38 @@ from schemas import (
 )
 from schemas.command import CommandError
 from trinity_bus.coordination.effects import Fact
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
+from trinity_bus.coordination.machine_state import Handler, MachineState
 from trinity_bus.coordination.versions.weight_sync import Choice
 
 ROLLBACK_S = 600.0  # how long a trainer may take to begin a new incarnation from an older checkpoint
 MAX_NAMED = 8  # batches that a reply names
 
 
-class VersionChoice:
+class VersionChoice(Handler):
     """Carries out ``PublishVersion`` and ``RollBack``; the choice is part of the state of ``sync``."""
 
-    def __init__(self, context: MachineContext, state: MachineState) -> None:
-        self._model = context.settings.model
-        self._timeout_s = context.synchronizer.sync_timeout_s
-        self._clock = context.clock
-        self._out = context.out
-        self._sync = state.sync
-        self._ledger = state.ledger
-        self._fleet = state.fleet
-        self._replies = state.replies
+    def __init__(self, state: MachineState) -> None:
+        super().__init__(state)
+        self._model = state.settings.model
+        self._timeout_s = state.synchronizer.sync_timeout_s
         self._deadline: float | None = None
 
     def asked(self, command: PublishVersion, traceparent: str | None) -> None:
         """Note that a client asks for a version, or for the newest."""
-        again = self._replies.again(command, traceparent)
-        if again is not None:
-            self._out.add(again)
-            return
         choice = Choice(
             command.version or 0, command.client, command.command_id, traceparent, asked_by=command.asked_by
         )
         earlier = self._sync.state.choice
-        if command.model != self._model:
-            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
-            return
-        if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
+        if not self._is_to_be_done(choice, command.model):
             return
         if earlier is not None and earlier.rollback is not None and command.version is not None:
             self._reply(choice, "invalid", f"a rollback to version {earlier.version} is under way")
             return
         if earlier is not None:
             self._reply(earlier, "invalid", "another version was chosen meanwhile")
-            self._sync.choose(None)
+            self._sync.state.choice = None
         if command.version is None:
-            self._sync.unpin()
+            self._sync.state.pinned = False
             self._sync.asked(command.asked_by)
             self._reply(choice)
         elif self._sync.state.release is None:
@@ -120,24 +108,17 @@ class VersionChoice:
             self._sync.asked(command.asked_by)
             self._reply(choice, detail=self._waiting())
         else:
-            self._sync.choose(choice)
+            self._sync.state.choice = choice
             self._deadline = self._clock.now + self._timeout_s
             self._out.request_version(self._question(choice))
 
     def roll_back(self, command: RollBack, traceparent: str | None) -> bool:
         """Note that a client ends a lineage. Return whether the trainer is asked, so that what runs must stop."""
-        again = self._replies.again(command, traceparent)
-        if again is not None:
-            self._out.add(again)
-            return False
         through = max(self._ledger.counters.finalized, command.version)
         rollback = Rollback(to=command.version, through=through, reason=command.reason, asked_by=command.asked_by)
         choice = Choice(command.version, command.client, command.command_id, traceparent, rollback=rollback)
         earlier = self._sync.state.choice
-        if command.model != self._model:
-            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {command.model!r}")
-            return False
-        if earlier is not None and (earlier.client, earlier.command_id) == (choice.client, choice.command_id):
+        if not self._is_to_be_done(choice, command.model):
             return False
         if self._sync.state.release is None:
             self._reply(choice, "unknown_version", "no trainer has published a version yet")
@@ -147,10 +128,18 @@ class VersionChoice:
             return False
         if earlier is not None:
             self._reply(earlier, "invalid", f"a rollback to version {command.version} came meanwhile")
-        self._sync.choose(choice)
+        self._sync.state.choice = choice
         self._deadline = self._clock.now + ROLLBACK_S
         self._out.request_version(self._question(choice))
         return True
+
+    def _is_to_be_done(self, choice: Choice, model: str) -> bool:
+        # Not where it is about another model, or under way already
+        earlier = self._sync.state.choice
+        if model != self._model:
+            self._reply(choice, "unknown_model", f"the model here is {self._model!r}, not {model!r}")
+            return False
+        return earlier is None or (earlier.client, earlier.command_id) != (choice.client, choice.command_id)
 
     def rolled_back(self, step: StepTrained, former: StepTrained | None) -> bool:
         """Note that a version was published. Return whether its lineage is rolled back, and that is news.
@@ -161,11 +150,11 @@ class VersionChoice:
         if rollback is None or (former is not None and former.rollback == rollback):
             return False
         self._fleet.discard_after(rollback.to)
-        self._sync.unpin()
+        self._sync.state.pinned = False
         self._sync.asked(rollback.asked_by)
         self._out.observe(Fact.ROLLED_BACK, step.trainer, f"to version {rollback.to}: {rollback.reason}")
         if choice is not None and choice.rollback == rollback:
-            self._sync.choose(None)
+            self._sync.state.choice = None
             first, last = rollback.to + 1, rollback.through
             self._reply(choice, detail=f"batches {first} to {last} are passed over" if first <= last else "")
         return True
@@ -179,7 +168,7 @@ class VersionChoice:
         """Note that the trainer has an older version at hand again."""
         state = self._sync.state
         if state.choice is not None and state.choice.rollback is None and state.choice.version == step.version:
-            self._sync.choose(state.choice.but(step=step, step_traceparent=traceparent))
+            state.choice = state.choice.but(step=step, step_traceparent=traceparent)
         elif state.pinned and self._sync.version == step.version:
             self._sync.pin(step, traceparent)
         else:
@@ -192,7 +181,7 @@ class VersionChoice:
         detail = f"version {event.version} cannot be had: {event.reason}; there are {there_are}"
         if state.choice is not None and state.choice.version == event.version:
             self._reply(state.choice, "unknown_version", detail)
-            self._sync.choose(None)
+            self._sync.state.choice = None
         elif state.pinned and self._sync.version == event.version:
             self._out.observe(Fact.STARVED, event.trainer, f"{detail}; explorers that start anew stay without weights")
 
@@ -200,7 +189,7 @@ class VersionChoice:
         """Ask a new incarnation of the trainer again: it has not heard what was asked of the former one."""
         state = self._sync.state
         if state.choice is not None:
-            self._sync.choose(state.choice.but(step=None, step_traceparent=None))
+            state.choice = state.choice.but(step=None, step_traceparent=None)
             self._out.request_version(self._question(state.choice))
         elif state.pinned:
             self._out.request_version(VersionWanted(model=self._model, version=self._sync.version))
@@ -218,7 +207,7 @@ class VersionChoice:
             return
         if choice.rollback is None:
             self._reply(choice, "timeout", f"the trainer has not answered within {self._timeout_s:g} s")
-            self._sync.choose(None)
+            self._sync.state.choice = None
         else:
             detail = f"the trainer has not answered within {ROLLBACK_S:g} s; the rollback is done when it does"
             self._reply(choice, "timeout", detail)
@@ -234,7 +223,7 @@ class VersionChoice:
             or self._ledger.newest_drawn_for() > choice.version
         ):
             return None
-        self._sync.choose(None)
+        self._sync.state.choice = None
         self._sync.asked(choice.asked_by)
         followers = self._fleet.followers()
         announcement = self._sync.go_back(choice.step, choice.step_traceparent, followers, self._clock.now)

@@ -21,24 +21,13 @@ from schemas.topics import VERSION_HISTORY
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.events.version_choice import VersionChoice
 from trinity_bus.coordination.limits import bounded
-from trinity_bus.coordination.machine_state import MachineContext, MachineState
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination.machine_state import Handler, MachineState
 
 
-class VersionEvents:
-    def __init__(
-        self,
-        context: MachineContext,
-        state: MachineState,
-        policy: SyncPolicy,
-        choice: VersionChoice,
-        requeue_running: Callable[[str], None],
-    ) -> None:
-        self._model = context.settings.model
-        self._clock = context.clock
-        self._out = context.out
-        self._fleet, self._sync = state.fleet, state.sync
-        self._policy = policy
+class VersionEvents(Handler):
+    def __init__(self, state: MachineState, choice: VersionChoice, requeue_running: Callable[[str], None]) -> None:
+        super().__init__(state)
+        self._model = state.settings.model
         self._choice = choice
         self._requeue_running = requeue_running
 
@@ -58,10 +47,6 @@ class VersionEvents:
             case _:
                 assert_never(event)
 
-    def ask(self, wanted: VersionWanted | None) -> None:
-        if wanted is not None:
-            self._out.request_version(wanted)
-
     def _trainer_beat(self, beat: TrainerHeartbeat) -> None:
         release = self._sync.state.release
         if beat.model != self._model:
@@ -70,12 +55,12 @@ class VersionEvents:
             self._dismiss_trainer(beat.trainer, beat.incarnation)
             return
         if release is not None and release.incarnation == beat.incarnation:
-            self._sync.trainer_beat(self._clock.now)
+            self._sync.trainer_seen = self._clock.now
         if self._sync.has_not_heard_of(beat.incarnation, beat.version):
             # Its first word came before this heartbeat, if it came at all.
             detail = f"version {beat.version} was published, and nobody heard of it"
             self._out.observe(Fact.LOST_VERSION, beat.trainer, detail)
-            self.ask(VersionWanted(model=beat.model, at_least=beat.version))
+            self._out.request_version(VersionWanted(model=beat.model, at_least=beat.version))
 
     def _trained(self, step: StepTrained, traceparent: str | None) -> None:
         if step.model != self._model:
@@ -86,7 +71,7 @@ class VersionEvents:
             self._choice.offered(step, traceparent)
         elif not step.publish:
             self._warn_if_kept(step)
-            self.ask(self._sync.reminder())
+            self._out.request_version(self._sync.reminder())
         else:
             self._published(step, traceparent)
 
@@ -101,7 +86,7 @@ class VersionEvents:
         if step.batch_id is not None or step.version > before:
             # One record for each version of each model.
             self._out.add(Write(VERSION_HISTORY, f"{step.model}/{step.version}", history_entry(step)))
-        self.ask(self._sync.reminder())
+        self._out.request_version(self._sync.reminder())
         if self._choice.rolled_back(step, told_last):
             self._requeue_running(f"the trainer has rolled back to version {step.version}")
         if former is not None and former.incarnation != step.incarnation:

@@ -1,6 +1,6 @@
 """Bounded memories: of names, and of values by name."""
 
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Table
 
 BLOCK_SIZE = 128
@@ -13,9 +13,9 @@ class Window:
     entries. The block being filled is written anew at each change; with many names a transaction that costs little.
     """
 
-    def __init__(self, kind: str, capacity: int, dirty: DirtyKeys) -> None:
+    def __init__(self, kind: str, capacity: int, store: StateStore) -> None:
         self._capacity = capacity
-        self._blocks: Table[list[str]] = Table(kind, list[str], dirty)
+        self._blocks: Table[list[str]] = Table(kind, list[str], store)
         self._names: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -56,10 +56,10 @@ class Memory:
     Each is an entry of the changelog, ``kind/<number>``. They have ``max_bytes`` at most; the last one is always kept.
     """
 
-    def __init__(self, kind: str, capacity: int, max_bytes: int, dirty: DirtyKeys) -> None:
+    def __init__(self, kind: str, capacity: int, max_bytes: int, store: StateStore) -> None:
         self._capacity = capacity
         self._max_bytes = max_bytes
-        self._entries: Table[tuple[str, bytes]] = Table(kind, tuple[str, bytes], dirty)
+        self._entries: Table[tuple[str, bytes]] = Table(kind, tuple[str, bytes], store)
         self._values: dict[str, bytes] = {}
         self._bytes = 0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Table
 
 PAGE_ITEMS = 32
@@ -39,8 +39,8 @@ class Page:
 class ResultPages:
     """Packed results of batches, in the order in which they came."""
 
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self._table: Table[list[bytes]] = Table("results", list[bytes], dirty)
+    def __init__(self, store: StateStore) -> None:
+        self._table: Table[list[bytes]] = Table("results", list[bytes], store)
         self._pages: dict[str, list[Page]] = {}
 
     def add(self, batch_id: str, item: bytes) -> None:
@@ -81,9 +81,9 @@ class _TaskPage:
 class TaskPages:
     """Accepted tasks that have not ended, and those that share a page with them."""
 
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self._items: Table[list[bytes]] = Table("tasks", list[bytes], dirty)
-        self._ended: Table[int] = Table("ended", int, dirty)  # of each page, a bit for each place whose task has ended
+    def __init__(self, store: StateStore) -> None:
+        self._items: Table[list[bytes]] = Table("tasks", list[bytes], store)
+        self._ended: Table[int] = Table("ended", int, store)  # of each page, a bit for each place whose task has ended
         self._pages: dict[str, _TaskPage] = {}
         self._filling = ""
 

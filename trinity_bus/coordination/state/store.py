@@ -8,35 +8,73 @@ nothing is of the newest: there is no program of the version before that could h
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from schemas.command import CommandError
-from trinity_bus.coordination.state.codec import LEVEL_KEY, OLDEST_LEVEL, StateError, unpack
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.codec import LEVEL_KEY, OLDEST_LEVEL, StateCodec, StateError, unpack
+
+
+class Entries(Protocol):
+    """Entries of one kind, by name."""
+
+    def body(self, name: str) -> Any:
+        """Return what is to be written of an entry; None: there is none."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def load(self, bodies: dict[str, Any]) -> None:
+        """Take over the entries of a changelog, from plain data."""
 
 
 class StateStore:
-    def __init__(self, dirty: DirtyKeys) -> None:
-        self._dirty = dirty
-        self._codec = dirty.codec
+    """Entries of all kinds, and the keys of those that changed since the changelog was taken, in order of first change.
+
+    A key is ``kind`` or ``kind/name``. Tables register and touch keys, and nobody else. What an entry holds is looked
+    up when the changelog is taken.
+    """
+
+    def __init__(self) -> None:
+        self.codec = StateCodec()
+        self.kinds: dict[str, Entries] = {}
+        self._touched: dict[str, None] = {}
         self._says_level = False  # whether the changelog has an entry that says the level
         # Entries of kinds that this program does not know: they stay where they are.
         self._unknown: dict[str, bytes] = {}
 
+    def register(self, kind: str, entries: Entries) -> None:
+        self.kinds[kind] = entries
+
+    def touch(self, key: str) -> None:
+        self._touched[key] = None
+
+    def take(self) -> list[str]:
+        keys = list(self._touched)
+        self._touched.clear()
+        return keys
+
+    def body(self, key: str) -> Any:
+        kind, _, name = key.partition("/")
+        return self.kinds[kind].body(name)
+
+    def keys(self) -> Iterator[str]:
+        for kind, entries in self.kinds.items():
+            for name in entries.names():
+                yield f"{kind}/{name}" if name else kind
+
     @property
     def level(self) -> int:
-        return self._codec.level
+        return self.codec.level
 
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries that changed since the last call, with their present values; None: no longer there."""
-        keys = self._dirty.take()
+        keys = self.take()
         changed: list[tuple[str, bytes | None]] = []
         if keys and not self._says_level and self.level > OLDEST_LEVEL:
             self._says_level = True
             changed.append((LEVEL_KEY, self._level_entry()))
         for key in keys:
-            body = self._dirty.body(key)
-            changed.append((key, None if body is None else self._codec.pack(body)))
+            body = self.body(key)
+            changed.append((key, None if body is None else self.codec.pack(body)))
         return changed
 
     def raise_level(self, level: int) -> tuple[CommandError | None, str]:
@@ -45,25 +83,25 @@ class StateStore:
         To be called in the course of a change, which the level is written with. Returns an error, and what to say.
         """
         before = self.level
-        if level > self._codec.newest:
-            detail = f"the coordinator at work knows levels up to {self._codec.newest}, not {level}: upgrade it first"
+        if level > self.codec.newest:
+            detail = f"the coordinator at work knows levels up to {self.codec.newest}, not {level}: upgrade it first"
             return "invalid", detail
         if level <= before:
             return None, f"the state has level {before} already"
         entries = dict(self.entries())
-        self._codec.set_level(level)
+        self.codec.set_level(level)
         self._says_level = False
         for key, value in self.entries():
             if entries[key] != value:
-                self._dirty.touch(key)
+                self.touch(key)
         return None, f"the state has level {level} now, {before} before"
 
     def entries(self) -> Iterator[tuple[str, bytes]]:
         if self._says_level:
             yield LEVEL_KEY, self._level_entry()
         yield from self._unknown.items()
-        for key in self._dirty.keys():  # noqa: SIM118 - no mapping
-            yield key, self._codec.pack(self._dirty.body(key))
+        for key in self.keys():
+            yield key, self.codec.pack(self.body(key))
 
     def load(self, entries: Iterable[tuple[str, bytes | None]], rebuild: Callable[[], None]) -> None:
         """Fill the tables, which are as new, from a changelog in the order of its writing; StateError if unreadable.
@@ -77,7 +115,7 @@ class StateStore:
             else:
                 latest[key] = value
         self._find_level(latest)
-        kinds: dict[str, dict[str, Any]] = {kind: {} for kind in self._dirty.kinds}
+        kinds: dict[str, dict[str, Any]] = {kind: {} for kind in self.kinds}
         for key, value in latest.items():
             kind, _, name = key.partition("/")
             body = unpack(key, value)
@@ -87,7 +125,7 @@ class StateStore:
                 self._unknown[key] = value
         try:
             for kind, bodies in kinds.items():
-                self._dirty.kinds[kind].load(bodies)
+                self.kinds[kind].load(bodies)
             rebuild()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, StateError):
@@ -97,13 +135,13 @@ class StateStore:
     def _find_level(self, latest: dict[str, bytes]) -> None:
         value = latest.pop(LEVEL_KEY, None)
         if value is None:
-            self._codec.set_level(OLDEST_LEVEL if latest else self._codec.newest)
+            self.codec.set_level(OLDEST_LEVEL if latest else self.codec.newest)
             return
         level = unpack(LEVEL_KEY, value)
         if not isinstance(level, int):
             raise StateError(f"entry {LEVEL_KEY!r} of the coordinator's state is no number: {level!r}")
-        self._codec.set_level(level)
+        self.codec.set_level(level)
         self._says_level = True
 
     def _level_entry(self) -> bytes:
-        return self._codec.pack(self.level, framing=self.level)
+        return self.codec.pack(self.level, framing=self.level)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Never, Protocol
 
 from trinity_bus.coordination.state.codec import Value
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 
 _MARK = "_mark"
 _set = Value.__setattr__
@@ -45,13 +45,13 @@ class Table[V](dict[str, V]):
     ``of`` is the type of its values: a :class:`Row`, or something that msgspec knows.
     """
 
-    def __init__(self, kind: str, of: Any, dirty: DirtyKeys) -> None:
+    def __init__(self, kind: str, of: Any, store: StateStore) -> None:
         super().__init__()
         self._prefix = f"{kind}/"
         self._of = of
-        self._dirty = dirty
-        self._touch = dirty.touch
-        dirty.register(kind, self)
+        self._store = store
+        self._touch = store.touch
+        store.register(kind, self)
 
     def __setitem__(self, name: str, value: V) -> None:
         super().__setitem__(name, value)
@@ -84,7 +84,7 @@ class Table[V](dict[str, V]):
 
     def load(self, bodies: dict[str, Any]) -> None:
         for name, plain in bodies.items():
-            value = self._dirty.codec.build(self._of, plain)
+            value = self._store.codec.build(self._of, plain)
             super().__setitem__(name, value)
             if isinstance(value, Row):
                 value.__dict__[_MARK] = partial(self._touch, self._prefix + name)
@@ -122,18 +122,18 @@ class Group[K, V: Keyed[Any]](dict[K, V]):
 class Groups[K, V: Keyed[Any]]:
     """Groups by name: each that is not empty is an entry, ``kind/<name>``."""
 
-    def __init__(self, kind: str, of: type[V], dirty: DirtyKeys) -> None:
+    def __init__(self, kind: str, of: type[V], store: StateStore) -> None:
         self._kind = kind
         self._of = of
-        self._dirty = dirty
+        self._store = store
         self._groups: dict[str, Group[K, V]] = {}
-        dirty.register(kind, self)
+        store.register(kind, self)
 
     def of(self, name: str) -> Group[K, V]:
         """Return the group of this name, empty if nothing was put into it yet."""
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = Group(partial(self._dirty.touch, f"{self._kind}/{name}"))
+            group = self._groups[name] = Group(partial(self._store.touch, f"{self._kind}/{name}"))
         return group
 
     def find(self, name: str) -> list[V]:
@@ -142,7 +142,7 @@ class Groups[K, V: Keyed[Any]]:
     def take(self, name: str) -> list[V]:
         taken = list(self._groups.pop(name, {}).values())
         if taken:
-            self._dirty.touch(f"{self._kind}/{name}")
+            self._store.touch(f"{self._kind}/{name}")
         return taken
 
     def __iter__(self) -> Iterator[V]:
@@ -157,19 +157,19 @@ class Groups[K, V: Keyed[Any]]:
     def load(self, bodies: dict[str, Any]) -> None:
         for name, plain in bodies.items():
             group = self.of(name)
-            for value in self._dirty.codec.build(list[self._of], plain):  # type: ignore[name-defined]
+            for value in self._store.codec.build(list[self._of], plain):  # type: ignore[name-defined]
                 dict.__setitem__(group, value.key, value)
 
 
 class Single[R: Row]:
     """A row that is always there, and an entry as soon as it differs from what it was at first."""
 
-    def __init__(self, kind: str, row: R, dirty: DirtyKeys) -> None:
+    def __init__(self, kind: str, row: R, store: StateStore) -> None:
         self.row = row
         self._first = row.but()
-        self._dirty = dirty
-        row.__dict__[_MARK] = partial(dirty.touch, kind)
-        dirty.register(kind, self)
+        self._store = store
+        row.__dict__[_MARK] = partial(store.touch, kind)
+        store.register(kind, self)
 
     def body(self, _: str) -> R | None:
         return None if self.row == self._first else self.row
@@ -180,7 +180,7 @@ class Single[R: Row]:
     def load(self, bodies: dict[str, Any]) -> None:
         """Take over the entry of a changelog; the row is still the same, for all who know it."""
         for plain in bodies.values():
-            loaded = self._dirty.codec.build(type(self.row), plain)
+            loaded = self._store.codec.build(type(self.row), plain)
             mark = self.row.__dict__.pop(_MARK)
             for name in loaded.__struct_fields__:
                 setattr(self.row, name, getattr(loaded, name))

@@ -57,7 +57,7 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT, Fleet
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.state.codec import Value
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
+from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Row, Single
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
@@ -117,9 +117,9 @@ class SyncState(Row):
 class WeightSync:
     """Announcements, one round after another. ``most``: explorers that are named in a round."""
 
-    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, dirty: DirtyKeys, *, most: int) -> None:
+    def __init__(self, model: str, policy: SyncPolicy, timeout_s: float, store: StateStore, *, most: int) -> None:
         self.state = SyncState()
-        Single("sync", self.state, dirty)
+        Single("sync", self.state, store)
         self._model = model
         self._policy = policy
         self._timeout_s = timeout_s
@@ -127,7 +127,7 @@ class WeightSync:
         self._deadline = 0.0
         self._retry_at: dict[MemberKey, float] = {}
         self._late: set[MemberKey] = set()  # who ran out of time when last asked; a successor waits for them once more
-        self._trainer_seen: float | None = None
+        self.trainer_seen: float | None = None  # when the trainer that is to be served from sent its last heartbeat
         self._content: tuple[int, int] | None = None  # revision of the fleet at which all served a version, and which
 
     @property
@@ -162,9 +162,6 @@ class WeightSync:
             return False
         return newest is None or newest.incarnation != incarnation or newest.version < version
 
-    def trainer_beat(self, now: float) -> None:
-        self._trainer_seen = now
-
     def publish(self, step: StepTrained, traceparent: str | None) -> bool:
         """Note that a version can be had. Return whether that is news; else it came late or twice."""
         state, old = self.state, self.state.held or self.state.release
@@ -176,7 +173,7 @@ class WeightSync:
         state.held, state.held_traceparent = step, traceparent
         if step.version >= state.wanted:
             state.wanted = 0
-        self._trainer_seen = None
+        self.trainer_seen = None
         return True
 
     def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
@@ -211,15 +208,12 @@ class WeightSync:
             return False
         return (now.version, now.checksum) != (before.version, before.checksum)
 
-    def choose(self, choice: Choice | None) -> None:
-        self.state.choice = choice
-
     def asked(self, asked_by: str | None) -> None:
         """Note who has chosen what is served: it is announced, also where no explorer has to move."""
         self.state.asked_by, self.state.is_untold = asked_by, True
 
     def pin(self, step: StepTrained, traceparent: str | None) -> None:
-        """Note that this version is served until :meth:`unpin`; nobody moves who serves it already."""
+        """Note that this version is served while ``state.pinned``; nobody moves who serves it already."""
         state = self.state
         if state.held is None and state.release is not None and state.release.version != step.version:
             state.held, state.held_traceparent = state.release, state.traceparent
@@ -232,10 +226,6 @@ class WeightSync:
         self.state.rounds = []
         self._retry_at.clear()
         return self._announce(step, [e for e in explorers if e.can_sync], now)
-
-    def unpin(self) -> None:
-        """Note that what is held may be released again."""
-        self.state.pinned = False
 
     def want(self, finalized: int) -> VersionWanted | None:
         """Return what the trainer is to be asked for, as the explorers' side has come to the end of an interval."""
@@ -306,7 +296,7 @@ class WeightSync:
         self.state.intact = self.state.intact and ok
 
     def _trainer_is_silent(self, now: float) -> bool:
-        return self._trainer_seen is not None and now - self._trainer_seen > TRAINER_SILENCE_S
+        return self.trainer_seen is not None and now - self.trainer_seen > TRAINER_SILENCE_S
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state

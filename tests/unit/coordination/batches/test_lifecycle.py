@@ -3,7 +3,8 @@
 import pytest
 
 from schemas import BatchLifecycleState as State
-from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Transition
+from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError
+from trinity_bus.coordination.batches.lifecycle import moved
 
 LEGAL = {
     (State.PENDING, State.RUNNING),
@@ -18,12 +19,12 @@ LEGAL = {
 
 @pytest.mark.parametrize("source", State)
 @pytest.mark.parametrize("target", State)
-def test_exactly_the_legal_transitions_can_be_built(source: State, target: State) -> None:
+def test_exactly_the_legal_transitions_can_be_made(source: State, target: State) -> None:
     if (source, target) in LEGAL:
-        assert Transition(source, target).target is target
+        assert moved(source, target) is target
     else:
         with pytest.raises(IllegalTransitionError, match=f"{source} cannot become {target}"):
-            Transition(source, target)
+            moved(source, target)
 
 
 def test_the_table_covers_every_state_and_cannot_be_changed() -> None:

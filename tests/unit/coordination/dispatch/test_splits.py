@@ -318,16 +318,16 @@ def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> 
             harness.restart()  # Nobody has timed the attempt under way.
         harness.finished(f"t{number}")
     assert limits == [300.0, 300.0, 12.0, 12.0]
-    assert harness.machine.figures().dynamic_timeout_s == 12.0
+    assert harness.machine.heartbeat("c", "i").dynamic_timeout_s == 12.0
     harness.restart()
-    assert harness.machine.figures().dynamic_timeout_s == 12.0
+    assert harness.machine.heartbeat("c", "i").dynamic_timeout_s == 12.0
 
 
 def test_open_batches_count_for_the_warmup_once_everything_of_them_has_ended_and_was_taken() -> None:
     harness = Harness(dynamic_timeout_ratio=2.0, dynamic_timeout_warmup_steps=1, explorer_timeout_s=1000).begun()
 
     def limit() -> float:
-        return harness.machine.figures().dynamic_timeout_s
+        return harness.machine.heartbeat("c", "i").dynamic_timeout_s
 
     def opened(batch_id: str, batch_type: str = "train") -> None:
         harness.submit(batch_id, None, batch_type=batch_type)

@@ -33,9 +33,9 @@ from trinity_bus.coordination.limits import (
     records_left,
     short_error,
 )
-from trinity_bus.coordination.state.dirty_keys import DirtyKeys
 from trinity_bus.coordination.state.memory import Memory
 from trinity_bus.coordination.state.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages, TaskPages
+from trinity_bus.coordination.state.store import StateStore
 
 LARGE = (1 << 53) - 1
 
@@ -75,34 +75,34 @@ def test_enough_tasks_are_some_and_never_more_than_all(expected: int, ratio: flo
 
 @given(st.lists(st.integers(0, PAGE_BYTES), max_size=100))
 def test_pages_hold_everything_in_order_and_none_is_too_large(sizes: list[int]) -> None:
-    dirty = DirtyKeys()
-    pages = ResultPages(dirty)
+    store = StateStore()
+    pages = ResultPages(store)
     for size in sizes:
         pages.add("b", bytes(size))
-    assert list(dirty.keys()) == [f"results/{number}/b" for number in range(len(list(dirty.keys())))]
-    kept = [dirty.body(key) for key in dirty.keys()]  # noqa: SIM118 - no mapping
+    assert list(store.keys()) == [f"results/{number}/b" for number in range(len(list(store.keys())))]
+    kept = [store.body(key) for key in store.keys()]  # noqa: SIM118 - no mapping
     assert [len(item) for page in kept for item in page] == sizes
     for page in kept:
         assert len(page) <= PAGE_ITEMS
         assert len(page) == 1 or sum(map(len, page)) <= PAGE_BYTES
-    other = DirtyKeys()
+    other = StateStore()
     again = ResultPages(other)
     other.kinds["results"].load({f"{number}/b": page for number, page in reversed([*enumerate(kept)])})
     assert list(again.rebuild()) == (["b"] if sizes else [])
     assert list(again.of("b")) == list(pages.of("b"))
     for some in (pages, again):
         some.add("b", b"x")
-    assert sorted(other.keys()) == sorted(dirty.keys())
+    assert sorted(other.keys()) == sorted(store.keys())
     pages.remove("b")
-    assert list(dirty.keys()) == []
+    assert list(store.keys()) == []
 
 
 @given(st.lists(st.sampled_from(["add", "turn", "remove"]), max_size=150), st.randoms(use_true_random=False))
 def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], rng: Any) -> None:
-    dirty = DirtyKeys()
-    pages = TaskPages(dirty)
+    store = StateStore()
+    pages = TaskPages(store)
     open_tasks: dict[str, str] = {}
-    store: dict[str, Any] = {}
+    changelog: dict[str, Any] = {}
     for order, step in enumerate(steps):
         if step == "add":
             open_tasks[f"t{order}"] = pages.add(order, f"t{order}", f"t{order}".encode())
@@ -111,11 +111,11 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
         elif open_tasks:
             task_id = rng.choice(list(open_tasks))
             pages.remove(open_tasks.pop(task_id), task_id)
-        for key in dirty.take():
-            value = dirty.body(key)
-            store[key] = list(value) if isinstance(value, list) else value
-    alive = {key: value for key, value in store.items() if value is not None}
-    assert alive.keys() == set(dirty.keys())
+        for key in store.take():
+            value = store.body(key)
+            changelog[key] = list(value) if isinstance(value, list) else value
+    alive = {key: value for key, value in changelog.items() if value is not None}
+    assert alive.keys() == set(store.keys())
     found = {
         item.decode(): key.partition("/")[2]
         for key, items in alive.items()
@@ -128,22 +128,22 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=100))
 def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[int, int]]) -> None:
-    dirty = DirtyKeys()
-    memory = Memory("outcomes", 10, 100, dirty)
+    store = StateStore()
+    memory = Memory("outcomes", 10, 100, store)
     entries: dict[str, Any] = {}
     for name, size in added:
         known = memory.get(f"n{name}")
         memory.add(f"n{name}", bytes(size))
         assert memory.get(f"n{name}") == (bytes(size) if known is None else known)
-        entries |= {key: dirty.body(key) for key in dirty.take()}
-        kept = [dirty.body(key) for key in dirty.keys()]  # noqa: SIM118 - no mapping
+        entries |= {key: store.body(key) for key in store.take()}
+        kept = [store.body(key) for key in store.keys()]  # noqa: SIM118 - no mapping
         assert len(memory) == len(kept) <= 10
         assert len(kept) == 1 or sum(len(entry[1]) for entry in kept if entry) <= 100
-    other = DirtyKeys()
+    other = StateStore()
     again = Memory("outcomes", 10, 100, other)
     other.kinds["outcomes"].load({k.partition("/")[2]: entry for k, entry in entries.items() if entry is not None})
     again.rebuild()
-    assert list(other.keys()) == list(dirty.keys())
+    assert list(other.keys()) == list(store.keys())
     assert len(again) == len(memory)
 
 

@@ -1,40 +1,45 @@
-"""``trinity-bus positions``: how far the coordinator has read, and where it goes on if the log does not reach there."""
+"""``trinity-bus positions`` and ``upgrade``: what an operator decides of the coordinator's state.
+
+How far it has read, where it continues if the log does not reach there, and from when it writes a newer format.
+"""
 
 from typing import Annotated, Final, Literal
 
 import typer
 
-from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
+from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.offsets import readable
+from trinity_bus.client.connection import Connection
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError
 from workers.cli.connection import on_mesh
-from workers.cli.console import console, folding_table
+from workers.cli.console import console, folding_table, say
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.input_reader import still_read
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Show and set the coordinator's positions in its inputs."
-)
+app = typer.Typer()
+positions = typer.Typer(no_args_is_help=True, help="Show and set the coordinator's positions in its inputs.")
+upgrade = typer.Typer(no_args_is_help=True, help="Finalize an upgrade.")
+app.add_typer(positions, name="positions")
+app.add_typer(upgrade, name="upgrade")
 out = console()
-
-type Where = Literal["beginning", "end"]
 
 _TASKS: Final = "tasks"
 
 
-@app.command()
+@positions.command()
 def show() -> None:
     """List the position in each input, and the range of the log."""
 
     async def run(bus: Bus) -> None:
-        positions = await _positions(bus)
+        read = await _positions(bus)
         table = folding_table("topic", "partition", "begins", "read next", "ends", "")
         for topic in COORDINATOR_INPUTS:
             begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
             for partition, end in sorted(ends.items()):
-                position = positions.get((topic.name, partition), begins[partition])
+                position = read.get((topic.name, partition), begins[partition])
                 said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
                 numbers = (str(number) for number in (partition, begins[partition], position, end))
                 table.add_row(topic.name, *numbers, said)
@@ -43,10 +48,10 @@ def show() -> None:
     on_mesh("positions", run)
 
 
-@app.command()
+@positions.command()
 def resolve(
     tasks: Annotated[
-        Where,
+        Literal["beginning", "end"],
         typer.Option(
             "--tasks",
             help="Where to continue in partitions that end before the position: `beginning` may repeat tasks "
@@ -62,14 +67,14 @@ def resolve(
             found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))
             if not found.beyond:
                 raise BusError("no position lies beyond the end of the log: there is nothing to decide")
-            positions = dict(found.positions)
+            chosen = dict(found.positions)
             for one in found.beyond:
                 at_begin = one.topic == _TASKS and tasks == "beginning"
-                positions[one.topic, one.partition] = one.begin if at_begin else one.end
+                chosen[one.topic, one.partition] = one.begin if at_begin else one.end
             async with producer.transaction():
-                await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(positions), partition=0)
+                await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(chosen), partition=0)
         for one in found.beyond:
-            out.print(f"{one}: reading goes on at {positions[one.topic, one.partition]}", highlight=False)
+            out.print(f"{one}: reading goes on at {chosen[one.topic, one.partition]}", highlight=False)
 
     on_mesh("positions", run)
 
@@ -80,3 +85,29 @@ async def _positions(bus: Bus) -> Positions:
         async for received in reader.replay():
             changelog.take(received)
     return still_read(changelog.positions)[0]
+
+
+@upgrade.command()
+def finalize(
+    level: Annotated[
+        int, typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows.")
+    ] = NEWEST_LEVEL,
+) -> None:
+    """Let the coordinator write its state in the new version's format. Afterwards the version before cannot be used.
+
+    Until then the old version's coordinators can take over, and new state that does not fit into the old format is lost
+    when the coordinator restarts. Exit code 1 if the leading coordinator does not
+    know the level.
+    """
+
+    async def ask(bus: Bus) -> None:
+        connection = await Connection.open(None, bus, "upgrade", [OPERATOR_COMMANDS])
+        try:
+            reply = await connection.channel.finalize_upgrade(level)
+        finally:
+            await connection.close()
+        say(reply.detail, stderr=True)
+        if reply.error is not None:
+            raise typer.Exit(1)
+
+    on_mesh("upgrade", ask)

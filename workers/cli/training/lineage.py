@@ -1,4 +1,4 @@
-"""``trinity-bus lineage``: what a step was made of, and what came of it."""
+"""``trinity-bus lineage`` and ``trace``: what a step was made of and led to, and a task's way as a tree of spans."""
 
 import json
 from collections.abc import Sequence
@@ -13,17 +13,21 @@ from rich.text import Text
 from schemas import Position, PublishedVersion, StepBegun
 from schemas.errors import printable
 from schemas.step import step_key
+from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.errors import TrinityError
+from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
+from trinity_bus.telemetry.spans import TRACES
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
 from workers.cli.connection import on_mesh
-from workers.cli.console import console, folding_table
+from workers.cli.console import console, folding_table, say
+from workers.runs import newest_run
 
-app = typer.Typer(add_completion=False, help="Show a step's samples and results.")
+app = typer.Typer()
 out = console()
 
 
@@ -70,10 +74,7 @@ async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, direct
 
 
 async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
-    found: StepBegun | None = None
-    async with bus.reader(STEPS, start="beginning", key=step_key(trainer, step)) as reader:
-        async for received in reader.replay():
-            found = received.record if isinstance(received.record, StepBegun) else None
+    found = await _last(bus, STEPS, step_key(trainer, step), StepBegun)
     if found is None:
         raise NoStepError(
             f"nothing is known of step {step} of {trainer}: `steps` keeps the last thousand of each trainer; --trainer "
@@ -92,17 +93,19 @@ async def _experiences(bus: Bus, record: StepBegun) -> Places:
 
 async def _version(bus: Bus, record: StepBegun) -> PublishedVersion | None:
     # The version that a step has made, where this trainer has published it and it is remembered
-    found: PublishedVersion | None = None
-    async with bus.reader(VERSION_HISTORY, start="beginning", key=f"{record.model}/{record.step}") as reader:
+    found = await _last(bus, VERSION_HISTORY, f"{record.model}/{record.step}", PublishedVersion)
+    if found is None or found.batch_id not in {record.batch_id, None}:
+        return None
+    return found if record.trainer == found.trainer or record.trainer.startswith(f"{found.trainer}/") else None
+
+
+async def _last[R](bus: Bus, topic: Topic, key: str, kind: type[R]) -> R | None:
+    # The last record of a key; None where there is none, or it is of another kind
+    found: R | None = None
+    async with bus.reader(topic, start="beginning", key=key) as reader:
         async for received in reader.replay():
-            found = received.record if isinstance(received.record, PublishedVersion) else None
-    return (
-        found if found is not None and found.batch_id in {record.batch_id, None} and _published(found, record) else None
-    )
-
-
-def _published(version: PublishedVersion, record: StepBegun) -> bool:
-    return record.trainer == version.trainer or record.trainer.startswith(f"{version.trainer}/")
+            found = received.record if isinstance(received.record, kind) else None
+    return found
 
 
 def _checkpoint(directory: Path | None, record: StepBegun) -> tuple[Path, Manifest] | None:
@@ -124,7 +127,7 @@ def _show(one: StepLineage) -> None:
         ("examples", str(len(one.examples))),
     ]
     for name, text in lines:
-        out.print(f"{name:>10}  {printable(text)}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{name:>10}  {text}")
     if one.tasks:
         out.print(_table(one.tasks))
 
@@ -146,3 +149,24 @@ def _table(tasks: Sequence[TaskLineage]) -> Table:
             " ".join(task.places),
         )
     return table
+
+
+@app.command()
+def trace(
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the configured one, else the newest.")
+    ] = None,
+    jaeger: Annotated[
+        str | None,
+        typer.Option("--jaeger", metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
+    ] = None,
+) -> None:
+    """Print a task's trace, from its send to the gradient and the resulting model version."""
+    if jaeger is not None and run_dir is not None:
+        raise typer.BadParameter("the spans are in a folder or in Jaeger: give one of --run-dir and --jaeger")
+    if jaeger is not None:
+        spans = load_task_spans(jaeger, task_id)
+    else:
+        spans = load_spans(run_dir or Settings().telemetry.run_dir or newest_run(TRACES))
+    out.print(tree_of_task(spans, task_id))

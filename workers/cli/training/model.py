@@ -1,4 +1,4 @@
-"""``trinity-bus ask``: a question to a trained model."""
+"""``trinity-bus model`` and ``ask``: a tiny model to try a mesh with, and a question to a trained one."""
 
 import asyncio
 from pathlib import Path
@@ -7,12 +7,24 @@ from typing import Annotated
 import typer
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import renderer_for
-from trinity_bus.chat.encoding import encoder_of
-from workers.demo.local_engine import LocalEngine
 from workers.runs import MODEL, newest_run
 
-app = typer.Typer(add_completion=False, help="Query a trained model.")
+app = typer.Typer()
+
+
+@app.command()
+def model(
+    folder: Annotated[Path, typer.Argument(help="Folder to write, in Hugging Face's format.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of its weights.")] = 0,
+) -> None:
+    """Write a tiny model with random weights. An existing model is kept."""
+    from workers.demo.model import make_model
+
+    if (folder / "config.json").exists():
+        typer.echo(f"{folder} has a model already")
+        return
+    make_model(folder, seed)
+    typer.echo(f"{folder} has a model of random weights now")
 
 
 @app.command()
@@ -24,16 +36,15 @@ def ask(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest response, in tokens.")] = 32,
 ) -> None:
     """Print the model's greedy response."""
-    folder = model if model is not None else newest_run(MODEL) / MODEL
-    typer.echo(_answer(folder, prompt, max_tokens=max_tokens))
+    from trinity_bus.chat import renderer_for
+    from trinity_bus.chat.encoding import encoder_of
+    from workers.demo.local_engine import LocalEngine
 
-
-def _answer(model: Path, prompt: str, *, max_tokens: int) -> str:
     # On the CPU, straight from its folder; the prompt goes through the chat template where the model has one.
-    engine = LocalEngine(model)
+    engine = LocalEngine(model if model is not None else newest_run(MODEL) / MODEL)
     if engine.tokenizer.chat_template:
         token_ids = renderer_for(engine.tokenizer).prompt([{"role": "user", "content": prompt}], None)
     else:
         token_ids = encoder_of(engine.tokenizer).prompt(prompt)
     (answer,) = asyncio.run(engine.generate(token_ids, Sampling(temperature=0.0, max_tokens=max_tokens)))
-    return engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+    typer.echo(engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True))

@@ -12,11 +12,10 @@ from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console as log_to_console
 from trinity_bus.training.launch import launch_of
-from workers.cli.connection import connected_settings
-from workers.cli.set_option import set_option
+from workers.cli.connection import connected_settings, set_option
 from workers.preconditions import checkpoint_dir
 
-app = typer.Typer(add_completion=False, help="Train steps of a run again, with other settings if given.")
+app = typer.Typer()
 
 
 def beside(checkpoints: Path, name: str) -> Path:

@@ -1,7 +1,6 @@
 """``trinity-bus bench``: every checkpoint of a run answers the same evaluations."""
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +12,11 @@ from trinity_bus.runtime.service import run_service
 from trinity_bus.training.checkpoint import steps
 from workers.bench.bench import Bench, run_bench
 from workers.bench.report import PLOT, RESULTS, plot, table
-from workers.cli.console import console
+from workers.cli.console import console, say
 from workers.runs import new_run
 from workers.taskset.dataset import load
 
-app = typer.Typer(add_completion=False, help="Evaluate every checkpoint of a run on the same task sets.")
-out = console()
+app = typer.Typer()
 
 _GRACE_S = 40.0  # Limit of stopping all services and the broker
 
@@ -55,9 +53,8 @@ def bench(
     where = run_dir or new_run(time.strftime("bench-%Y%m%d-%H%M%S"))
     where.mkdir(parents=True, exist_ok=True)
     asked = Bench(checkpoints=folder, steps=chosen, evals=evals, run_dir=where)
-    note = partial(out.print, highlight=False)
-    done = run_service(lambda: run_bench(settings, asked, note), grace_s=_GRACE_S)
+    done = run_service(lambda: run_bench(settings, asked, say), grace_s=_GRACE_S)
     if done is not None:
         plot(done, where / PLOT)
-        out.print(table(done))
-        out.print(f"{where / RESULTS}, {where / PLOT}", highlight=False, soft_wrap=True, markup=False)
+        console().print(table(done))
+        say(f"{where / RESULTS}, {where / PLOT}")

@@ -17,13 +17,10 @@ from trinity_bus.training.checkpoint import of_step
 from trinity_bus.training.checkpoint.listing import Listed, listed
 from trinity_bus.training.conversion import convert
 from trinity_bus.training.errors import CheckpointError
-from workers.cli.console import console, folding_table
+from workers.cli.console import console, folding_table, say
 
-app = typer.Typer(
-    add_completion=False, help="List, verify and convert the trainer's checkpoints.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 out = console()
-_errors = console(stderr=True)
 
 _NO: Final = 1
 
@@ -31,12 +28,11 @@ _Directory = Annotated[
     Path | None,
     typer.Option("--dir", help="Folder of the checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False),
 ]
+_Model = Annotated[
+    Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
+]
+_Source = Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint as a JSON object on one line.")]
-
-
-@app.callback()
-def checkpoints() -> None:
-    """List, verify and convert the trainer's checkpoints."""
 
 
 @app.command("list")
@@ -56,43 +52,39 @@ def verify(
     chosen = [one for one in found if not steps or one.step in steps]
     missing = sorted(set(steps or ()) - {one.step for one in chosen})
     for step in missing:
-        _say(f"there is no checkpoint of step {step}")
+        say(f"there is no checkpoint of step {step}", stderr=True)
     _show(chosen, as_json=as_json)
     for one in chosen:
         if one.problem:
-            _say(one.problem)
+            say(one.problem, stderr=True)
     if missing or any(one.problem for one in chosen):
         raise typer.Exit(_NO)
 
 
 @app.command("convert")
 def convert_(
-    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")],
+    source: _Source,
     target: Annotated[Path, typer.Argument(help="Where to write. With --to reference: the job's folder.")],
     form: Annotated[
         Literal["hf", "reference"], typer.Option("--to", help="A model folder, or the layout of Trinity-RFT's trainer.")
     ] = "hf",
-    model: Annotated[
-        Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
-    ] = None,
+    model: _Model = None,
     directory: _Directory = None,
 ) -> None:
     """Convert a checkpoint's model to a Hugging Face folder, or to or from Trinity-RFT's layout."""
     folder = _source(source, directory)
-    _say(f"The model is in {convert(folder, target, form, model or _described())}.")
+    say(f"The model is in {convert(folder, target, form, model or _described())}.", stderr=True)
 
 
 @app.command()
 def push(  # noqa: PLR0917 - options, which have names
-    source: Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")],
+    source: _Source,
     repository: Annotated[str, typer.Argument(help="Repository, organization/name; created if missing.")],
     branch: Annotated[
         str | None, typer.Option("--branch", help="Branch of the repository. Unset: its main branch.")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
-    model: Annotated[
-        Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
-    ] = None,
+    model: _Model = None,
     directory: _Directory = None,
 ) -> None:
     """Upload a checkpoint's model to a model hub, through a temporary copy. HF_TOKEN authenticates."""
@@ -100,7 +92,7 @@ def push(  # noqa: PLR0917 - options, which have names
     with tempfile.TemporaryDirectory(prefix="trinity-bus-") as temporary:
         written = convert(folder, Path(temporary) / "model", "hf", model or _described())
         found = hub.push(written, repository, branch=branch, public=public, message=f"Trained model of {folder.name}")
-    _say(f"The model is {found}.")
+    say(f"The model is {found}.", stderr=True)
 
 
 def _source(given: str, directory: Path | None) -> Path:
@@ -160,7 +152,3 @@ def _plain(one: Listed) -> dict[str, Any]:
         "problem": one.problem,
         **({} if one.manifest is None else one.manifest.model_dump(mode="json", exclude={"files", "digests", "seal"})),
     }
-
-
-def _say(line: str) -> None:
-    _errors.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import time
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -14,17 +15,16 @@ from rich.text import Text
 from schemas.errors import printable
 from schemas.skipped import MAX_PERSON_CHARS
 from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer, VersionRow
-from trinity_bus.runtime.service import run_service
+from trinity_bus.config import Settings
 from trinity_bus.view import MeshState, follow
-from workers.cli.connection import bus_of_mesh, connected_settings
-from workers.cli.console import console, folding_table
+from workers.cli.connection import on_mesh
+from workers.cli.console import console, folding_table, say
 
-app = typer.Typer(add_completion=False, help="List the model's versions, and choose which is served.")
+app = typer.Typer()
 out = console()
-_errors = console(stderr=True)
 
-_NO: Final = 1
 _NEWEST: Final = "latest"
 _CHECKSUM_CHARS: Final = 12
 
@@ -44,11 +44,9 @@ def versions(
     if context.invoked_subcommand is not None:
         return
 
-    async def show() -> None:
-        settings = connected_settings()
-        state = MeshState(settings.mesh.model)
-        topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
-        async with bus_of_mesh(settings.kafka, "versions") as bus, follow(bus, topics=topics, state=state) as follower:
+    async def show(bus: Bus) -> None:
+        state = MeshState(Settings().mesh.model)
+        async with follow(bus, topics=[VERSION_HISTORY, MODEL_VERSIONS, *EVENTS], state=state) as follower:
             rows = follower.state.versions()
         if as_json:
             for row in rows:
@@ -56,7 +54,7 @@ def versions(
         else:
             out.print(table(rows, last))
 
-    run_service(show)
+    on_mesh("versions", show)
 
 
 @app.command()
@@ -75,32 +73,21 @@ def publish(
     wanted = None if version == _NEWEST else int(version)
     who = _person(asked_by)
 
-    async def choose() -> None:
-        settings = connected_settings()
-        async with (
-            bus_of_mesh(settings.kafka, "versions") as bus,
-            Synchronizer(settings, bus=bus, name="versions") as synchronizer,
-        ):
-            try:
-                cost = await synchronizer.publish_version(wanted, asked_by=who)
-            except (ValueError, TimeoutError) as error:
-                _say(str(error))
-                raise typer.Exit(_NO) from None
-            if cost:
-                _say(cost)
-            if wanted is None:
-                _say("The newest version is served as soon as it may be.")
-                return
-            try:
-                serving = await synchronizer.wait_served(wanted, timeout_s=timeout_s)
-            except TimeoutError:
-                _say(
-                    f"Not every explorer serves version {wanted} after {timeout_s:g} s; trinity-bus versions tells who."
-                )
-                raise typer.Exit(_NO) from None
-            _say(f"Version {wanted} is served by {', '.join(serving)}.")
+    async def choose(synchronizer: Synchronizer) -> str:
+        cost = await synchronizer.publish_version(wanted, asked_by=who)
+        if cost:
+            say(cost, stderr=True)
+        if wanted is None:
+            return "The newest version is served as soon as it may be."
+        try:
+            serving = await synchronizer.wait_served(wanted, timeout_s=timeout_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"Not every explorer serves version {wanted} after {timeout_s:g} s; trinity-bus versions tells who."
+            ) from None
+        return f"Version {wanted} is served by {', '.join(serving)}."
 
-    run_service(choose)
+    _command(choose)
 
 
 @app.command()
@@ -119,20 +106,25 @@ def rollback(
         raise typer.BadParameter("it discards what is newer for good: say --discard, or use `versions publish`")
     who = _person(asked_by)
 
-    async def go_back() -> None:
-        settings = connected_settings()
-        async with (
-            bus_of_mesh(settings.kafka, "versions") as bus,
-            Synchronizer(settings, bus=bus, name="versions") as synchronizer,
-        ):
-            try:
-                cost = await synchronizer.roll_back(to, reason=reason, asked_by=who)
-            except (ValueError, TimeoutError) as error:
-                _say(str(error))
-                raise typer.Exit(_NO) from None
-        _say(f"Training goes on from version {to}" + (f"; {cost}." if cost else "."))
+    async def go_back(synchronizer: Synchronizer) -> str:
+        cost = await synchronizer.roll_back(to, reason=reason, asked_by=who)
+        return f"Training goes on from version {to}" + (f"; {cost}." if cost else ".")
 
-    run_service(go_back)
+    _command(go_back)
+
+
+def _command(action: Callable[[Synchronizer], Awaitable[str]]) -> None:
+    # Say what came of a command to the coordinator; exit code 1 if it is refused, or takes too long
+    async def run(bus: Bus) -> None:
+        async with Synchronizer(bus=bus, name="versions") as synchronizer:
+            try:
+                line = await action(synchronizer)
+            except (ValueError, TimeoutError) as error:
+                say(str(error), stderr=True)
+                raise typer.Exit(1) from None
+        say(line, stderr=True)
+
+    on_mesh("versions", run)
 
 
 def _person(said: str) -> str | None:
@@ -184,7 +176,3 @@ def _plain(row: VersionRow) -> dict[str, Any]:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _say(line: str) -> None:
-    _errors.print(printable(line), highlight=False, markup=False, soft_wrap=True)
