@@ -21,8 +21,8 @@ from benchmarks._records import equal_samples
 from benchmarks._report import less, report
 from schemas import Task
 from schemas.codec import encode
-from trinity_bus.bus.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
-from trinity_bus.bus.producer_client import MAX_BATCH_BYTES
+from trinity_bus.bus.read.codecs import GZIP, LZ4, SNAPPY, ZSTD, unpack
+from trinity_bus.bus.write.producer_client import MAX_BATCH_BYTES
 
 SAMPLES, PROMPT, RESPONSE = 8, 200, 2000
 ROUNDS = 7

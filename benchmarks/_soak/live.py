@@ -22,7 +22,7 @@ from benchmarks._scheduling import crash
 from benchmarks._scheduling.explorer import THINK_S
 from benchmarks._scheduling.mesh import Mesh, ready
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.client.connection import client_options
 from trinity_bus.runtime.ports import free_port
 
 VICTIMS: Final = ("coordinator", "explorer-1", "consumer", "broker")

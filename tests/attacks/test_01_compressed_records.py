@@ -26,7 +26,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
 

@@ -34,7 +34,7 @@ from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from trinity_bus.coordination.versions.weight_sync import Rounds

@@ -45,7 +45,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.bus.received import header, receive
+from trinity_bus.bus.read.received import header, receive
 from trinity_bus.config import KafkaSettings
 from workers.coordinator.changelog import INPUTS_KEY, pack_positions
 from workers.coordinator.input_reader import still_read

@@ -17,7 +17,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from schemas.topics import REPLIES, TASKS
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.waiting import until, wait_until
-from trinity_bus.bus import Bus, Reader, stalls
+from trinity_bus.bus import Bus, Reader
+from trinity_bus.bus.read import stalls
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health import server as health

@@ -12,17 +12,17 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import TOPICS
-from trinity_bus.bus import growth
-from trinity_bus.bus import topics as topic_admin
-from trinity_bus.bus.cluster import ClusterObserver
-from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
-from trinity_bus.bus.logs import throttle_client_logs
-from trinity_bus.bus.offsets import committed
-from trinity_bus.bus.positions import PositionReader
-from trinity_bus.bus.producer import Producer
-from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
-from trinity_bus.bus.received import Received
-from trinity_bus.bus.requests import LogIdentity, identity_of
+from trinity_bus.bus.administration.cluster import ClusterObserver
+from trinity_bus.bus.administration.requests import LogIdentity, identity_of
+from trinity_bus.bus.client.connection import administrator, kafka_errors, wait_reachable
+from trinity_bus.bus.client.logs import throttle_client_logs
+from trinity_bus.bus.read.offsets import committed
+from trinity_bus.bus.read.positions import PositionReader
+from trinity_bus.bus.read.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
+from trinity_bus.bus.read.received import Received
+from trinity_bus.bus.topics import creation as topic_admin
+from trinity_bus.bus.topics import growth
+from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 
 
@@ -93,7 +93,7 @@ class Bus:
         """Give a topic so many partitions, while it is in use. Return how many it had.
 
         Raises:
-            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.growth`.
+            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.topics.growth`.
             BusError: There is no such topic, or the broker refuses.
         """
         return await growth.grow(await self._administrator(), self.settings, topic, partitions)

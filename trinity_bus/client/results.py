@@ -8,7 +8,7 @@ from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.record import Metrics
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.client.ids import BatchId
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."

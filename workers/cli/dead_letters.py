@@ -12,7 +12,7 @@ from schemas.errors import printable
 from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from workers.cli.connection import on_mesh
 from workers.cli.console import console, folding_table
 

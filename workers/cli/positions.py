@@ -6,7 +6,7 @@ import typer
 
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE
 from trinity_bus.bus import Bus
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.errors import BusError
 from workers.cli.connection import on_mesh
 from workers.cli.console import console, folding_table

@@ -9,9 +9,9 @@ import typer
 from schemas.topic import Topic
 from schemas.topics import TOPICS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import METADATA_S, administrator, kafka_errors
-from trinity_bus.bus.growth import SETTLE_S
-from trinity_bus.bus.topics import config_of
+from trinity_bus.bus.client.connection import METADATA_S, administrator, kafka_errors
+from trinity_bus.bus.topics.creation import config_of
+from trinity_bus.bus.topics.growth import SETTLE_S
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table

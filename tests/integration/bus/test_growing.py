@@ -33,9 +33,9 @@ def result(number: int) -> TaskResult:
 @pytest.fixture(autouse=True)
 def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients learn at once what takes them a minute."""
-    monkeypatch.setattr("trinity_bus.bus.connection.METADATA_S", 0.2)
-    monkeypatch.setattr("trinity_bus.bus.reader.METADATA_S", 0.2)
-    monkeypatch.setattr("trinity_bus.bus.partitioning.SETTLE_S", 0.2)
+    monkeypatch.setattr("trinity_bus.bus.client.connection.METADATA_S", 0.2)
+    monkeypatch.setattr("trinity_bus.bus.read.reader.METADATA_S", 0.2)
+    monkeypatch.setattr("trinity_bus.bus.write.partitioning.SETTLE_S", 0.2)
 
 
 async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings: KafkaSettings) -> None:

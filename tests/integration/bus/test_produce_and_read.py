@@ -23,7 +23,7 @@ from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, 
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable, lane_partition, partition_of
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import RecordGoneError, RecordTooLargeError
 from trinity_bus.telemetry import parent_context, span_context, traceparent
@@ -357,7 +357,7 @@ async def test_trace_context_travels(settings: KafkaSettings, monkeypatch: pytes
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
-    monkeypatch.setattr("trinity_bus.bus.delivery._TRACER", tracer)
+    monkeypatch.setattr("trinity_bus.bus.write.delivery._TRACER", tracer)
 
     async with (
         Bus(settings, client_id="test") as bus,

@@ -9,8 +9,8 @@ from aiokafka.conn import AIOKafkaConnection
 
 from schemas.topics import BATCHES, COORDINATOR_STATE
 from trinity_bus.bus import Producer, Reader
-from trinity_bus.bus.connection import administrator
-from trinity_bus.bus.positions import PositionReader
+from trinity_bus.bus.client.connection import administrator
+from trinity_bus.bus.read.positions import PositionReader
 from trinity_bus.config import KafkaSettings
 
 pytestmark = pytest.mark.integration

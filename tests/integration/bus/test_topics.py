@@ -8,7 +8,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.internals import client_of
+from trinity_bus.bus.client.internals import client_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 

@@ -17,7 +17,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 

@@ -21,7 +21,7 @@ from schemas.headers import DLQ_REASON, TRACEPARENT
 from schemas.trainable import Bounds
 from schemas.vectors import INT32
 from tests.support.fuzz.outside import outside
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.chat.messages import Completion
 from trinity_bus.coordination import StateError
 from trinity_bus.gateway import wire

@@ -1,7 +1,7 @@
 """What a test expects of a record that it has read."""
 
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import Undecodable
+from trinity_bus.bus.read.received import Undecodable
 
 
 def record_of[R](received: Received[R]) -> R:

@@ -22,7 +22,7 @@ from tests.support.mesh.compose_files import (
     parsed,
     services,
 )
-from trinity_bus.bus.access import USERS
+from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
 from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.template import SCHEMA

@@ -32,7 +32,7 @@ from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 

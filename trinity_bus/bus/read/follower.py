@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from trinity_bus.bus.reader import Reader, Start
-from trinity_bus.bus.received import Received
+from trinity_bus.bus.read.reader import Reader, Start
+from trinity_bus.bus.read.received import Received
 from trinity_bus.errors import BusError, RecordGoneError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import RECORDS_LOST

@@ -22,10 +22,10 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from schemas.event import Position
 from schemas.topic import Topic
-from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.delivery import Delivery
-from trinity_bus.bus.internals import BatchBuilder, add_to_transaction
-from trinity_bus.bus.metadata import partitions_known
+from trinity_bus.bus.client.connection import kafka_errors
+from trinity_bus.bus.client.internals import BatchBuilder, add_to_transaction
+from trinity_bus.bus.topics.metadata import partitions_known
+from trinity_bus.bus.write.delivery import Delivery
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import SendError
 

@@ -4,9 +4,9 @@ from aiokafka import AIOKafkaProducer
 
 from schemas.topics import TOPICS
 from trinity_bus import awake
-from trinity_bus.bus.connection import client_options, kafka_errors
-from trinity_bus.bus.internals import keep_batches_for
-from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
+from trinity_bus.bus.client.connection import client_options, kafka_errors
+from trinity_bus.bus.client.internals import keep_batches_for
+from trinity_bus.bus.client.shutdown import bounded_shutdown, to_the_end
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 

@@ -5,8 +5,8 @@
     UNKNOWN --look--> KNOWN --look--> KNOWN ...
        ^---- BusError ---'       nothing is told of a cluster that does not answer, rather than what was true before
 
-:class:`~trinity_bus.bus.cluster.ClusterObserver` looks, every ``EVERY_S``. A folder of this process's own needs no
-broker: what its disk has is read whenever metrics are collected.
+``ClusterObserver`` looks, every ``EVERY_S``. A folder of this process's own needs no broker: what its disk has is read
+whenever metrics are collected.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Protocol
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from trinity_bus.bus.cluster import ClusterObserver, ClusterState, Disk
+from trinity_bus.bus.administration.cluster import ClusterObserver, ClusterState, Disk
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 

@@ -13,7 +13,7 @@ Each role of a mesh is one user of the cluster, ``<namespace>.<role>``. What it 
 Nobody may create a topic but ``admin``, and nobody has a right on another namespace. Rights are given to literal names,
 because ``team`` is the beginning of ``team.b`` too; only the ids of tasksets are given by their beginning.
 
-``trinity-bus access apply`` makes a cluster agree with this table; ``trinity_bus.bus.access_admin`` is how.
+``trinity-bus access apply`` makes a cluster agree with this table: see ``access_admin``.
 """
 
 from collections.abc import Iterator

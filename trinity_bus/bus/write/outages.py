@@ -17,9 +17,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, KafkaError
 
 from trinity_bus import awake
-from trinity_bus.bus.internals import close_sender, fail_all, waits_for
-from trinity_bus.bus.shutdown import bounded_shutdown
-from trinity_bus.bus.transactions import make_fatal
+from trinity_bus.bus.client.internals import close_sender, fail_all, waits_for
+from trinity_bus.bus.client.shutdown import bounded_shutdown
+from trinity_bus.bus.write.transactions import make_fatal
 
 log = logging.getLogger(__name__)
 

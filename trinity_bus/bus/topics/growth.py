@@ -26,7 +26,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.errors import for_code
 
 from schemas.topic import Topic
-from trinity_bus.bus.connection import kafka_errors, translated
+from trinity_bus.bus.client.connection import kafka_errors, translated
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 

@@ -7,7 +7,7 @@ round trip. Nothing but the wanted records and one fetch is held in memory.
 A wanted record that is written, and lies behind a transaction that is open, is waited for, for as long as that takes:
 brokers end each within a time of their own. The log says which place it is.
 
-What cannot be read (see :mod:`trinity_bus.bus.batches`) is passed over. A wanted position in it is returned as
+What cannot be read (see :mod:`trinity_bus.bus.read.batches`) is passed over. A wanted position in it is returned as
 undecodable, in its place; whoever fetches asks for the rest with :meth:`PositionReader.passed_over`, and reports it.
 """
 
@@ -23,13 +23,13 @@ from aiokafka import ConsumerRecord, TopicPartition
 from schemas.event import Position
 from schemas.topic import Topic
 from trinity_bus import awake
-from trinity_bus.bus.batches import Unreadable
-from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
-from trinity_bus.bus.growth import partitions_of
-from trinity_bus.bus.internals import client_of
-from trinity_bus.bus.received import SLICE_S, Received, receive
-from trinity_bus.bus.stalls import Stalls, Standing
+from trinity_bus.bus.client.connection import kafka_errors
+from trinity_bus.bus.client.internals import client_of
+from trinity_bus.bus.read.batches import Unreadable
+from trinity_bus.bus.read.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.received import SLICE_S, Received, receive
+from trinity_bus.bus.read.stalls import Stalls, Standing
+from trinity_bus.bus.topics.growth import partitions_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
 

@@ -42,17 +42,17 @@ from schemas.record import Record
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
-from trinity_bus.bus.connection import kafka_errors, translated
-from trinity_bus.bus.dead_letters import dead_letter
-from trinity_bus.bus.delivery import Delivery, check, start_send_span
-from trinity_bus.bus.metadata import partitions_known
-from trinity_bus.bus.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
-from trinity_bus.bus.outgoing import Outgoing
-from trinity_bus.bus.partitioning import StickyPartitions, partition_of
-from trinity_bus.bus.producer_client import started_client
-from trinity_bus.bus.received import SLICE_S, Received
-from trinity_bus.bus.shutdown import bounded_shutdown
-from trinity_bus.bus.transactions import (
+from trinity_bus.bus.client.connection import kafka_errors, translated
+from trinity_bus.bus.client.shutdown import bounded_shutdown
+from trinity_bus.bus.read.dead_letters import dead_letter
+from trinity_bus.bus.read.received import SLICE_S, Received
+from trinity_bus.bus.topics.metadata import partitions_known
+from trinity_bus.bus.write.delivery import Delivery, check, start_send_span
+from trinity_bus.bus.write.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
+from trinity_bus.bus.write.outgoing import Outgoing
+from trinity_bus.bus.write.partitioning import StickyPartitions, partition_of
+from trinity_bus.bus.write.producer_client import started_client
+from trinity_bus.bus.write.transactions import (
     CANCELLED_S,
     abort,
     check_committable,
@@ -149,7 +149,7 @@ class Producer:
     ) -> Awaitable[Position]:
         """Send one record. Returns when it is queued (which waits while the queue is full).
 
-        Inside a transaction records are collected, and sent together at its end: see :mod:`trinity_bus.bus.outgoing`.
+        Inside a transaction records are collected, and sent together at its end: see ``outgoing``.
 
         Args:
             topic: Where to.

@@ -3,7 +3,7 @@
 There are no consumer groups and so no rebalances: a reader names its partitions, and its owner keeps its positions (in
 a transaction, in a checkpoint, or nowhere). One fetch is always left pending and only waited for with a limit;
 cancelling :meth:`Reader.batch` at any point loses nothing, the next call goes on from there.
-What cannot be read (see :mod:`trinity_bus.bus.batches`) is passed over, and returned as undecodable in its place.
+What cannot be read (see :mod:`trinity_bus.bus.read.batches`) is passed over, and returned as undecodable in its place.
 
 The client asks the broker for more only when all that it has was taken from it. A reader that reads ``ahead`` takes it
 as it comes, so that what arrives while its owner is busy is there when it asks again, and not still at the broker::
@@ -27,14 +27,14 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from schemas.topic import Topic
 from trinity_bus import awake
-from trinity_bus.bus.batches import Unreadable
-from trinity_bus.bus.connection import METADATA_S, kafka_errors
-from trinity_bus.bus.consumers import log_offsets, make_consumer, stop_consumer
-from trinity_bus.bus.growth import partitions_of
-from trinity_bus.bus.internals import client_of
-from trinity_bus.bus.lag import watch_lag
-from trinity_bus.bus.received import Received, receive_all
-from trinity_bus.bus.stalls import Stalls, Standing
+from trinity_bus.bus.client.connection import METADATA_S, kafka_errors
+from trinity_bus.bus.client.internals import client_of
+from trinity_bus.bus.read.batches import Unreadable
+from trinity_bus.bus.read.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.lag import watch_lag
+from trinity_bus.bus.read.received import Received, receive_all
+from trinity_bus.bus.read.stalls import Stalls, Standing
+from trinity_bus.bus.topics.growth import partitions_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import metrics
@@ -215,7 +215,7 @@ class Reader:
         """Whether something was returned since the last call, or brokers say that there is nothing to return.
 
         For whoever watches over a service: asks nobody, and does not raise. What is kept from it (see
-        :mod:`trinity_bus.bus.stalls`) is not kept up with, and told in the log.
+        :mod:`trinity_bus.bus.read.stalls`) is not kept up with, and told in the log.
         """
         client, has_returned, self._has_returned = self._running, self._has_returned, False
         if client is None or await self._is_stalled(client):

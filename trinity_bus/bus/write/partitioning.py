@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from schemas.topics import ROLLOUTS
-from trinity_bus.bus.growth import SETTLE_S
-from trinity_bus.bus.internals import murmur2
+from trinity_bus.bus.client.internals import murmur2
+from trinity_bus.bus.topics.growth import SETTLE_S
 
 
 @lru_cache(maxsize=1024)  # the hash is plain Python, and senders use their own name again and again

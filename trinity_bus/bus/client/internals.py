@@ -4,13 +4,13 @@ The library documents its producer, its consumer, its administrator's methods, s
 change with any of its versions, and is why ``pyproject.toml`` allows one minor version alone: ``test_internals.py`` has
 a line for each part, and says which is gone or takes other arguments.
 
-* The way to send requests that the library lacks, which :mod:`trinity_bus.bus.requests` makes of its protocol classes.
-* A client that knows its connections, to break off those that do not close (see :mod:`trinity_bus.bus.shutdown`), and
-  those to brokers that accept them and say nothing: a machine that is lost, or a process that hangs.
+* The way to send requests that the library lacks (see ``administration.requests``).
+* A client that knows its connections, to break off those that do not close (see ``shutdown``), and those to brokers
+  that accept them and say nothing: a machine that is lost, or a process that hangs.
 * Its question for topics, which without a name is for all of the cluster, and may create those that it names; that of
   the administrator too, which shall create nothing that it looks at.
 * The producer's batches and the state of its transaction, to tell what is not durable yet and to give it up.
-* The consumer's unpacking of batches, which :mod:`trinity_bus.bus.batches` replaces; and its question for the end.
+* The consumer's unpacking of batches, which :mod:`trinity_bus.bus.read.batches` replaces; and its question for the end.
 * Two faults, mended when this module is imported: see :func:`_count_on` and ``BACKOFF_OVERRIDE``.
 """
 
@@ -41,7 +41,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
 from trinity_bus import awake
-from trinity_bus.bus.credentials import Refusals, doubtful_settings
+from trinity_bus.bus.client.credentials import Refusals, doubtful_settings
 
 # The library's own names that the rest of the bus takes from here.
 __all__ = [

@@ -26,9 +26,9 @@ from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError, for_code
 from schemas.topic import Topic
 from schemas.topics import TOPICS
 from trinity_bus import awake
-from trinity_bus.bus.connection import kafka_errors, translated
-from trinity_bus.bus.consumers import CREATION_S
-from trinity_bus.bus.internals import client_of
+from trinity_bus.bus.client.connection import kafka_errors, translated
+from trinity_bus.bus.client.internals import client_of
+from trinity_bus.bus.read.consumers import CREATION_S
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 
@@ -95,7 +95,7 @@ def _min_in_sync(copies: int) -> int:
 
 def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> list[str]:
     """Return what makes an existing topic unusable for its records; empty if nothing."""
-    # Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.growth`.
+    # Partitions must be equal, unless the topic can grow: see :mod:`trinity_bus.bus.topics.growth`.
     wrong = []
     if topic.grows and found.partitions < topic.partitions:
         wrong.append(

@@ -22,8 +22,8 @@ from schemas.headers import (
     DLQ_TOPIC,
 )
 from schemas.topic import ROOM
-from trinity_bus.bus.batches import HEAD_BYTES
-from trinity_bus.bus.received import Headers, Received
+from trinity_bus.bus.read.batches import HEAD_BYTES
+from trinity_bus.bus.read.received import Headers, Received
 
 MAX_DETAIL_BYTES = 2000
 _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})

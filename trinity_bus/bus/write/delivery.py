@@ -19,7 +19,7 @@ from schemas.record import Record
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, TASKS
-from trinity_bus.bus.connection import translated
+from trinity_bus.bus.client.connection import translated
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics

@@ -15,11 +15,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 
 from schemas.topic import Topic
-from trinity_bus.bus.certificates import file_expiries, shown_expiry
-from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.growth import partitions_of
-from trinity_bus.bus.internals import ask
-from trinity_bus.bus.requests import DescribeLogDirs
+from trinity_bus.bus.administration.certificates import file_expiries, shown_expiry
+from trinity_bus.bus.administration.requests import DescribeLogDirs
+from trinity_bus.bus.client.connection import kafka_errors
+from trinity_bus.bus.client.internals import ask
+from trinity_bus.bus.topics.growth import partitions_of
 from trinity_bus.config import KafkaSettings
 
 log = logging.getLogger(__name__)

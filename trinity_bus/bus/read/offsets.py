@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.topic import Topic
 from trinity_bus import awake
-from trinity_bus.bus.connection import translated
+from trinity_bus.bus.client.connection import translated
 from trinity_bus.errors import BusError
 
 _POLL_S = 0.1

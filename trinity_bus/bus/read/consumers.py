@@ -13,10 +13,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
 
 from trinity_bus import awake
-from trinity_bus.bus import batches
-from trinity_bus.bus.connection import HOW_TOPICS_COME, client_options
-from trinity_bus.bus.internals import client_of, written_ends
-from trinity_bus.bus.shutdown import bounded_shutdown, to_the_end
+from trinity_bus.bus.client.connection import HOW_TOPICS_COME, client_options
+from trinity_bus.bus.client.internals import client_of, written_ends
+from trinity_bus.bus.client.shutdown import bounded_shutdown, to_the_end
+from trinity_bus.bus.read import batches
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, UnknownTopicError
 

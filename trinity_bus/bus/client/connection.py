@@ -27,9 +27,9 @@ from aiokafka.errors import (
 from aiokafka.helpers import create_ssl_context
 
 from trinity_bus import awake
-from trinity_bus.bus.credentials import REFUSED_S, Refusals, doubtful_settings
-from trinity_bus.bus.internals import AIOKafkaConnection, client_of
-from trinity_bus.bus.shutdown import bounded_shutdown, close_connection, to_the_end
+from trinity_bus.bus.client.credentials import REFUSED_S, Refusals, doubtful_settings
+from trinity_bus.bus.client.internals import AIOKafkaConnection, client_of
+from trinity_bus.bus.client.shutdown import bounded_shutdown, close_connection, to_the_end
 from trinity_bus.config import KafkaSettings, env_name
 from trinity_bus.errors import (
     AccessDeniedError,

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
-from trinity_bus.bus.internals import AIOKafkaConnection, LogClient, abort_transport, was_connected
+from trinity_bus.bus.client.internals import AIOKafkaConnection, LogClient, abort_transport, was_connected
 
 _LIMIT_S: Final = 0.2
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from schemas.errors import DecodeError
 from schemas.headers import TRACEPARENT
 from schemas.topic import Topic
-from trinity_bus.bus.authors import decode_own
-from trinity_bus.bus.batches import Unreadable
+from trinity_bus.bus.read.authors import decode_own
+from trinity_bus.bus.read.batches import Unreadable
 
 SLICE_S = 0.005  # how long encoding or decoding may keep the event loop to itself
 

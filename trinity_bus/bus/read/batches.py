@@ -37,10 +37,18 @@ from typing import Any, Final
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-from trinity_bus.bus.codecs import BodyError, body_bound, record_limit, unpack
-from trinity_bus.bus.frames import HEADER, MAGIC_AT, Frames
-from trinity_bus.bus.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
-from trinity_bus.bus.record_parser import MAX_HEADERS, WALK_BYTES, BadHeaderError, Times, check_headers, parse, pieces
+from trinity_bus.bus.client.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
+from trinity_bus.bus.read.codecs import BodyError, body_bound, record_limit, unpack
+from trinity_bus.bus.read.frames import HEADER, MAGIC_AT, Frames
+from trinity_bus.bus.read.record_parser import (
+    MAX_HEADERS,
+    WALK_BYTES,
+    BadHeaderError,
+    Times,
+    check_headers,
+    parse,
+    pieces,
+)
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from trinity_bus import awake
-from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.internals import (
+from trinity_bus.bus.client.connection import kafka_errors
+from trinity_bus.bus.client.internals import (
     TransactionState,
     look_at_errors,
     pending_offsets,

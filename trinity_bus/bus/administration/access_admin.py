@@ -15,10 +15,10 @@ from typing import Any, Final
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
-from trinity_bus.bus.access import USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.connection import administrator, kafka_errors
-from trinity_bus.bus.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
-from trinity_bus.bus.requests import SetCredentials, SetQuotas, credential
+from trinity_bus.bus.administration.access import USERS, Kind, Operation, Right, rights, user_name
+from trinity_bus.bus.administration.requests import SetCredentials, SetQuotas, credential
+from trinity_bus.bus.client.connection import administrator, kafka_errors
+from trinity_bus.bus.client.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 
@@ -37,7 +37,7 @@ class Applied:
     taken: int  # rights that they no longer have
 
 
-# User, one of ``USERS``, to quota, one of :mod:`trinity_bus.bus.requests`, to its value; None takes it away.
+# User, one of ``USERS``, to quota, one of ``requests``, to its value; None takes it away.
 type Quotas = Mapping[str, Mapping[str, float | None]]
 
 

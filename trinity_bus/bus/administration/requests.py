@@ -39,9 +39,9 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from trinity_bus.bus.access import Operation
-from trinity_bus.bus.connection import kafka_errors
-from trinity_bus.bus.internals import ask
+from trinity_bus.bus.administration.access import Operation
+from trinity_bus.bus.client.connection import kafka_errors
+from trinity_bus.bus.client.internals import ask
 
 _NO_ID: Final = uuid.UUID(int=0)
 _NOT_TOLD: Final = -(2**31)  # in place of rights, by a broker that was not asked for them

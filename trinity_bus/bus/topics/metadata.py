@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from trinity_bus import awake
-from trinity_bus.bus.connection import HOW_TOPICS_COME, kafka_errors
+from trinity_bus.bus.client.connection import HOW_TOPICS_COME, kafka_errors
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
 
