@@ -12,7 +12,8 @@ from functools import partial, reduce
 from typing import Any
 
 import schemas
-from schemas import codec, topics, trainable
+from schemas import codec, topics
+from schemas.groups import trainable
 from schemas.topic import Topic
 from trinity_bus.bus import Received
 from trinity_bus.config import CoordinatorSettings, TrainerSettings

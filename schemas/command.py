@@ -26,9 +26,8 @@ from pydantic import Field, model_validator
 from schemas.batch import BatchState
 from schemas.event import ExperiencePiece
 from schemas.experience import MAX_PIECES
-from schemas.free_form import MAX_ITEMS
-from schemas.numbers import MAX_VERSION, Count, Positive, Version, VersionOrNone
-from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.record import MAX_VERSION, BatchType, Count, Identifier, Metrics, Positive, Record, Version, VersionOrNone
 from schemas.skipped import MAX_REASON_CHARS, Person
 from schemas.task import MAX_REPEAT_TIMES
 

@@ -16,7 +16,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from schemas.event import Position
-from schemas.headers import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import DEAD_LETTERS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks

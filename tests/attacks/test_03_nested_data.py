@@ -26,7 +26,7 @@ from schemas import (
     VersionRefused,
 )
 from schemas.codec import DecodeError, decode, encode
-from schemas.free_form import MAX_CONTAINERS, MAX_VALUES
+from schemas.fields.free_form import MAX_CONTAINERS, MAX_VALUES
 
 LIMIT_S = 0.1
 YARDSTICK_S = 0.011

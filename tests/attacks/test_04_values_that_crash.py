@@ -26,9 +26,8 @@ from schemas import (
     SubmitBatch,
 )
 from schemas.codec import RECORDS, DecodeError, decode
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
-from schemas.items import Item
-from schemas.topic import Topic
+from schemas.fields.items import Item
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, Topic
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks

@@ -25,8 +25,7 @@ from schemas import (
     VersionWanted,
 )
 from schemas.codec import encode
-from schemas.headers import DLQ_REASON
-from schemas.topic import Role, Topic
+from schemas.topic import DLQ_REASON, Role, Topic
 from schemas.topics import (
     BATCHES,
     COMMANDS,

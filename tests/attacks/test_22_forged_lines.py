@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from schemas import Dispatch, PublishedVersion, RolloutFinished, Task
 from schemas.codec import encode
 from schemas.errors import printable
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
 from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from schemas import Dispatch, Position, Task
-from schemas.numbers import MAX_COUNT
+from schemas.record import MAX_COUNT
 from schemas.topics import TURNS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings

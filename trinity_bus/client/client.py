@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from schemas import BatchResult, ExperienceGroup, Task, TaskResult
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from schemas.numbers import Port
+from schemas.record import Port
 from trinity_bus.config.section import Section, conflict
 from trinity_bus.config.values import MIN_KEY_CHARS, Count, HostName
 

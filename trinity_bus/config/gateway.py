@@ -2,8 +2,7 @@
 
 from pydantic import Field, SecretStr
 
-from schemas.numbers import Port
-from schemas.record import Identifier
+from schemas.record import Identifier, Port
 from trinity_bus.config.mesh import TemplateOptions, of_mesh
 from trinity_bus.config.section import Section
 from trinity_bus.config.values import Count, HostName, InstanceName, Seconds

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from schemas.free_form import check_plain
+from schemas.fields.free_form import check_plain
 
 MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 

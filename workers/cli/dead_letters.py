@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from schemas.errors import printable
-from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
+from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.read.received import header

@@ -16,7 +16,7 @@ from aiohttp import web
 from schemas import Task
 from schemas.codec import decode
 from schemas.errors import DecodeError
-from schemas.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import header

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas import ExperienceGroup, Task
-from schemas.headers import DLQ_REASON
+from schemas.topic import DLQ_REASON
 from schemas.topics import BATCHES, COORDINATOR_STATE, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks

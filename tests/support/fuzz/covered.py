@@ -13,7 +13,7 @@ READS: Final = (
 """What a module that reads a format has in it."""
 
 FUZZED: Final[Mapping[str, str]] = {
-    "schemas/plain.py": "records",
+    "schemas/codec/plain.py": "records",
     "trinity_bus/chat/formats.py": "tool calls of models",
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",

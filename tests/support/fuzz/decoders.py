@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
-from schemas.headers import DLQ_REASON, TRACEPARENT
-from schemas.trainable import Bounds
-from schemas.vectors import INT32
+from schemas.groups.trainable import Bounds
+from schemas.groups.vectors import INT32
+from schemas.topic import DLQ_REASON, TRACEPARENT
 from tests.support.fuzz.outside import outside
 from trinity_bus.bus.read.received import header
 from trinity_bus.chat.messages import Completion

@@ -2,7 +2,7 @@ import pytest
 
 from schemas import Task
 from schemas.codec import decode
-from schemas.headers import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header

@@ -9,7 +9,7 @@ from hypothesis import given
 from schemas import Dispatch, ExperienceGroup, Task
 from schemas.codec import DecodeError, decode, encode
 from schemas.event import ExplorerLeft
-from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
+from schemas.fields.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
 from tests.unit.schemas.record_strategies import tasks
 
 

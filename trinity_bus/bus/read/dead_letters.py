@@ -1,7 +1,7 @@
 """Dead letters: records that could not be taken, kept as they came, with the reason beside them.
 
 A dead letter has the key, value and headers of the record that it stands for; what is added is in ``dlq.`` headers (see
-:mod:`schemas.headers`). Producing its key, value and remaining headers to the topic named there tries it again.
+:mod:`schemas.topic`). Producing its key, value and remaining headers to the topic named there tries it again.
 
 What is larger than its topic allows, or than the topic of dead letters has room for, and a batch that cannot be
 unpacked, is cut: the first KiB is kept, with the size and the hash of all of it, so that the letter of a record is
@@ -11,7 +11,7 @@ never larger than what a topic takes.
 import hashlib
 from typing import Any
 
-from schemas.headers import (
+from schemas.topic import (
     DLQ_DETAIL,
     DLQ_LAST_OFFSET,
     DLQ_OFFSET,
@@ -20,8 +20,8 @@ from schemas.headers import (
     DLQ_SHA256,
     DLQ_SIZE,
     DLQ_TOPIC,
+    ROOM,
 )
-from schemas.topic import ROOM
 from trinity_bus.bus.read.batches import HEAD_BYTES
 from trinity_bus.bus.read.received import Headers, Received
 

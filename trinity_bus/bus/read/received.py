@@ -11,8 +11,7 @@ from aiokafka import ConsumerRecord
 from msgspec import Struct
 
 from schemas.errors import DecodeError
-from schemas.headers import TRACEPARENT
-from schemas.topic import Topic
+from schemas.topic import TRACEPARENT, Topic
 from trinity_bus.bus.read.authors import decode_own
 from trinity_bus.bus.read.batches import Unreadable
 

@@ -37,9 +37,8 @@ from opentelemetry.trace import Span
 from schemas.codec import encode
 from schemas.event import Position
 from schemas.experience import ExperienceGroup
-from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
 from schemas.record import Record
-from schemas.topic import Topic
+from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
 from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors, translated

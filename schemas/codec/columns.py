@@ -20,11 +20,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from schemas.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, ExperienceGroup, present
-from schemas.group_rules import check_group, check_types
-from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
+from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
+from schemas.groups.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
+from schemas.groups.group_rules import check_group, check_types
 from schemas.record import BatchType, Metrics
 
 MAX_HEADER_BYTES = 4 << 20

@@ -6,12 +6,12 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.column import MAX_ROUTED_EXPERTS
 from schemas.errors import SchemaError, shown
 from schemas.experience import Bool, ExperienceGroup, Rollout, present
+from schemas.groups.column import MAX_ROUTED_EXPERTS
+from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.record import BatchType
 from schemas.sampling import Sampling
-from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
 
 
 def build_group(

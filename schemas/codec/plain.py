@@ -7,7 +7,7 @@ But a byte can be an empty list, which takes ninety. So what is larger than ``SM
 
     bytes --skip--> its fields, each still bytes; unknown ones are passed over
                       |--lists of items: straight into their structs, a few times the size of their bytes
-                      '--the rest: estimated (schemas.memory_estimate), then built, then validated
+                      '--the rest: estimated (schemas.fields.memory_estimate), then built, then validated
 
 What is built is validated strictly: a value of another kind is refused, never converted.
 
@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
-from schemas.free_form import MAX_ITEMS
-from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
 from schemas.record import Metrics, Record, fault
 
 _MAP_STARTS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])

@@ -9,9 +9,9 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.column import MAX_TURNS
 from schemas.errors import DecodeError, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup, present
+from schemas.groups.column import MAX_TURNS
 from schemas.record import MAX_ID_LENGTH
 
 IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
@@ -105,7 +105,7 @@ def _check_versions(group: ExperienceGroup, responses: list[int]) -> None:
 
 
 def _check_optional(group: ExperienceGroup, responses: list[int]) -> None:
-    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``schemas.trainable``."""
+    """Raise DecodeError where optional columns do not fit the samples. Values are checked by ``trainable``."""
     # ``responses``: response tokens of each sample; the group's other columns fit together.
     turns = 0
     if group.turn_starts is not None:

@@ -12,8 +12,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from schemas.numbers import MAX_COUNT, MAX_VERSION
-from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
+from schemas.record import IDENTIFIER_PATTERN, MAX_COUNT, MAX_ID_LENGTH, MAX_VERSION
 
 # ``schemas.record.Identifier``
 type Name = Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
@@ -50,7 +49,7 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 def _itself(item: Item) -> Item:
-    # ``schemas.plain`` writes it without making a map of it.
+    # ``schemas.codec.plain`` writes it without making a map of it.
     return item
 
 

@@ -1,17 +1,17 @@
 """Records to bytes and back: the only way between the log and the types.
 
-A plain record is one msgpack map (``schemas.plain``); an experience group is an array of a header and one binary
-(``schemas.columns``); tasks and commands may also be JSON objects. The first byte tells the three apart, so nothing
-depends on headers. Whatever the bytes, ``decode`` returns a valid record or raises ``DecodeError``.
+A plain record is one msgpack map (``plain``); an experience group is an array of a header and one binary (``columns``);
+tasks and commands may also be JSON objects. The first byte tells the three apart, so nothing depends on headers.
+Whatever the bytes, ``decode`` returns a valid record or raises ``DecodeError``.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 
-from schemas.columns import decode_group, encode_group
+from schemas.codec.columns import decode_group, encode_group
+from schemas.codec.plain import decode_plain, encode_plain
 from schemas.errors import DecodeError, EncodeError, SchemaError, UnsupportedVersion
 from schemas.experience import ExperienceGroup
-from schemas.plain import decode_plain, encode_plain
 from schemas.record import Record
 from schemas.topics import TOPICS
 

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.column import OPTIONAL_COLUMNS, Column
 from schemas.errors import EncodeError, SchemaError
 from schemas.experience import MAX_PIECES, ExperienceGroup, Int32, present, row_bounds
-from schemas.group_rules import IDENTIFIERS
+from schemas.groups.column import OPTIONAL_COLUMNS, Column
+from schemas.groups.group_rules import IDENTIFIERS
 
 # more bytes than all takes that is of no sample: field names, table of buffers, padding; identifiers apart
 _FRAMING = 1024

@@ -7,7 +7,7 @@ from schemas.errors import shown
 
 MAX_ITEMS = 65_536  # entries of one array or map; so a batch has at most this many tasks
 # Values in one record: what a reader builds of it and looks at in less than 100 ms. A manifest's entries, and other
-# lists of ``schemas.items``, are no values in this sense.
+# lists of ``schemas.fields.items``, are no values in this sense.
 MAX_VALUES = 131_072
 MAX_CONTAINERS = 32_768  # arrays and maps among them
 MAX_DEPTH = 32  # levels of nesting in free-form values

@@ -8,7 +8,7 @@ much as there are values: some 20 ms for the most that may be.
 import re
 
 from schemas.errors import DecodeError
-from schemas.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
+from schemas.fields.free_form import MAX_CONTAINERS, MAX_ITEMS, MAX_VALUES
 
 SMALL = 24 << 10  # bytes of a message that needs no estimate: whatever it is, it takes less than ``FREE``
 FREE = 9 << 19  # bytes that any message may take
