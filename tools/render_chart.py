@@ -20,8 +20,8 @@ import yaml
 from schemas.topics import TOPICS
 from tools.generated import write_or_check
 from trinity_bus.bus.administration.access import USERS, Kind, Operation, Right, rights
-from trinity_bus.config.names import ENV_PREFIX, env_name
 from trinity_bus.config.template import json_schema
+from trinity_bus.config.values import ENV_PREFIX, env_name
 
 CHART: Final = Path(__file__).parents[1] / "deploy" / "kubernetes"
 SERVICES: Final = ("coordinator", "explorer", "trainer", "gateway", "console", "taskset")

@@ -10,7 +10,6 @@ from schemas.batch import MAX_BATCH_TASKS
 from schemas.fields.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
-from trinity_bus.config.section import Section
 from trinity_bus.config.values import (
     Count,
     HostName,
@@ -18,6 +17,7 @@ from trinity_bus.config.values import (
     Options,
     PortRange,
     Seconds,
+    Section,
     Size,
     allowed_options,
     ports_of,
