@@ -26,8 +26,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from schemas import BatchResult, ExperienceGroup, Task, TaskResult
 from schemas.groups.pieces import join_groups
@@ -35,7 +34,7 @@ from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connected, Connection
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
 from trinity_bus.client.results import Rejection, rejection_of
@@ -45,8 +44,8 @@ from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
 
-class Client:
-    """Tasks to the mesh, and their results. Also an async context manager: ``start`` and ``stop``.
+class Client(Connected):
+    """Tasks to the mesh, and their results. When it is stopped, its batches go on.
 
     Args:
         settings: Where the log is. Read from the environment where absent.
@@ -55,59 +54,19 @@ class Client:
     """
 
     def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "client") -> None:
-        self._settings = settings
-        self._bus = bus
-        self._name = name
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
+        super().__init__(settings, bus, name, (RESULTS, DEAD_LETTERS, EXPERIENCES))
         # Those of which results are to come, by the names of their batches on the log.
         self._handles: dict[str, BatchHandle] = {}
 
-    async def start(self) -> None:
-        """Connect. Nothing happens where that is done already.
+    async def _opened(self, connection: Connection) -> None:
+        bus = connection.bus
+        follower = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail)
+        await follower.start()
+        connection.stack.push_async_callback(follower.stop)
 
-        Raises:
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._connection is not None:
-                return
-            topics = (RESULTS, DEAD_LETTERS, EXPERIENCES)
-            connection = await Connection.open(self._settings, self._bus, self._name, topics)
-            try:
-                bus = connection.bus
-                follower = TopicFollower(
-                    lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail
-                )
-                await follower.start()
-                connection.stack.push_async_callback(follower.stop)
-            except BaseException:
-                await connection.close()
-                raise
-            self._connection = connection
-
-    async def stop(self) -> None:
-        """Disconnect. Batches go on; nothing happens where it is done already.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
-        async with self._changing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                self._fail(NotStartedError("the client was stopped; the batch goes on"))
-                self._handles.clear()
-                await connection.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+    async def _closing(self) -> None:
+        self._fail(NotStartedError("the client was stopped; the batch goes on"))
+        self._handles.clear()
 
     async def submit(
         self,
@@ -171,11 +130,6 @@ class Client:
                 raise RecordGoneError(f"{received.place} cannot be read: {received.record.detail}")
             groups.append(received.record)
         return join_groups(groups) if groups else None
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise NotStartedError("Client is not started: await start() first.")
-        return self._connection
 
     def _take(self, received: Received[Any]) -> None:
         ended = rejection_of(received) if received.topic is DEAD_LETTERS else received.record

@@ -27,7 +27,6 @@ no coordinator answers              ``NoCoordinatorError``
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from schemas import CommandReply, Task
@@ -35,7 +34,7 @@ from schemas.record import BatchType, Metrics
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
-from trinity_bus.client.connection import Connection, tell_unused
+from trinity_bus.client.connection import Connected, tell_unused
 from trinity_bus.client.errors import raise_refusal
 from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
@@ -46,8 +45,8 @@ from trinity_bus.errors import NotOwnerError, NotStartedError, RefusedError
 log = logging.getLogger(__name__)
 
 
-class RolloutCoordinator:
-    """Batches, from submission to result. Also an async context manager: ``prepare`` and ``shutdown``.
+class RolloutCoordinator(Connected):
+    """Batches, from submission to result. They go on when it is shut down.
 
     Args:
         settings: Read from the environment where absent.
@@ -68,12 +67,9 @@ class RolloutCoordinator:
         operator: bool = False,
     ) -> None:
         tell_unused(rollout_model, auxiliary_models)
-        self._settings = settings
-        self._bus = bus
-        self._name = name
+        topics = [EXPERIENCES, OPERATOR_COMMANDS] if operator else [EXPERIENCES]
+        super().__init__(settings, bus, name, topics)
         self._operator = operator
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
         self._submitting = asyncio.Lock()
 
     @classmethod
@@ -88,38 +84,8 @@ class RolloutCoordinator:
         """Return a client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
         return cls(settings, models, auxiliary_models, bus=bus)
 
-    async def prepare(self) -> None:
-        """Connect. Nothing happens where that is done already.
-
-        Raises:
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._connection is not None:
-                return
-            topics = [EXPERIENCES, OPERATOR_COMMANDS] if self._operator else [EXPERIENCES]
-            self._connection = await Connection.open(self._settings, self._bus, self._name, topics)
-
-    async def shutdown(self) -> None:
-        """Disconnect. Batches go on; nothing happens where it is done already.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
-        async with self._changing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                await connection.close()
-
-    async def __aenter__(self) -> Self:
-        await self.prepare()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.shutdown()
+    prepare = Connected.start
+    shutdown = Connected.stop
 
     async def submit_batch(
         self, *, batch_id: BatchId, tasks: Sequence[Task], batch_type: BatchType, min_wait_num: int | None = None
@@ -266,8 +232,3 @@ class RolloutCoordinator:
             "finished_task_count": reply.result.finished_task_count,
             "metrics": dict(reply.result.metrics),
         }
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise NotStartedError("RolloutCoordinator is not prepared: await prepare() first.")
-        return self._connection
