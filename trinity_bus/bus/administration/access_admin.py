@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
 from trinity_bus.bus.administration.access import USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.administration.requests import SetCredentials, SetQuotas, credential
+from trinity_bus.bus.administration.requests import credential, set_credentials, set_quotas
 from trinity_bus.bus.client.connection import administrator, kafka_errors
 from trinity_bus.bus.client.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
 from trinity_bus.config import KafkaSettings
@@ -52,7 +52,7 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
             applied = await _apply(admin, settings.namespace, passwords)
             if quotas:
                 named = {user_name(settings.namespace, user): own for user, own in quotas.items()}
-                answer = await ask(admin, SetQuotas(named))
+                answer = await ask(admin, set_quotas(named))
                 for code, message, _ in answer.entries:
                     _check(code, message, f"set the quotas of {', '.join(named)}")
             return applied
@@ -61,7 +61,7 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
 async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[str, str]) -> Applied:
     if passwords:
         named = {user_name(namespace, user): password for user, password in passwords.items()}
-        response = await ask(admin, SetCredentials([credential(user, word) for user, word in named.items()]))
+        response = await ask(admin, set_credentials([credential(user, word) for user, word in named.items()]))
         for user, code, message, *_ in response.results:
             _check(code, message, f"set the password of {user}")
     given = taken = 0

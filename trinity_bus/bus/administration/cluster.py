@@ -16,7 +16,7 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 
 from schemas.topic import Topic
 from trinity_bus.bus.administration.certificates import file_expiries, shown_expiry
-from trinity_bus.bus.administration.requests import DescribeLogDirs
+from trinity_bus.bus.administration.requests import describe_log_dirs
 from trinity_bus.bus.client.connection import kafka_errors
 from trinity_bus.bus.client.internals import ask
 from trinity_bus.bus.topics.growth import partitions_of
@@ -110,7 +110,7 @@ class ClusterObserver:
         growing = [name for name, topic in self._names.items() if topic.grows]
         described = await self._admin.describe_topics(growing) if growing else []
         known = {topic["topic"]: topic["partitions"] for topic in described}
-        request = DescribeLogDirs(
+        request = describe_log_dirs(
             {name: list(partitions_of(topic, known.get(name))) for name, topic in self._names.items()}
         )
         answers: dict[int, Any] = {}

@@ -59,14 +59,33 @@ _COMPACT_TEXT = CompactString("utf-8")
 
 
 def _request(key: int, version: int, asked: Schema, answered: Schema, *, flexible: bool = True) -> Any:
-    # The base of the library's class of such a request.
+    # The library's class of such a request, made with the values of its schema.
     both = {"API_KEY": key, "API_VERSION": version}
     response = type("_Response", (Response,), {**both, "SCHEMA": answered})
     own = {"FLEXIBLE_VERSION": flexible, "RESPONSE_TYPE": response, "SCHEMA": asked}
-    return Request[type("_Request", (RequestStruct,), {**both, **own})]
+    struct: Any = type("_Struct", (RequestStruct,), {**both, **own})
+
+    class _Request(Request[struct]):  # type: ignore[misc]  # the client library is untyped here
+        API_KEY = key
+
+        def __init__(self, *values: Any) -> None:
+            self._values = values
+
+        def build(self, request_struct_class: Any) -> Any:
+            return request_struct_class(*self._values)
+
+    return _Request
 
 
-class _Uuid(AbstractType[uuid.UUID]):  # type: ignore[misc]  # the client library is untyped here
+def _schema(**fields: Any) -> Schema:
+    return Schema(*fields.items(), _TAGS)
+
+
+def _rows(**fields: Any) -> CompactArray:
+    return CompactArray(*fields.items(), _TAGS)
+
+
+class _Uuid(AbstractType[uuid.UUID]):  # type: ignore[misc]  # likewise
     @classmethod
     def decode(cls, data: BytesIO) -> uuid.UUID:
         return uuid.UUID(bytes=data.read(16))
@@ -76,83 +95,54 @@ class _Uuid(AbstractType[uuid.UUID]):  # type: ignore[misc]  # the client librar
         return value.bytes
 
 
-_DESCRIBE_TOPICS = _request(
+_DescribeTopics = _request(
     3,
     12,
-    Schema(
-        ("topics", CompactArray(("topic_id", _Uuid), ("name", _COMPACT_TEXT), _TAGS)),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-        _TAGS,
+    _schema(
+        topics=_rows(topic_id=_Uuid, name=_COMPACT_TEXT),
+        allow_auto_topic_creation=Boolean,
+        include_topic_authorized_operations=Boolean,
     ),
-    Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(
-                *(("node_id", Int32), ("host", _COMPACT_TEXT), ("port", Int32), ("rack", _COMPACT_TEXT), _TAGS)
+    _schema(
+        throttle_time_ms=Int32,
+        brokers=_rows(node_id=Int32, host=_COMPACT_TEXT, port=Int32, rack=_COMPACT_TEXT),
+        cluster_id=_COMPACT_TEXT,
+        controller_id=Int32,
+        topics=_rows(
+            error_code=Int16,
+            name=_COMPACT_TEXT,
+            topic_id=_Uuid,
+            is_internal=Boolean,
+            partitions=_rows(
+                error_code=Int16,
+                partition=Int32,
+                leader=Int32,
+                leader_epoch=Int32,
+                **{name: CompactArray(Int32) for name in ("replicas", "isr", "offline")},
             ),
+            authorized_operations=Int32,
         ),
-        ("cluster_id", _COMPACT_TEXT),
-        ("controller_id", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("error_code", Int16),
-                ("name", _COMPACT_TEXT),
-                ("topic_id", _Uuid),
-                ("is_internal", Boolean),
-                (
-                    "partitions",
-                    CompactArray(
-                        *(("error_code", Int16), ("partition", Int32), ("leader", Int32), ("leader_epoch", Int32)),
-                        *((name, CompactArray(Int32)) for name in ("replicas", "isr", "offline")),
-                        _TAGS,
-                    ),
-                ),
-                ("authorized_operations", Int32),
-                _TAGS,
-            ),
-        ),
-        _TAGS,
     ),
 )
-_DESCRIBE_LOG_DIRS = _request(
+_SIZES = _rows(partition_index=Int32, partition_size=Int64, offset_lag=Int64, is_future_key=Boolean)
+_DescribeLogDirs = _request(
     35,
     4,
-    Schema(("topics", CompactArray(("topic", _COMPACT_TEXT), ("partitions", CompactArray(Int32)), _TAGS)), _TAGS),
-    Schema(
-        ("throttle_time_ms", Int32),
-        ("error_code", Int16),
-        (
-            "results",
-            CompactArray(
-                ("error_code", Int16),
-                ("log_dir", _COMPACT_TEXT),
-                (
-                    "topics",
-                    CompactArray(
-                        ("name", _COMPACT_TEXT),
-                        (
-                            "partitions",
-                            CompactArray(
-                                *(("partition_index", Int32), ("partition_size", Int64), ("offset_lag", Int64)),
-                                *(("is_future_key", Boolean), _TAGS),
-                            ),
-                        ),
-                        _TAGS,
-                    ),
-                ),
-                ("total_bytes", Int64),
-                ("usable_bytes", Int64),
-                _TAGS,
-            ),
+    _schema(topics=_rows(topic=_COMPACT_TEXT, partitions=CompactArray(Int32))),
+    _schema(
+        throttle_time_ms=Int32,
+        error_code=Int16,
+        results=_rows(
+            error_code=Int16,
+            log_dir=_COMPACT_TEXT,
+            topics=_rows(name=_COMPACT_TEXT, partitions=_SIZES),
+            total_bytes=Int64,
+            usable_bytes=Int64,
         ),
-        _TAGS,
     ),
 )
 _ENTITY = ("entity", Array(("entity_type", _TEXT), ("entity_name", _TEXT)))
-_SET_QUOTAS = _request(
+_SetQuotas = _request(
     49,
     0,
     Schema(
@@ -165,70 +155,39 @@ _SET_QUOTAS = _request(
     ),
     flexible=False,
 )
-_SET_CREDENTIALS = _request(
+_SetCredentials = _request(
     51,
     0,
-    Schema(
-        ("deletions", CompactArray(("name", _COMPACT_TEXT), ("mechanism", Int8), _TAGS)),
-        (
-            "upsertions",
-            CompactArray(
-                *(("name", _COMPACT_TEXT), ("mechanism", Int8), ("iterations", Int32)),
-                *(("salt", CompactBytes), ("salted_password", CompactBytes), _TAGS),
-            ),
+    _schema(
+        deletions=_rows(name=_COMPACT_TEXT, mechanism=Int8),
+        upsertions=_rows(
+            name=_COMPACT_TEXT, mechanism=Int8, iterations=Int32, salt=CompactBytes, salted_password=CompactBytes
         ),
-        _TAGS,
     ),
-    Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "results",
-            CompactArray(("user", _COMPACT_TEXT), ("error_code", Int16), ("error_message", _COMPACT_TEXT), _TAGS),
-        ),
-        _TAGS,
+    _schema(
+        throttle_time_ms=Int32,
+        results=_rows(user=_COMPACT_TEXT, error_code=Int16, error_message=_COMPACT_TEXT),
     ),
 )
 
 
-class DescribeTopics(_DESCRIBE_TOPICS):  # type: ignore[misc,valid-type]  # likewise
-    """The request, to any broker. Of each topic the answer has error code, name, id, more, and rights as bits."""
-
-    API_KEY = 3
-
-    def __init__(self, topics: Sequence[str], *, rights: bool = False) -> None:
-        self._topics = topics
-        self._rights = rights
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class([(_NO_ID, topic, {}) for topic in self._topics], False, self._rights, {})
+def describe_topics(topics: Sequence[str], *, rights: bool = False) -> Any:
+    """Return the request, to any broker. The answer has of each topic error code, name, id, more, rights as bits."""
+    return _DescribeTopics([(_NO_ID, topic, {}) for topic in topics], False, rights, {})
 
 
-class DescribeLogDirs(_DESCRIBE_LOG_DIRS):  # type: ignore[misc,valid-type]  # likewise
-    """The request, to one broker: its disks, and how much of these partitions (by full topic name) is on each."""
-
-    API_KEY = 35
-
-    def __init__(self, partitions: dict[str, list[int]]) -> None:
-        self._partitions = partitions
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class([(topic, numbers, {}) for topic, numbers in self._partitions.items()], {})
+def describe_log_dirs(partitions: dict[str, list[int]]) -> Any:
+    """Return the request, to one broker: its disks, and how much of these partitions (by full topic name) each has."""
+    return _DescribeLogDirs([(topic, numbers, {}) for topic, numbers in partitions.items()], {})
 
 
-class SetQuotas(_SET_QUOTAS):  # type: ignore[misc,valid-type]  # likewise
-    """The request: user to quota to its value, None takes it away. Its response has an entry for each user."""
-
-    API_KEY = 49
-
-    def __init__(self, quotas: Mapping[str, Mapping[str, float | None]]) -> None:
-        self._quotas = quotas
-
-    def build(self, request_struct_class: Any) -> Any:
-        rows = [
-            ([("user", user)], [(name, 0.0 if value is None else value, value is None) for name, value in own.items()])
-            for user, own in self._quotas.items()
-        ]
-        return request_struct_class(rows, False)
+def set_quotas(quotas: Mapping[str, Mapping[str, float | None]]) -> Any:
+    """Return the request: user to quota to its value, None takes it away. Its response has an entry for each user."""
+    rows = [
+        ([("user", user)], [(name, 0.0 if value is None else value, value is None) for name, value in own.items()])
+        for user, own in quotas.items()
+    ]
+    return _SetQuotas(rows, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +204,10 @@ def credential(user: str, password: str, *, salt: bytes | None = None, iteration
     return Credential(user, salt, hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations), iterations)
 
 
-class SetCredentials(_SET_CREDENTIALS):  # type: ignore[misc,valid-type]  # likewise
-    """The request. Its response has a result for each user."""
-
-    API_KEY = 51
-
-    def __init__(self, credentials: list[Credential]) -> None:
-        self._credentials = credentials
-
-    def build(self, request_struct_class: Any) -> Any:
-        tags: dict[int, bytes] = {}
-        rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, tags) for c in self._credentials]
-        return request_struct_class([], rows, tags)
+def set_credentials(credentials: Sequence[Credential]) -> Any:
+    """Return the request. Its response has a result for each user."""
+    rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, {}) for c in credentials]
+    return _SetCredentials([], rows, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +220,7 @@ class LogIdentity:
 
 async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
     """Ask a broker which log this is; ``topic`` is a full name. Raises aiokafka.errors.KafkaError: it does not say."""
-    answer: Any = await ask(admin, DescribeTopics([topic]))
+    answer: Any = await ask(admin, describe_topics([topic]))
     ((error_code, _, topic_id, *_),) = answer.topics
     if error_code:
         raise for_code(error_code)(f"describe topic {topic}")
@@ -282,7 +233,7 @@ async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str
     if not topics:
         return {}
     with kafka_errors("ask for rights"):
-        answer = await ask(admin, DescribeTopics(topics, rights=True))
+        answer = await ask(admin, describe_topics(topics, rights=True))
     return {
         name: frozenset(operation for operation in Operation if bits >> operation & 1)
         for error, name, _, _, _, bits, _ in answer.topics
