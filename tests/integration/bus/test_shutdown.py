@@ -59,7 +59,7 @@ async def reads(settings: KafkaSettings) -> None:
 
 async def asks(settings: KafkaSettings) -> None:
     async with PositionReader(settings, client_id="test") as reader:
-        await reader.end_offsets(BATCHES)
+        await reader.offsets(BATCHES, "end")
 
 
 async def writes(settings: KafkaSettings) -> None:

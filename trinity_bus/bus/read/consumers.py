@@ -23,6 +23,9 @@ from trinity_bus.errors import BrokerUnreachableError, UnknownTopicError
 CREATION_S = 2.0  # how long a topic that was just created may be unknown to some of the brokers
 _POLL_S = 0.05
 
+# the first offset that is kept, the end of committed records, the end of all records
+type LogPlace = Literal["beginning", "end", "written end"]
+
 batches.install()
 
 
@@ -72,7 +75,7 @@ async def _stop(client: AIOKafkaConsumer) -> None:
 async def log_offsets(
     client: AIOKafkaConsumer,
     settings: KafkaSettings,
-    which: Literal["beginning", "end", "written end"],
+    which: LogPlace,
     asked: Sequence[TopicPartition],
 ) -> dict[TopicPartition, int]:
     """Return the first offset that is kept of each partition, or the end of its committed records, or of all records.

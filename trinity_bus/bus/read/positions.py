@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from aiokafka import ConsumerRecord, TopicPartition
 
@@ -26,7 +26,7 @@ from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors
 from trinity_bus.bus.client.internals import client_of
 from trinity_bus.bus.read.batches import Unreadable
-from trinity_bus.bus.read.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.consumers import LogPlace, log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.read.received import SLICE_S, Received, receive
 from trinity_bus.bus.read.stalls import Stalls, Standing
 from trinity_bus.bus.topics.growth import partitions_of
@@ -121,21 +121,14 @@ class PositionReader:
     async def __aexit__(self, *_: object) -> None:
         await stop_consumer(self._client)
 
-    async def end_offsets(self, topic: Topic) -> dict[int, int]:
-        return await self._ends(topic, "end")
-
-    async def written_ends(self, topic: Topic) -> dict[int, int]:
-        # Those of open transactions and those behind them too.
-        return await self._ends(topic, "written end")
-
-    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
-        with kafka_errors(f"find the beginning of {topic.name}"):
-            found = await log_offsets(self._client, self._settings, "beginning", await self._all(topic))
+    async def offsets(self, topic: Topic, which: LogPlace) -> dict[int, int]:
+        with kafka_errors(f"find the {which} of {topic.name}"):
+            found = await log_offsets(self._client, self._settings, which, await self._all(topic))
             return {p.partition: offset for p, offset in found.items()}
 
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
         # ``time_ms``: since the Unix epoch, by the brokers' clocks.
-        ends = await self.end_offsets(topic)
+        ends = await self.offsets(topic, "end")
         with kafka_errors(f"find the age of {topic.name}"):
             found = await self._client.offsets_for_times(dict.fromkeys(await self._all(topic), time_ms))
         ages = {place.partition: place_found for place, place_found in found.items()}
@@ -165,7 +158,7 @@ class PositionReader:
 
     async def _check(self, topic: Topic, wanted: dict[int, set[int]]) -> None:
         # Refuse positions outside the log; wait a little for the end, and for transactions until they end.
-        begin = await self.beginning_offsets(topic)
+        begin = await self.offsets(topic, "beginning")
         for partition in wanted:
             if partition not in begin:
                 raise RecordGoneError(f"{topic.name} has {len(begin)} partitions, there is no {partition}")
@@ -177,12 +170,12 @@ class PositionReader:
                 )
         until, stalls = awake.now() + SETTLE_S, Stalls()
         while True:
-            end = await self.end_offsets(topic)
+            end = await self.offsets(topic, "end")
             early = {p: max(offsets) for p, offsets in wanted.items() if max(offsets) >= end[p]}
             if not early:
                 return
             # Asked for behind the other: of what has been committed between the two, the next look tells.
-            written = await self.written_ends(topic)
+            written = await self.offsets(topic, "written end")
             settled = awake.now() > until
             if settled and (absent := [p for p, offset in early.items() if offset >= written[p]]):
                 partition = absent[0]
@@ -263,11 +256,6 @@ class PositionReader:
             if time.perf_counter() > until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S
-
-    async def _ends(self, topic: Topic, which: Literal["end", "written end"]) -> dict[int, int]:
-        with kafka_errors(f"find the end of {topic.name}"):
-            found = await log_offsets(self._client, self._settings, which, await self._all(topic))
-            return {p.partition: offset for p, offset in found.items()}
 
     async def _all(self, topic: Topic) -> list[TopicPartition]:
         name = topic.full_name(self._settings.namespace)

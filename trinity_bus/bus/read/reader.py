@@ -21,7 +21,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
@@ -30,7 +30,7 @@ from trinity_bus import awake
 from trinity_bus.bus.client.connection import METADATA_S, kafka_errors
 from trinity_bus.bus.client.internals import client_of
 from trinity_bus.bus.read.batches import Unreadable
-from trinity_bus.bus.read.consumers import log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.consumers import LogPlace, log_offsets, make_consumer, stop_consumer
 from trinity_bus.bus.read.lag import watch_lag
 from trinity_bus.bus.read.received import Received, receive_all
 from trinity_bus.bus.read.stalls import Stalls, Standing
@@ -56,6 +56,30 @@ _REPLAY_WAIT_S = 0.05
 _SILENT_MS = 10_000  # a partition that no broker has answered for in this time may have grown unseen
 
 type _Raw = ConsumerRecord | Unreadable
+
+
+class ReaderOptions(TypedDict, total=False):
+    """How a reader reads; what is absent is as :class:`Reader` has it."""
+
+    # which partitions of each topic; all of them where absent
+    partitions: Sequence[int] | None
+    # ``{(topic name, partition): offset}``: a partition that is missing starts at its beginning
+    start: Start
+    # the record types to decode; those of each topic where absent
+    expect: Sequence[type] | None
+    # most records that one batch returns
+    max_records: int
+    # Most bytes that the broker sends at once, and so about what the reader holds in memory; a larger record comes
+    # alone.
+    fetch_bytes: int
+    # Take records from the broker while the owner is busy, ``max_records`` of them and what comes with the last. For
+    # one that must not find old records when it asks again.
+    ahead: bool
+    # How long records may gather at the broker before it sends them, unless they are many: for one whom nobody waits
+    # for. Absent: each is sent as it comes.
+    gather_s: float | None
+    # pass over all records of other keys, without decoding them
+    key: str | Collection[str] | None
 
 
 class Reader:
@@ -279,7 +303,7 @@ class Reader:
                 lags[name] += max(0, end - self._next[name, partition])
         return lags
 
-    async def _ends(self, which: Literal["end", "written end"] = "end") -> dict[TopicPartition, int]:
+    async def _ends(self, which: LogPlace = "end") -> dict[TopicPartition, int]:
         with kafka_errors("find the end of the log"):
             return await log_offsets(self._connected(), self._settings, which, self._assigned)
 
