@@ -11,6 +11,7 @@ many: a group has ``ExperienceGroup.MAX_BYTES`` at most.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import msgspec
@@ -18,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.errors import EncodeError, SchemaError
-from schemas.experience import MAX_PIECES, ExperienceGroup, Int32, present, row_bounds
-from schemas.groups.column import OPTIONAL_COLUMNS, Column
+from schemas.experience import MAX_PIECES, ExperienceGroup, present, row_bounds
+from schemas.groups.column import COLUMNS, OPTIONAL_COLUMNS, Column
 from schemas.groups.group_rules import IDENTIFIERS
 
 # more bytes than all takes that is of no sample: field names, table of buffers, padding; identifiers apart
 _FRAMING = 1024
 _FRAMING_OF_COLUMN = 96  # the same of each column that need not be there
-_NUMBERS = 16  # bytes of a sample's row in the columns that have one row of each
-_SPAN = 12
+_MASK = "mask_bits"
+_OF_SAMPLES = ("versions", "turn_starts")  # columns of which a row begins with the number of its sample
 _packed = msgspec.msgpack.Encoder().encode
 
 
@@ -36,11 +37,10 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
     Raises:
         EncodeError: A sample is too large by itself, or there are more pieces than a result may name.
     """
-    optional = _row_bytes(group)
-    framing = _FRAMING + _FRAMING_OF_COLUMN * len(optional)
+    framing = _FRAMING + _FRAMING_OF_COLUMN * len(present(group))
     room = max_bytes - framing - sum(len(getattr(group, name).encode()) for name in IDENTIFIERS)
     ends, size = [], 0
-    for sample, weight in enumerate(_weights(group, optional)):
+    for sample, weight in enumerate(_weights(group)):
         if weight > room:
             raise EncodeError(
                 f"run {group.run_ids[sample]}: a sample of {weight:,} bytes, and {room:,} is the most that a record of "
@@ -56,44 +56,48 @@ def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]
     return [piece(group, first, end) for first, end in pairwise(cuts)]
 
 
-def _weights(group: ExperienceGroup, optional: Sequence[tuple[list[int], int]]) -> list[int]:
+def _weights(group: ExperienceGroup) -> list[int]:
     # The bytes of each sample, rounded up.
-    responses = group.lengths - group.prompt_lengths
-    spans = np.bincount(group.versions[:, 0], minlength=len(group))
-    rows = 4 * group.lengths.astype(np.int64) + 4 * responses + (responses + 7) // 8 + _SPAN * spans + _NUMBERS
-    for bounds, size in optional:
-        rows += np.diff(bounds) * size
+    bounds, rows = _bounds(group), np.zeros(len(group), np.int64)
+    for column, array in _columns(group):
+        counts = np.diff(bounds[column.length])
+        rows += (counts + 7) // 8 if column.name == _MASK else counts * array.itemsize * prod(array.shape[1:])
     metrics = map(len, map(_packed, group.metrics or [{}] * len(group)))
     reasons = map(len, map(_packed, group.finish_reasons or [""] * len(group)))
     return [row + text + word for row, text, word in zip(rows.tolist(), metrics, reasons, strict=True)]
 
 
+def _columns(group: ExperienceGroup) -> list[tuple[Column, NDArray[Any]]]:
+    # All that there are; the mask with an entry for each response token.
+    return [(column, _column(group, column)) for column in COLUMNS] + present(group)
+
+
+def _column(group: ExperienceGroup, column: Column) -> Any:
+    return group.mask if column.name == _MASK else getattr(group, column.name)
+
+
+def _bounds(group: ExperienceGroup) -> dict[str, list[int]]:
+    # Where the rows of each sample begin, by the ``length`` of a column.
+    bounds = row_bounds(group)
+    spans = np.searchsorted(group.versions[:, 0], np.arange(len(group) + 1)).tolist()
+    return {**bounds, "sum(lengths)": bounds["tokens"], "ceil(responses / 8)": bounds["responses"], "spans": spans}
+
+
+def _moved(column: Column, rows: NDArray[Any], by: int) -> NDArray[Any]:
+    # The same rows where the number of each sample is another one.
+    return rows + np.array([by, *[0] * (rows.shape[1] - 1)], rows.dtype) if column.name in _OF_SAMPLES else rows
+
+
 def piece(group: ExperienceGroup, first: int, end: int) -> ExperienceGroup:
     """Return the samples from ``first`` to before ``end``."""
-    tokens = _slice(group.lengths, first, end)
-    responses = _slice(group.lengths - group.prompt_lengths, first, end)
-    owners = group.versions[:, 0]
-    spans = group.versions[(owners >= first) & (owners < end)] - np.array([first, 0, 0], np.int32)
+    bounds, found = _bounds(group), dict[str, NDArray[Any]]()
+    for column, array in _columns(group):
+        at = bounds[column.length]
+        rows = _moved(column, array[at[first] : at[end]], -first)
+        found[column.name] = np.packbits(rows) if column.name == _MASK else rows
     return msgspec.structs.replace(
-        group,
-        tokens=group.tokens[tokens],
-        lengths=group.lengths[first:end],
-        prompt_lengths=group.prompt_lengths[first:end],
-        logprobs=group.logprobs[responses],
-        mask_bits=np.packbits(group.mask[responses]),
-        rewards=group.rewards[first:end],
-        run_ids=group.run_ids[first:end],
-        versions=spans,
-        metrics=group.metrics[first:end],
-        finish_reasons=group.finish_reasons[first:end],
-        **_cut(group, first, end),
+        group, metrics=group.metrics[first:end], finish_reasons=group.finish_reasons[first:end], **found
     )
-
-
-def _slice(lengths: Int32, first: int, end: int) -> slice:
-    # Where the rows of these samples lie in a column that has so many of each.
-    begin = int(lengths[:first].sum())
-    return slice(begin, begin + int(lengths[first:end].sum()))
 
 
 def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
@@ -111,75 +115,30 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
         raise SchemaError(f"a group is of one task, got parts of {len({part.task_id for part in parts})}")
     if len(parts) == 1:
         return parts[0]
-    first_sample = np.cumsum([0, *(len(part) for part in parts[:-1])])
+    firsts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
     return msgspec.structs.replace(
         parts[0],
-        tokens=np.concatenate([part.tokens for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        prompt_lengths=np.concatenate([part.prompt_lengths for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        mask_bits=np.packbits(np.concatenate([part.mask for part in parts])),
-        rewards=np.concatenate([part.rewards for part in parts]),
-        run_ids=np.concatenate([part.run_ids for part in parts]),
-        versions=np.concatenate(
-            [
-                part.versions + np.array([first, 0, 0], np.int32)
-                for first, part in zip(first_sample.tolist(), parts, strict=True)
-            ]
-        ),
         metrics=[metrics for part in parts for metrics in part.metrics],
         finish_reasons=[reason for part in parts for reason in part.finish_reasons],
-        **_joined(parts),
+        **{column.name: _joined(column, parts, firsts) for column in (*COLUMNS, *OPTIONAL_COLUMNS)},
     )
 
 
-def _cut(group: ExperienceGroup, first: int, end: int) -> dict[str, NDArray[Any]]:
-    """Return the columns of the samples from ``first`` to before ``end``."""
-    if group.is_plain:
-        return {}
-    bounds = row_bounds(group)
-    found = {
-        column.name: array[bounds[column.length][first] : bounds[column.length][end]]
-        for column, array in present(group)
-    }
-    if "turn_starts" in found:
-        found["turn_starts"] = found["turn_starts"] - np.array([first, 0], np.int32)
-    return found
-
-
-def _joined(parts: Sequence[ExperienceGroup]) -> dict[str, NDArray[Any] | None]:
-    """Return the columns of a group that was split, where a part has them; None for those that the whole has not."""
-    # What a part lacks is not known of it. Of routes that cannot be said: the whole has them where all parts have.
-    if all(part.is_plain for part in parts):
-        return {}
-    first_samples = np.cumsum([0, *map(len, parts[:-1])]).tolist()
-    found: dict[str, NDArray[Any] | None] = {column.name: None for column in OPTIONAL_COLUMNS}
-    for column in OPTIONAL_COLUMNS:
-        arrays = [getattr(part, column.name) for part in parts]
-        known = [array for array in arrays if array is not None]
-        if not known:
-            continue
-        if column.name == "routes":
-            if len(known) == len(parts) and len({array.shape[1:] for array in known}) == 1:
-                found["routes"] = np.concatenate(known)
-            continue
-        filled = [_unknown(column, part) if array is None else array for array, part in zip(arrays, parts, strict=True)]
-        if column.name == "turn_starts":
-            filled = [
-                array + np.array([first, 0], np.int32) for array, first in zip(filled, first_samples, strict=True)
-            ]
-        found[column.name] = np.concatenate(filled)
-    return found
+def _joined(column: Column, parts: Sequence[ExperienceGroup], firsts: Sequence[int]) -> NDArray[Any] | None:
+    # A column of the whole, None where it has none. What a part lacks is not known of it; of routes that cannot be
+    # said: the whole has them where all parts have.
+    arrays = [_column(part, column) for part in parts]
+    known = [array for array in arrays if array is not None]
+    if not known:
+        return None
+    if column.name == "routes":
+        all_have = len(known) == len(parts) and len({array.shape[1:] for array in known}) == 1
+        return np.concatenate(known) if all_have else None
+    filled = [_unknown(column, part) if array is None else array for array, part in zip(arrays, parts, strict=True)]
+    whole = np.concatenate([_moved(column, array, first) for array, first in zip(filled, firsts, strict=True)])
+    return np.packbits(whole) if column.name == _MASK else whole
 
 
 def _unknown(column: Column, part: ExperienceGroup) -> NDArray[Any]:
     rows = row_bounds(part)[column.length][-1]
     return np.full((rows, *(size for size in column.tail if isinstance(size, int))), np.nan).astype(column.dtype)
-
-
-def _row_bytes(group: ExperienceGroup) -> list[tuple[list[int], int]]:
-    """Return of each column that there is where the rows of each sample begin, and the bytes of a row."""
-    if group.is_plain:
-        return []
-    bounds = row_bounds(group)
-    return [(bounds[column.length], array.itemsize * int(np.prod(array.shape[1:]))) for column, array in present(group)]

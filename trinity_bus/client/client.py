@@ -35,7 +35,7 @@ from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connected, Connection
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
 from trinity_bus.client.results import Rejection, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
@@ -99,8 +99,7 @@ class Client(Connected):
             expected_task_count=len(named),
             min_wait_num=None if min_wait_num is None else min(min_wait_num, len(named)),
         )
-        if reply.error is not None:
-            raise_refusal(reply, given)
+        check_reply(reply, given)
         handle = self._handles[name] = BatchHandle(connection, given, kind, named)
         await send_tasks(connection.producer, named)
         return handle
@@ -208,8 +207,9 @@ class BatchHandle:
             NoCoordinatorError: None answers.
         """
         reply = await self._connection.channel.finalize(self._name, batch_type=self.batch_type, timeout_s=timeout)
-        if reply.error is not None or reply.result is None:
-            raise_refusal(reply, self.batch_id, self.batch_type)
+        check_reply(reply, self.batch_id, self.batch_type)
+        if reply.result is None:
+            raise RefusedError(f"Batch {self.batch_id}: {NO_RESULT}")
         return reply.result
 
     async def abort(self, reason: str, *, keep_partial_results: bool = False) -> None:
@@ -222,8 +222,7 @@ class BatchHandle:
         reply = await self._connection.channel.abort(
             self._name, reason=reason, keep_partial_results=keep_partial_results
         )
-        if reply.error is not None:
-            raise_refusal(reply, self.batch_id)
+        check_reply(reply, self.batch_id)
 
     def take(self, ended: TaskResult | Rejection) -> None:
         """Note how a task ended; the client calls it. A second word about the same task changes nothing."""

@@ -35,7 +35,7 @@ from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connected, tell_unused
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
 from trinity_bus.client.tasks import send_tasks
@@ -117,8 +117,7 @@ class RolloutCoordinator(Connected):
             reply = await connection.channel.submit(
                 batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
             )
-            if reply.error is not None:
-                raise_refusal(reply, batch_id)
+            check_reply(reply, batch_id)
             await send_tasks(connection.producer, named)
 
     async def finalize_train_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
@@ -162,8 +161,7 @@ class RolloutCoordinator(Connected):
         reply = await self._connected().channel.abort(
             batch_name(batch_id), operator=self._operator, reason=reason, keep_partial_results=keep_partial_results
         )
-        if reply.error is not None:
-            raise_refusal(reply, batch_id)
+        check_reply(reply, batch_id)
 
     async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
         """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
@@ -220,10 +218,9 @@ class RolloutCoordinator(Connected):
         reply: CommandReply = await self._connected().channel.finalize(
             batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s or None
         )
-        if reply.error is not None:
-            raise_refusal(reply, batch_id, batch_type)
+        check_reply(reply, batch_id, batch_type)
         if reply.result is None:
-            raise RefusedError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
+            raise RefusedError(f"Batch {batch_id}: {NO_RESULT}")
         if reply.result.state == "aborted":
             log.warning("batch %s was aborted: nothing of it is trained on", batch_id)
         return {
