@@ -94,12 +94,7 @@ class Record(BaseModel):
         __init__.__pydantic_base_init__ = True
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""
-        wire: dict[str, Any] = msgspec.to_builtins(self.fields_to_wire(), builtin_types=(bytes,), enc_hook=_given)
-        return wire
-
-    def fields_to_wire(self) -> dict[str, Any]:
-        # The same, in which items are still items, and records inside are still records.
+        # As a plain map, schema and version first, absent fields left out; items and records inside are as they are.
         return {"schema": self.SCHEMA, "schema_version": self.VERSION, **self.given()}
 
     def given(self) -> dict[str, Any]:
@@ -116,13 +111,6 @@ class Record(BaseModel):
         cls._lists_of_items = {
             name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
         } or None
-
-
-def _given(record: Any) -> dict[str, Any]:
-    # Hook of msgspec, for records inside others.
-    if isinstance(record, Record):
-        return record.given()
-    raise TypeError(f"{type(record).__name__} is not plain data")
 
 
 _EXTRA = "extra_forbidden"

@@ -116,7 +116,7 @@ def encode_plain(record: Record) -> bytes:
 
 def _written(record: Record) -> bytes:
     try:
-        value = _encode(record.fields_to_wire())
+        value = _encode(record.to_wire())
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"{record.SCHEMA}: {error}") from error
     if len(value) > record.MAX_BYTES:

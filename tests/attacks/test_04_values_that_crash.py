@@ -25,7 +25,7 @@ from schemas import (
     StepTrained,
     SubmitBatch,
 )
-from schemas.codec import RECORDS, DecodeError, decode
+from schemas.codec import RECORDS, DecodeError, decode, encode
 from schemas.fields.items import Item
 from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, Topic
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
@@ -167,9 +167,11 @@ async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh
                 await trainer.until_trained(1)
                 order = explorer.orders[0].record
                 for name in ("samples", "seconds"):
-                    spoiled = msgpack.packb({**finished(order).to_wire(), name: -1})
+                    spoiled = msgpack.packb({**msgpack.unpackb(encode(finished(order))), name: -1})
                     await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
-                await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
+                await producer.send_raw(
+                    TRAINER_EVENTS, "t", msgpack.packb({**msgpack.unpackb(encode(step(5))), "version": -1})
+                )
                 await producer.flush()
                 found = await read(bus, DEAD_LETTERS, 3)
                 await send_tasks(producer, 4, "later")

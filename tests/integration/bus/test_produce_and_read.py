@@ -178,8 +178,6 @@ async def test_a_reader_starts_where_it_is_told(settings: KafkaSettings) -> None
         async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 7}) as reader:
             assert [record_of(record).incarnation for record in await read(reader, 3)] == ["i7", "i8", "i9"]
             assert reader.positions["explorer-events", 3] == 10
-            reader.seek(EXPLORER_EVENTS, 3, 9)
-            assert [record_of(record).incarnation for record in await read(reader, 1)] == ["i9"]
         async with bus.reader(EXPLORER_EVENTS, partitions=[2], start="beginning") as reader:
             assert [record async for record in reader.replay()] == []
         async with bus.reader(EXPLORER_EVENTS, start={("explorer-events", 3): 99}) as reader:

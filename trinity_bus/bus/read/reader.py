@@ -281,15 +281,6 @@ class Reader:
         """``(topic name, partition)`` to the offset after the last record that was returned."""
         return dict(self._next)
 
-    def seek(self, topic: Topic, partition: int, offset: int) -> None:
-        """Read this partition from ``offset`` on; what was fetched from elsewhere in it is forgotten."""
-        position = TopicPartition(topic.full_name(self._settings.namespace), partition)
-        self._take_pending()
-        self._raw = deque(item for item in self._raw if (item[1].topic, item[1].partition) != position)
-        self._ready = [item for item in self._ready if (item.topic.name, item.partition) != (topic.name, partition)]
-        self._connected().seek(position, offset)
-        self._next[topic.name, partition] = offset
-
     def lag(self) -> dict[str, int]:
         """Return records of each topic that are in the log and not yet returned, as far as the last fetch has told."""
         lags = dict.fromkeys((topic.name for topic in self._topics.values()), 0)
