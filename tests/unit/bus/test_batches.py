@@ -31,7 +31,7 @@ from trinity_bus.bus.read import batches
 from trinity_bus.bus.read.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
 from trinity_bus.bus.read.codecs import MIN_BOUND, BodyError, unpack
 from trinity_bus.bus.read.frames import Frames
-from trinity_bus.bus.read.record_parser import MAX_HEADERS
+from trinity_bus.bus.read.record_bounds import MAX_HEADERS
 
 PLACE = TopicPartition("ns.commands", 0)
 GOOD: list[Entry] = [(b"k", b"value", [("h", b"1")]), (None, b"", []), (b"k", None, [("x", None)])]

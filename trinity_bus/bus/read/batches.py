@@ -40,13 +40,11 @@ from aiokafka.errors import CorruptRecordException
 from trinity_bus.bus.client.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
 from trinity_bus.bus.read.codecs import BodyError, body_bound, record_limit, unpack
 from trinity_bus.bus.read.frames import HEADER, MAGIC_AT, Frames
-from trinity_bus.bus.read.record_parser import (
+from trinity_bus.bus.read.record_bounds import (
     MAX_HEADERS,
     WALK_BYTES,
     BadHeaderError,
-    Times,
     check_headers,
-    parse,
     pieces,
 )
 
@@ -158,39 +156,17 @@ class FetchedRecords:
     def _records(
         self, frame: memoryview, body: bytes | memoryview, base: int, last: int
     ) -> Iterator[ConsumerRecord | Unreadable]:
-        topic, partition = self._tp
-        expected, taken, limit = base, 0, self._limit
+        expected, taken = base, 0
         try:
             if len(body) > WALK_BYTES:
                 check_headers(body)
             for record in DefaultRecordBatch(_plain(frame, body)):
-                offset = record.offset
-                if not expected <= offset <= last:
+                if not expected <= record.offset <= last:
                     break
-                expected = offset + 1
+                expected = record.offset + 1
                 taken += 1
-                if offset < self.next_fetch_offset:
-                    continue
-                key, value, headers = record.key, record.value, record.headers
-                key_size = -1 if key is None else len(key)
-                value_size = -1 if value is None else len(value)
-                if key_size + value_size > limit or len(headers) > MAX_HEADERS:
-                    yield self._refused(offset, key, value, len(headers))
-                    continue
-                self.next_fetch_offset = expected
-                yield ConsumerRecord(
-                    topic,
-                    partition,
-                    offset,
-                    record.timestamp,
-                    record.timestamp_type,
-                    key,
-                    value,
-                    None,
-                    key_size,
-                    value_size,
-                    tuple(headers),
-                )
+                if record.offset >= self.next_fetch_offset:
+                    yield self._taken(record)
             else:
                 return
         except Exception:
@@ -198,37 +174,54 @@ class FetchedRecords:
             log.debug("a batch of %s is taken apart", self._tp, exc_info=True)
         yield from self._piecewise(frame, body, (base, expected, last), taken)
 
+    def _taken(self, record: Any) -> ConsumerRecord | Unreadable:
+        offset, key, value, headers = record.offset, record.key, record.value, record.headers
+        key_size = -1 if key is None else len(key)
+        value_size = -1 if value is None else len(value)
+        if key_size + value_size > self._limit or len(headers) > MAX_HEADERS:
+            return self._refused(offset, key, value, len(headers))
+        self.next_fetch_offset = offset + 1
+        return ConsumerRecord(
+            *self._tp,
+            offset,
+            record.timestamp,
+            record.timestamp_type,
+            key,
+            value,
+            None,
+            key_size,
+            value_size,
+            tuple(headers),
+        )
+
     def _piecewise(
         self, frame: memoryview, body: bytes | memoryview, offsets: tuple[int, int, int], taken: int
     ) -> Iterator[ConsumerRecord | Unreadable]:
-        # The records of a batch after the ``taken`` that the library could parse; ``offsets``: its first, the least
-        # that comes next, its last.
+        # The records of a batch after the ``taken`` that the library could parse, each as a batch by itself, so that a
+        # bad one costs itself alone. ``offsets``: the batch's first, the least that comes next, its last.
         base, expected, last = offsets
         header = HEADER.unpack_from(frame)
-        times = Times(header[7], header[8], is_append_time=bool(header[5] & _LOG_APPEND_TIME))
+        alone = HEADER.pack(*header[:5], header[5] & ~_CODEC, *header[6:12], 1)
         faults = 0
         try:
-            for piece in pieces(body, header[12], taken):
+            for whole, piece in pieces(body, header[12], taken):
                 _check_faults(faults)
                 _check_order(expected, expected, last)
                 try:
-                    item = parse(self._tp, piece, base, times)
-                except (BadHeaderError, CorruptRecordException) as error:
+                    if len(whole) > WALK_BYTES:
+                        check_headers(whole)
+                    (record,) = DefaultRecordBatch(alone + bytes(whole))
+                except Exception as error:  # noqa: BLE001 - whatever the parser in C raises
                     faults += 1
-                    reason = "bad_header" if isinstance(error, BadHeaderError) else "corrupt"
+                    reason = "bad_header" if isinstance(error, BadHeaderError | UnicodeDecodeError) else "corrupt"
                     if expected >= self.next_fetch_offset:
                         yield self._lost(expected, reason, _text(error), piece)
                     expected += 1
                     continue
-                _check_order(item.offset, expected, last)
-                expected = item.offset + 1
-                if item.offset < self.next_fetch_offset:
-                    continue
-                if len(item.key or b"") + len(item.value or b"") > self._limit:
-                    yield self._refused(item.offset, item.key, item.value, len(item.headers))
-                    continue
-                self.next_fetch_offset = expected
-                yield item
+                _check_order(record.offset, expected, last)
+                expected = record.offset + 1
+                if record.offset >= self.next_fetch_offset:
+                    yield self._taken(record)
         except CorruptRecordException as error:
             # No single record is to blame. If all have been returned already, the whole batch is named.
             self.next_fetch_offset = base if self.next_fetch_offset > last else self.next_fetch_offset
@@ -304,4 +297,6 @@ def _check_faults(faults: int) -> None:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"a header's name is not text: {error}"
     return str(error.args[0] if error.args else "") or type(error).__name__
