@@ -76,7 +76,7 @@ class Record(BaseModel):
     # fields that a program may leave out when it makes one, and what stands there then; on the wire they must be
     FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {}
 
-    _lists_of_items: ClassVar[set[str] | None] = None
+    LISTS_OF_ITEMS: ClassVar[frozenset[str]] = frozenset()
 
     if not TYPE_CHECKING:  # type checkers make the signature from the fields
 
@@ -102,15 +102,9 @@ class Record(BaseModel):
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
     @classmethod
-    def lists_of_items(cls) -> set[str] | None:
-        # None where there are none.
-        return cls._lists_of_items
-
-    @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls._lists_of_items = {
-            name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
-        } or None
+        fields = cls.model_fields.items()
+        cls.LISTS_OF_ITEMS = frozenset(name for name, field in fields if _is_of_items(field.annotation))
 
 
 _EXTRA = "extra_forbidden"

@@ -75,7 +75,7 @@ def _is_metrics(annotation: Any) -> bool:
 @lru_cache
 def _kinds(cls: type[Record]) -> dict[str, Any]:
     # The types of a record's lists of items, with their limits in msgspec's words.
-    fields = {name: cls.model_fields[name] for name in cls.lists_of_items() or ()}
+    fields = {name: cls.model_fields[name] for name in cls.LISTS_OF_ITEMS}
     return {name: Annotated[field.annotation, Meta(max_length=_most(field))] for name, field in fields.items()}
 
 
@@ -155,7 +155,7 @@ def _decoded(value: bytes, form: _Format, types: Mapping[str, type[Record]], kno
     if len(value) <= SMALL:
         data = form.map(value)
         cls = _record_type(data, form, types, known)
-        if cls.lists_of_items() is not None:
+        if cls.LISTS_OF_ITEMS:
             # All of a list at once: pydantic would ask for each.
             for name, kind in _kinds(cls).items():
                 if name in data:

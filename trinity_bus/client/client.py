@@ -45,13 +45,7 @@ from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
 
 class Client(Connected):
-    """Tasks to the mesh, and their results. When it is stopped, its batches go on.
-
-    Args:
-        settings: Where the log is. Read from the environment where absent.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: Whose its batches and tasks are: other clients of this name may end them, and share slots and caps.
-    """
+    """Tasks to the mesh, and their results. Its batches go on when it is stopped. Arguments: see :class:`Connected`."""
 
     def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "client") -> None:
         super().__init__(settings, bus, name, (RESULTS, DEAD_LETTERS, EXPERIENCES))
@@ -87,7 +81,6 @@ class Client(Connected):
         Raises:
             RefusedError: There is no task, the tasks are of both types, or the batch cannot be; nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
-            NoCoordinatorError: None answers.
         """
         connection = self._connected()
         given = f"batch-{uuid.uuid4().hex[:12]}" if batch_id is None else batch_id
@@ -177,7 +170,6 @@ class BatchHandle:
         """Wait for the next result, and take it. Its ``task_id`` is as it was given.
 
         Raises:
-            NoCoordinatorError: None answers.
             NotStartedError: The client was stopped.
             BusError: Results cannot be read any more.
         """
@@ -204,7 +196,6 @@ class BatchHandle:
         Raises:
             TimedOutError: Any other goes on, and can be asked again.
             UnknownBatchError: It ended so long ago that its result is forgotten.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connection.channel.finalize(self._name, batch_type=self.batch_type, timeout_s=timeout)
         check_reply(reply, self.batch_id, self.batch_type)
@@ -217,7 +208,6 @@ class BatchHandle:
 
         Raises:
             NotOwnerError: Somebody else has taken its id.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connection.channel.abort(
             self._name, reason=reason, keep_partial_results=keep_partial_results

@@ -53,6 +53,8 @@ class Connection:
 class Connected:
     """Base of all clients: connects and disconnects as often as it is told to, also as an async context manager.
 
+    Whatever asks the coordinator raises ``NoCoordinatorError`` where none answers.
+
     Args:
         settings: Where the log is. Read from the environment where absent.
         bus: A connected bus to use, that outlives this object; its own where absent.

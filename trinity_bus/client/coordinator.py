@@ -49,10 +49,8 @@ class RolloutCoordinator(Connected):
     """Batches, from submission to result. They go on when it is shut down.
 
     Args:
-        settings: Read from the environment where absent.
+        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
         rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: Whose its batches are: other clients of this name may end them, and share slots and caps with it.
         operator: Whether it ends batches whoever they belong to, which takes the rights of an operator.
     """
 
@@ -104,7 +102,6 @@ class RolloutCoordinator(Connected):
             RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
                 a batch id, or two tasks have one id. Nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
-            NoCoordinatorError: None answers.
         """
         batch = batch_name(batch_id)
         connection = self._connected()
@@ -136,7 +133,6 @@ class RolloutCoordinator(Connected):
             UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
             RefusedError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
             TimedOutError: ``Timeout waiting for batch X.``
-            NoCoordinatorError: None answers.
         """
         return await self._finalize(batch_id, "train", timeout)
 
@@ -156,7 +152,6 @@ class RolloutCoordinator(Connected):
 
         Raises:
             NotOwnerError: It is another producer's.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connected().channel.abort(
             batch_name(batch_id), operator=self._operator, reason=reason, keep_partial_results=keep_partial_results
@@ -171,7 +166,6 @@ class RolloutCoordinator(Connected):
         Raises:
             NotOwnerError: This object was not made with ``operator``.
             RefusedError: It cannot be passed over; the message says why.
-            NoCoordinatorError: None answers.
         """
         if not self._operator:
             raise NotOwnerError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
@@ -196,7 +190,6 @@ class RolloutCoordinator(Connected):
             SchemaError: A payload is no experience group; nothing was published.
             SendError: Not all are known to be durable.
             RefusedError: The coordinator has refused some; the others count. The message names each with the reason.
-            NoCoordinatorError: None answers.
         """
         if self._connection is None:
             raise NotStartedError("Experience pipeline is not initialized.")

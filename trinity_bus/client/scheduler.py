@@ -67,10 +67,8 @@ class Scheduler(Connected):
     Results that are there can be taken after the next ``start``.
 
     Args:
-        settings: Read from the environment where absent.
+        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
         rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client.
     """
 
     def __init__(

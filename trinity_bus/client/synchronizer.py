@@ -60,10 +60,8 @@ class Synchronizer(Connected):
     """Model versions. Reads what the log holds now when it is prepared.
 
     Args:
-        settings: Also the model's name. Read from the environment where absent.
+        settings: Also the model's name; for this, ``bus`` and ``name`` see :class:`Connected`.
         module_ref: Not used, with a line in the log: who is there is told by heartbeats.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client.
         clock: Seconds, steady, to tell who has fallen silent.
     """
 
@@ -244,7 +242,6 @@ class Synchronizer(Connected):
         Raises:
             RefusedError: It cannot be had; the message lists those that can.
             TimedOutError: The trainer did not answer.
-            NoCoordinatorError: No coordinator answers.
         """
         reply = await self._channel().publish_version(self._settings.mesh.model, version, asked_by)
         return _detail(reply)
@@ -263,7 +260,6 @@ class Synchronizer(Connected):
         Raises:
             RefusedError: It cannot be had; the message lists those that can.
             TimedOutError: The trainer did not answer; it is done when it does.
-            NoCoordinatorError: No coordinator answers.
         """
         reply = await self._channel().roll_back(self._settings.mesh.model, version, reason, asked_by)
         return _detail(reply)
