@@ -177,9 +177,9 @@ class Producer:
         )
         if span is not None:
             traceparent = current_traceparent(span)
-        all_headers = [(CONTENT_TYPE, _MSGPACK), *headers]
-        return await self._send(
-            topic, key.encode(), value, partition=partition, traceparent=traceparent, headers=all_headers, span=span
+        typed = [(CONTENT_TYPE, _MSGPACK), *headers]
+        return await self.send_raw(
+            topic, key, value, partition=partition, traceparent=traceparent, headers=typed, span=span
         )
 
     async def send_raw(
@@ -191,15 +191,37 @@ class Producer:
         partition: int | None = None,
         traceparent: str | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
+        span: Span | None = None,
     ) -> Awaitable[Position]:
         """Send bytes as they are: tombstones (``None``), dead letters, entries of a changelog. Else like :meth:`send`.
 
-        A ``traceparent`` among ``headers`` is kept as it is.
+        A ``traceparent`` among ``headers`` is kept as it is. A ``span`` ends when it is known how the send has ended.
         """
         raw_key = key.encode() if isinstance(key, str) else key
-        return await self._send(
-            topic, raw_key, value, partition=partition, traceparent=traceparent, headers=list(headers), span=None
-        )
+        all_headers = list(headers)
+        await self._let_others_run()
+        if not any(header == TRACEPARENT for header, _ in all_headers):
+            context = traceparent or current_traceparent()
+            if context is not None:
+                all_headers.append((TRACEPARENT, context.encode()))
+        limit = self._settings.max_message_bytes(topic)
+        if partition is None:
+            partition = self._partition_of(topic, raw_key, value)
+        if self._outgoing is not None and span is None:
+            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
+            return await self._outgoing.add(topic, partition, raw_key, value, all_headers)
+        name = topic.full_name(self._settings.namespace)
+        delivery = Delivery(topic, f"send to {name}", span)
+        try:
+            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
+            sending = await self._queue(name, raw_key, value, partition, all_headers)
+        except BaseException as error:
+            delivery.refused(error)
+            raise
+        delivery.accepted(sending)
+        if self._outgoing is not None:
+            self._outgoing.sent.append(delivery.position)
+        return delivery.position
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
         """Send many keys with their values to one partition, without headers, as part of the open transaction.
@@ -308,41 +330,6 @@ class Producer:
     async def flush(self) -> None:
         with kafka_errors("flush"):
             await self._connected().flush()
-
-    async def _send(
-        self,
-        topic: Topic,
-        key: bytes | None,
-        value: bytes | None,
-        *,
-        partition: int | None,
-        traceparent: str | None,
-        headers: list[tuple[str, bytes]],
-        span: Span | None,
-    ) -> Awaitable[Position]:
-        await self._let_others_run()
-        if not any(header == TRACEPARENT for header, _ in headers):
-            context = traceparent or current_traceparent()
-            if context is not None:
-                headers.append((TRACEPARENT, context.encode()))
-        limit = self._settings.max_message_bytes(topic)
-        if partition is None:
-            partition = self._partition_of(topic, key, value)
-        if self._outgoing is not None and span is None:
-            check(topic, key, value, partition, headers, max_message_bytes=limit)
-            return await self._outgoing.add(topic, partition, key, value, headers)
-        name = topic.full_name(self._settings.namespace)
-        delivery = Delivery(topic, f"send to {name}", span)
-        try:
-            check(topic, key, value, partition, headers, max_message_bytes=limit)
-            sending = await self._queue(name, key, value, partition, headers)
-        except BaseException as error:
-            delivery.refused(error)
-            raise
-        delivery.accepted(sending)
-        if self._outgoing is not None:
-            self._outgoing.sent.append(delivery.position)
-        return delivery.position
 
     def _partition_of(self, topic: Topic, key: bytes | None, value: bytes | None) -> int:
         if key is not None and not topic.any_partition:
