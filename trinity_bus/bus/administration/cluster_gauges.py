@@ -23,6 +23,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from trinity_bus.bus.administration.cluster import ClusterObserver, ClusterState, Disk
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.metrics import of_topic
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,7 @@ def _disks() -> dict[str, Disk]:
 
 
 def _by_topic(values: Mapping[str, float]) -> Iterable[Observation]:
-    return [
-        Observation(value, {names.MESSAGING_SYSTEM: "kafka", names.MESSAGING_DESTINATION_TEMPLATE: topic})
-        for topic, value in values.items()
-    ]
+    return [Observation(value, of_topic(topic)) for topic, value in values.items()]
 
 
 def _named(attribute: str, values: Mapping[str, float]) -> Iterable[Observation]:

@@ -17,6 +17,7 @@ a line for each part, and says which is gone or takes other arguments.
 from collections.abc import Iterable
 from contextvars import ContextVar
 from copy import copy
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -195,12 +196,8 @@ def _metadata_request(topics: list[str] | None) -> MetadataRequest:
     return MetadataRequest(topics or [], allow_auto_topic_creation=False)
 
 
-def _administrators_metadata_request(topics: list[str] | None) -> MetadataRequest:
-    return MetadataRequest(topics, allow_auto_topic_creation=False)
-
-
 client_module.create_conn = _create_conn
-admin_module.MetadataRequest = _administrators_metadata_request
+admin_module.MetadataRequest = partial(MetadataRequest, allow_auto_topic_creation=False)
 # A client that has no topic yet would ask for all of the cluster: seconds of both sides where many meshes share it.
 client_module.MetadataRequest = _metadata_request
 admin_module.AIOKafkaClient = consumer_module.AIOKafkaClient = producer_module.AIOKafkaClient = LogClient

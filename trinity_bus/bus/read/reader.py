@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from opentelemetry.metrics import get_meter
 
 from schemas.topic import Topic
 from trinity_bus import awake
@@ -31,7 +32,6 @@ from trinity_bus.bus.client.connection import METADATA_S, kafka_errors
 from trinity_bus.bus.client.internals import client_of
 from trinity_bus.bus.read.batches import Unreadable
 from trinity_bus.bus.read.consumers import LogPlace, log_offsets, make_consumer, stop_consumer
-from trinity_bus.bus.read.lag import watch_lag
 from trinity_bus.bus.read.received import Received, receive_all
 from trinity_bus.bus.read.stalls import Stalls, Standing
 from trinity_bus.bus.topics.growth import partitions_of
@@ -155,7 +155,7 @@ class Reader:
             await stop_consumer(client)
             raise
         self._running = client
-        watch_lag(self)
+        _LAG.watch(self)
 
     async def stop(self) -> None:
         """Disconnect. Records that were fetched and not returned are simply not read."""
@@ -408,3 +408,13 @@ class Reader:
         if self._running is None:
             raise BusError(f"the reader of {', '.join(self._topics)} is not started, or is stopped")
         return self._running
+
+
+# Readers belong to no consumer group, so no broker knows their lag; each tells its own.
+_LAG = metrics.Totals(Reader.lag, metrics.of_topic)
+get_meter("trinity_bus").create_observable_gauge(
+    "trinity.consumer.lag",
+    [_LAG.observe],
+    unit="{message}",
+    description="Records in the log and not yet read, by topic.",
+)
