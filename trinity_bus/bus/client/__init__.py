@@ -1,1 +1,1 @@
-"""The client library: its connections, credentials, errors and log, and what is used of it beyond what it documents."""
+"""The client library: connections, credentials, errors and log, and all that it does not document and is used here."""
