@@ -176,22 +176,12 @@ class FetchedRecords:
 
     def _taken(self, record: Any) -> ConsumerRecord | Unreadable:
         offset, key, value, headers = record.offset, record.key, record.value, record.headers
-        key_size = -1 if key is None else len(key)
-        value_size = -1 if value is None else len(value)
-        if key_size + value_size > self._limit or len(headers) > MAX_HEADERS:
+        sizes = (-1 if key is None else len(key), -1 if value is None else len(value))
+        if sum(sizes) > self._limit or len(headers) > MAX_HEADERS:
             return self._refused(offset, key, value, len(headers))
         self.next_fetch_offset = offset + 1
         return ConsumerRecord(
-            *self._tp,
-            offset,
-            record.timestamp,
-            record.timestamp_type,
-            key,
-            value,
-            None,
-            key_size,
-            value_size,
-            tuple(headers),
+            *self._tp, offset, record.timestamp, record.timestamp_type, key, value, None, *sizes, tuple(headers)
         )
 
     def _piecewise(
