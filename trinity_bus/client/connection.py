@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, REPLIES, TASKS
@@ -62,6 +62,8 @@ class Connected:
         topics: What it reads and writes besides tasks, commands and replies.
     """
 
+    _FIRST: ClassVar[str] = "start"  # what its users know the start by
+
     def __init__(self, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic]) -> None:
         self._given = settings, bus, name, topics
         self._connection: Connection | None = None
@@ -115,7 +117,7 @@ class Connected:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            raise NotStartedError(f"{type(self).__name__} is not connected: enter it as a context manager first.")
+            raise NotStartedError(f"{type(self).__name__} is not started: await {self._FIRST}() first.")
         return self._connection
 
 

@@ -96,6 +96,7 @@ class Synchronizer(Connected):
             settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"namespace": namespace})})
         return cls(settings, bus=bus)
 
+    _FIRST = "prepare"
     prepare = Connected.start
     shutdown = Connected.stop
 
@@ -275,7 +276,7 @@ class Synchronizer(Connected):
     def _follower(self) -> MeshFollower:
         self._connected()
         if self._mesh is None:
-            raise NotStartedError("Synchronizer is not connected.")
+            raise NotStartedError("Synchronizer is not started: await prepare() first.")
         return self._mesh
 
     def _weights(self) -> Path | None:

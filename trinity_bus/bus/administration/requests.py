@@ -206,8 +206,9 @@ def credential(user: str, password: str, *, salt: bytes | None = None, iteration
 
 def set_credentials(credentials: Sequence[Credential]) -> Any:
     """Return the request. Its response has a result for each user."""
-    rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, {}) for c in credentials]
-    return _SetCredentials([], rows, {})
+    tags: dict[int, bytes] = {}
+    rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, tags) for c in credentials]
+    return _SetCredentials([], rows, tags)
 
 
 @dataclass(frozen=True, slots=True)
