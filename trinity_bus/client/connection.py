@@ -62,7 +62,7 @@ class Connected:
         topics: What it reads and writes besides tasks, commands and replies.
     """
 
-    _FIRST: ClassVar[str] = "start"  # what its users know the start by
+    _NOT_YET: ClassVar[str] = "not started: await start() first."
 
     def __init__(self, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic]) -> None:
         self._given = settings, bus, name, topics
@@ -117,7 +117,7 @@ class Connected:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            raise NotStartedError(f"{type(self).__name__} is not started: await {self._FIRST}() first.")
+            raise NotStartedError(f"{type(self).__name__} is {self._NOT_YET}")
         return self._connection
 
 

@@ -82,7 +82,7 @@ class RolloutCoordinator(Connected):
         """Return a client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
         return cls(settings, models, auxiliary_models, bus=bus)
 
-    _FIRST = "prepare"
+    _NOT_YET = "not prepared: await prepare() first."
     prepare = Connected.start
     shutdown = Connected.stop
 

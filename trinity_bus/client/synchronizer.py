@@ -96,7 +96,7 @@ class Synchronizer(Connected):
             settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"namespace": namespace})})
         return cls(settings, bus=bus)
 
-    _FIRST = "prepare"
+    _NOT_YET = "not prepared: await prepare() first."
     prepare = Connected.start
     shutdown = Connected.stop
 
@@ -276,7 +276,7 @@ class Synchronizer(Connected):
     def _follower(self) -> MeshFollower:
         self._connected()
         if self._mesh is None:
-            raise NotStartedError("Synchronizer is not started: await prepare() first.")
+            raise NotStartedError(f"Synchronizer is {self._NOT_YET}")
         return self._mesh
 
     def _weights(self) -> Path | None:
