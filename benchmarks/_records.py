@@ -19,7 +19,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.experience import Rollout
-from schemas.grouping import build_group
+from schemas.groups.grouping import build_group
 from trinity_bus.weights.transport import Method, Source
 
 NOWHERE: Final = ("127.0.0.1", 1)

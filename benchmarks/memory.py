@@ -41,7 +41,7 @@ from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
 from schemas import Sampling
 from trinity_bus.config import TrainerSettings
-from trinity_bus.config.given import GivenSettings
+from trinity_bus.config.settings import GivenSettings
 from trinity_bus.sizing.memory import explorer_memory, trainer_need
 from trinity_bus.training.families import read_shape
 

@@ -12,7 +12,8 @@ from functools import partial, reduce
 from typing import Any
 
 import schemas
-from schemas import codec, topics, trainable
+from schemas import codec, topics
+from schemas.groups import trainable
 from schemas.topic import Topic
 from trinity_bus.bus import Received
 from trinity_bus.config import CoordinatorSettings, TrainerSettings
@@ -41,10 +42,9 @@ class Log:
 
     def append(self, topic: Topic, record: Any) -> schemas.Position:
         raw, records = codec.encode(record), self.topics[topic.name]
-        record = codec.decode(raw, *topic.records)
         if (shown := SHOWN.get(type(record))) is not None:
             print(f"{topic.name:<16} {shown(record)}")
-        records.append(Received(record, topic, 0, len(records), None, raw, (), None, timestamp_ms=0))
+        records.append(Received(codec.decode(raw, *topic.records), topic, 0, len(records), None, raw, (), None, 0))
         return schemas.Position(partition=0, offset=len(records) - 1)
 
     def unread(self, reader: str, *wanted: Topic) -> list[Any]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
     from schemas.examples import Demonstration, Preference
     from schemas.experience import ExperienceGroup, Rollout, Sample, SampledWith
-    from schemas.grouping import build_group
+    from schemas.groups.grouping import build_group
     from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
     from schemas.model_version import Member, ModelVersion, PublishedVersion
     from schemas.record import Record
@@ -90,7 +90,7 @@ _NAMES = {
     "VersionRefused VersionWanted WeightsSynced",
     "schemas.examples": "Demonstration Preference",
     "schemas.experience": "ExperienceGroup Rollout Sample SampledWith",
-    "schemas.grouping": "build_group",
+    "schemas.groups.grouping": "build_group",
     "schemas.message": "ContentPart FunctionCall FunctionSchema Message Tool ToolCall",
     "schemas.model_version": "Member ModelVersion PublishedVersion",
     "schemas.record": "Record",

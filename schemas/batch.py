@@ -9,6 +9,7 @@ newest weights; it takes no place in the order of training and is never FINALIZE
 and the batch ends when its client aborts it.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
@@ -17,10 +18,9 @@ from pydantic import BeforeValidator, Field
 
 from schemas.event import Position
 from schemas.experience import MAX_SAMPLES
-from schemas.free_form import MAX_ITEMS
-from schemas.items import AtLeastOne, DrawnBy, Item, Name
-from schemas.numbers import MAX_SECONDS, Count, Positive, Version, VersionOrNone
-from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.fields.items import AtLeastOne, DrawnBy, Item, Name
+from schemas.record import MAX_SECONDS, BatchType, Count, Identifier, Metrics, Positive, Record, Version, VersionOrNone
 from schemas.skipped import MAX_REASON_CHARS
 from schemas.task import MAX_REPEAT_TIMES
 
@@ -153,3 +153,29 @@ class TaskResult(Record):
     """How many were started."""
     error: str | None = None
     """The first error, or why it was cut off."""
+
+
+_ODD = re.compile(r"^[^A-Za-z0-9]|[^A-Za-z0-9._:/@-]")
+_ESCAPE = re.compile(r"u:([0-9a-f]{2,6}):")
+
+
+def escaped(batch_id: str) -> str:
+    """Return the name on the log of a batch whose id may be any text: an identifier, but for its length.
+
+    A character that no identifier has in its place, and ``#``, which ends the batch in the ids of its tasks, is written
+    as ``u:<code point in hex>:``. So an id that is an identifier is its own name, and a name may be given for an id.
+
+    >>> escaped("2/held out"), readable("2/heldu:20:out")
+    ('2/heldu:20:out', '2/held out')
+    """
+    return _ODD.sub(lambda found: f"u:{ord(found[0]):02x}:", batch_id)
+
+
+def readable(name: str) -> str:
+    """Return the id of a batch, for people; what cannot be printed stays escaped."""
+    return _ESCAPE.sub(_character, name)
+
+
+def _character(found: re.Match[str]) -> str:
+    code = int(found[1], 16)
+    return chr(code) if code <= 0x10FFFF and chr(code).isprintable() else found[0]

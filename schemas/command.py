@@ -26,9 +26,8 @@ from pydantic import Field, model_validator
 from schemas.batch import BatchState
 from schemas.event import ExperiencePiece
 from schemas.experience import MAX_PIECES
-from schemas.free_form import MAX_ITEMS
-from schemas.numbers import MAX_VERSION, Count, Positive, Version, VersionOrNone
-from schemas.record import BatchType, Identifier, Metrics, Record
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.record import MAX_VERSION, BatchType, Count, Identifier, Metrics, Positive, Record, Version, VersionOrNone
 from schemas.skipped import MAX_REASON_CHARS, Person
 from schemas.task import MAX_REPEAT_TIMES
 
@@ -36,7 +35,7 @@ MAX_WAIT_S = 7 * 86_400.0
 STATE_TOPIC: Final = "coordinator-state"  # name of the topic that has the coordinator's state
 
 
-class _Asked(Record):
+class AnyCommand(Record):
     """What every command has."""
 
     SCHEMA: ClassVar[str] = "asked"
@@ -52,7 +51,7 @@ class _Asked(Record):
         return str(getattr(self, self.SUBJECT))
 
 
-class Command(_Asked):
+class Command(AnyCommand):
     """What every command about a batch has."""
 
     SCHEMA: ClassVar[str] = "command"
@@ -119,7 +118,7 @@ class SkipBatch(Command):
     reason: Annotated[str, Field(min_length=1, max_length=MAX_REASON_CHARS)]
 
 
-class PublishVersion(_Asked):
+class PublishVersion(AnyCommand):
     """Make every explorer serve this version, and no newer one until I say so; or the newest again."""
 
     SCHEMA: ClassVar[str] = "command.publish_version"
@@ -130,7 +129,7 @@ class PublishVersion(_Asked):
     asked_by: Person | None = None
 
 
-class RollBack(_Asked):
+class RollBack(AnyCommand):
     """End a lineage that went wrong: train on from this version, serve it at once, discard what is newer.
 
     Batches that are FINALIZED by now, and that this version was not trained on, are passed over.
@@ -144,7 +143,7 @@ class RollBack(_Asked):
     asked_by: Person | None = None
 
 
-class Contribute(_Asked):
+class Contribute(AnyCommand):
     """Count these experiences as one task's, as if an explorer had answered it: they join the batch being filled.
 
     They lie on ``experiences`` by now, with ``explorer`` naming who contributes them: ``producer``, or else ``client``.
@@ -174,7 +173,7 @@ class Contribute(_Asked):
         return self
 
 
-class FinalizeUpgrade(_Asked):
+class FinalizeUpgrade(AnyCommand):
     """Write the coordinator's state as the present version does: no program of the version before reads it any more."""
 
     SCHEMA: ClassVar[str] = "command.finalize_upgrade"

@@ -10,10 +10,23 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from schemas.experience import MAX_PIECES, MAX_SAMPLES
-from schemas.free_form import MAX_ITEMS
-from schemas.items import AtLeastOne, Item, Name, Number
-from schemas.numbers import MAX_MIB, Count, Port, Positive, Seconds, Time, Version, VersionOrNone
-from schemas.record import BatchType, Identifier, Metrics, PlainMap, Record
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.fields.items import AtLeastOne, Item, Name, Number
+from schemas.record import (
+    MAX_MIB,
+    BatchType,
+    Count,
+    Identifier,
+    Metrics,
+    PlainMap,
+    Port,
+    Positive,
+    Record,
+    Seconds,
+    Time,
+    Version,
+    VersionOrNone,
+)
 from schemas.skipped import Rollback, SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
 

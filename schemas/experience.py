@@ -1,7 +1,7 @@
 """Experiences: the samples of one task's attempt, as the trainer needs them.
 
 One record holds a whole group, column by column: each field of all samples is one flat little-endian buffer, so that a
-group of any size is encoded with one copy and decoded with none. ``schemas.column`` has the columns' types, shapes and
+group of any size is encoded with one copy and decoded with none. ``schemas.groups.column`` has their types, shapes and
 meanings; optional ones cost nothing where they are absent. Token ids and logprobs are the engine's own; text is never
 tokenized again on the way.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from schemas.column import OPTIONAL_COLUMNS, Column
+from schemas.groups.column import OPTIONAL_COLUMNS, Column
 from schemas.record import BatchType, Metrics
 from schemas.sampling import Sampling
 
@@ -27,7 +27,7 @@ type UInt8 = NDArray[np.uint8]
 type Bool = NDArray[np.bool_]
 
 MAX_SAMPLES = 16_384  # of one group: enough for 16 turns of each of the most runs that a task may ask for
-MAX_PIECES = 32  # records that the group of one attempt may be split into: see ``schemas.pieces``
+MAX_PIECES = 32  # records that the group of one attempt may be split into: see ``schemas.groups.pieces``
 MAX_SPANS = 65_536
 MAX_METRICS = 64  # of one sample
 

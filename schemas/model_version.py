@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.numbers import Count, Port, Seconds, Version
-from schemas.record import Identifier, Metrics, Record
+from schemas.record import Count, Identifier, Metrics, Port, Record, Seconds, Version
 from schemas.skipped import Person, Rollback, SkippedBatches
 
 MAX_MEMBERS = 1024  # explorers of one round: more take the version in the next one

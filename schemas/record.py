@@ -18,10 +18,26 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import RecordError, shown
-from schemas.free_form import check_plain
+from schemas.fields.free_form import check_plain
 
 MAX_ID_LENGTH = 200
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@#-]*$"
+
+# Ranges of numbers: a reader adds counts up, compares versions with those of tokens, and shows times as dates. What no
+# honest writer can mean is refused where it is read.
+MAX_COUNT = 2**63 - 1  # of whatever is counted: what fits into a signed integer of 64 bits, as Kafka's offsets do
+MAX_VERSION = 2**31 - 1  # 32 bits are what experiences have for it
+MAX_SECONDS = 1e9  # of a duration: 31 years
+MAX_MIB = 1e9  # of memory
+MAX_TIME_S = 253_402_300_799  # of a time since the Unix epoch: the end of the year 9999, which is where dates end
+
+type Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+type Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+type Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]  # a model version; also a step, which makes one
+type VersionOrNone = Annotated[int, Field(ge=-1, le=MAX_VERSION)]  # -1 stands for no version
+type Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+type Time = Annotated[float, Field(ge=0, le=MAX_TIME_S, allow_inf_nan=False)]  # since the Unix epoch
+type Port = Annotated[int, Field(ge=0, le=65_535)]
 
 # a name that travels in keys, headers and file names: printable, no blanks
 type Identifier = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH, pattern=IDENTIFIER_PATTERN)]
@@ -36,7 +52,7 @@ type BatchType = Literal["train", "eval"]
 
 
 def _is_of_items(annotation: Any) -> bool:
-    # Whether it is a list of ``schemas.items``.
+    # Whether it is a list of ``schemas.fields.items``.
     inner = get_args(annotation)
     return get_origin(annotation) is list and isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct)
 
@@ -49,7 +65,7 @@ class Record(BaseModel):
     SCHEMA: ClassVar[str]
     VERSION: ClassVar[int] = 1
     MAX_BYTES: ClassVar[int] = 1 << 20  # of one encoded record
-    # whether it holds another record that is a large one by itself; see ``schemas.memory_estimate``
+    # whether it holds another record that is a large one by itself; see ``schemas.fields.memory_estimate``
     CARRIES: ClassVar[bool] = False
     SENT_ON: ClassVar[bool] = False  # whether who reads it writes it again, inside another record or a state
     # whether it is accepted as a JSON object too, because people and simple programs write it
@@ -60,7 +76,7 @@ class Record(BaseModel):
     # fields that a program may leave out when it makes one, and what stands there then; on the wire they must be
     FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {}
 
-    _lists_of_items: ClassVar[set[str] | None] = None
+    LISTS_OF_ITEMS: ClassVar[frozenset[str]] = frozenset()
 
     if not TYPE_CHECKING:  # type checkers make the signature from the fields
 
@@ -78,12 +94,7 @@ class Record(BaseModel):
         __init__.__pydantic_base_init__ = True
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the record as a plain map, schema and version first, absent (``None``) fields left out."""
-        wire: dict[str, Any] = msgspec.to_builtins(self.fields_to_wire(), builtin_types=(bytes,), enc_hook=_given)
-        return wire
-
-    def fields_to_wire(self) -> dict[str, Any]:
-        # The same, in which items are still items, and records inside are still records.
+        # As a plain map, schema and version first, absent fields left out; items and records inside are as they are.
         return {"schema": self.SCHEMA, "schema_version": self.VERSION, **self.given()}
 
     def given(self) -> dict[str, Any]:
@@ -91,22 +102,9 @@ class Record(BaseModel):
         return {name: value for name, value in self.__dict__.items() if value is not None}
 
     @classmethod
-    def lists_of_items(cls) -> set[str] | None:
-        # None where there are none.
-        return cls._lists_of_items
-
-    @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls._lists_of_items = {
-            name for name, field in cls.model_fields.items() if _is_of_items(field.annotation)
-        } or None
-
-
-def _given(record: Any) -> dict[str, Any]:
-    # Hook of msgspec, for records inside others.
-    if isinstance(record, Record):
-        return record.given()
-    raise TypeError(f"{type(record).__name__} is not plain data")
+        fields = cls.model_fields.items()
+        cls.LISTS_OF_ITEMS = frozenset(name for name, field in fields if _is_of_items(field.annotation))
 
 
 _EXTRA = "extra_forbidden"

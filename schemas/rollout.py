@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from schemas.event import Pause, Position
-from schemas.numbers import MAX_SECONDS, Count, Positive, Version
-from schemas.record import BatchType, Identifier, Record
+from schemas.record import MAX_SECONDS, BatchType, Count, Identifier, Positive, Record, Version
 from schemas.task import MAX_REPEAT_TIMES, Task
 
 

@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from schemas.numbers import MAX_VERSION, Count, Version
-from schemas.record import Identifier, Record
+from schemas.record import MAX_VERSION, Count, Identifier, Record, Version
 
 MAX_REASON_CHARS = 500
 MAX_PERSON_CHARS = 100

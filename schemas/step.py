@@ -45,10 +45,9 @@ from pydantic import Field
 
 from schemas.batch import MAX_BATCH_TASKS, ResultPart
 from schemas.event import Position
-from schemas.free_form import MAX_ITEMS
-from schemas.items import Item, Name, Number
-from schemas.numbers import Count, Positive, Seconds
-from schemas.record import Identifier, Metrics, Record
+from schemas.fields.free_form import MAX_ITEMS
+from schemas.fields.items import Item, Name, Number
+from schemas.record import Count, Identifier, Metrics, Positive, Record, Seconds
 from schemas.skipped import MAX_REASON_CHARS
 
 KEPT_STEPS = 1000  # of each trainer, whose records are kept
@@ -67,7 +66,7 @@ class LeftOut(Item, frozen=True, kw_only=True):
     """Samples of a task that are not trained on, for one reason."""
 
     task_id: Name
-    reason: Name  # one word, of ``schemas.trainable.FlawKind`` or of the trainer's choice
+    reason: Name  # one word, of ``schemas.groups.trainable.FlawKind`` or of the trainer's choice
     # their places in the task's group, all parts joined
     samples: Annotated[list[Number], Meta(min_length=1, max_length=MAX_ITEMS)]
     detail: Annotated[str, Meta(max_length=MAX_WHY_CHARS)] = ""  # what is wrong with the first of them

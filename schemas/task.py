@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from schemas.free_form import MAX_ITEMS
+from schemas.fields.free_form import MAX_ITEMS
 from schemas.message import MAX_MESSAGES, MAX_PROMPT_CHARS, MAX_TOOLS, Message, Tool, few_items
 from schemas.record import BatchType, Identifier, PlainMap, Record
 from schemas.sampling import Sampling

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from schemas.event import Position
-from schemas.numbers import Count, VersionOrNone
-from schemas.record import Identifier, Record
+from schemas.record import Count, Identifier, Record, VersionOrNone
 
 
 class TasksetPosition(Record):

@@ -33,8 +33,7 @@ from pydantic import Field, model_validator
 
 from schemas.event import Position
 from schemas.experience import MAX_SAMPLES
-from schemas.numbers import Count, Positive
-from schemas.record import Identifier, Record
+from schemas.record import Count, Identifier, Positive, Record
 
 type Float16 = NDArray[np.float16]
 

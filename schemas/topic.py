@@ -1,4 +1,4 @@
-"""A topic: what its records are, who writes and reads them, and how long it keeps them."""
+"""A topic: what its records are, who writes and reads them, how long it keeps them; and the headers of records."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +9,24 @@ type Role = Literal["coordinator", "explorer", "trainer", "taskset", "gateway", 
 DAY_MS = 24 * 3_600_000
 MIB = 1 << 20
 ROOM = 64 << 10  # for the key, the headers and Kafka's framing of one record
+
+# headers of Kafka records that every client may meet; values are UTF-8
+CONTENT_TYPE = "content-type"
+TRACEPARENT = "traceparent"  # W3C trace context: the span that sent this record
+TRACESTATE = "tracestate"
+
+MSGPACK = "application/vnd.msgpack"  # the registered media type of msgpack
+JSON = "application/json"
+
+# on dead letters: one word, of ``DecodeError.reason`` or of the reader that refused the record
+DLQ_REASON = "dlq.reason"
+DLQ_DETAIL = "dlq.detail"  # one line for people
+DLQ_TOPIC = "dlq.topic"  # the topic that it came from, without the namespace
+DLQ_PARTITION = "dlq.partition"
+DLQ_OFFSET = "dlq.offset"
+DLQ_LAST_OFFSET = "dlq.last_offset"  # the last of the offsets, where a whole batch of records cannot be read
+DLQ_SIZE = "dlq.size"  # where the value is only the beginning: how large all of it was, in bytes
+DLQ_SHA256 = "dlq.sha256"  # likewise: the hash of all of it, in hexadecimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

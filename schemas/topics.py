@@ -17,6 +17,7 @@ type with other writers has another topic.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from schemas.batch import BatchRecord, BatchSkipped, TaskResult
 from schemas.command import (
@@ -57,6 +58,7 @@ from schemas.topic import DAY_MS, MIB, ROOM, Topic
 from schemas.turn import Turn
 
 _HOUR_MS = DAY_MS // 24
+_compacted = partial(Topic, cleanup="compact", segment_ms=DAY_MS, segment_bytes=16 * MIB)
 
 TASKS = Topic(
     name="tasks",
@@ -175,13 +177,11 @@ COORDINATOR_EVENTS = Topic(
 )
 # one topic for each author, because rights are on topics: only the trainer may report a new version
 EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
-BATCHES = Topic(
+BATCHES = _compacted(
     name="batches",
     key="batch id, or skip and batch id",
-    cleanup="compact",
     max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
     description="A batch after each transition; a finalized one names the experiences that count. One partition, "
     "because the order of batches is the order of training. Of the batches that have ended and are "
@@ -190,13 +190,11 @@ BATCHES = Topic(
     writers=("coordinator",),
     readers=("trainer", "producer", "operator"),
 )
-STEPS = Topic(
+STEPS = _compacted(
     name="steps",
     key="trainer name/step, with stages trainer name/stage/step, and /ended behind it",
-    cleanup="compact",
     max_message_bytes=StepBegun.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=DAY_MS,
     segment_bytes=64 * MIB,
     description="What each step trains on, what it leaves out and why, written before the step begins: the last "
     "thousand steps of each trainer. A step that is repeated after a crash obeys it. Also the metrics of "
@@ -249,35 +247,26 @@ RESULTS = Topic(
     writers=("coordinator",),
     readers=("taskset", "producer", "operator"),
 )
-MODEL_VERSIONS = Topic(
+MODEL_VERSIONS = _compacted(
     name="model-versions",
     key="model name",
-    cleanup="compact",
     min_compaction_lag_ms=_HOUR_MS,
-    segment_ms=DAY_MS,
-    segment_bytes=16 * MIB,
     description="The version to serve, and the members that take part in its weight sync.",
     records=(ModelVersion,),
     writers=("coordinator",),
     readers=("explorer", "trainer", "taskset", "operator"),
 )
-TASKSETS = Topic(
+TASKSETS = _compacted(
     name="tasksets",
     key="taskset name",
-    cleanup="compact",
-    segment_ms=DAY_MS,
-    segment_bytes=16 * MIB,
     description="The position of each task set in its dataset.",
     records=(TasksetPosition,),
     writers=("taskset",),
     readers=("taskset",),
 )
-VERSION_HISTORY = Topic(
+VERSION_HISTORY = _compacted(
     name="version-history",
     key="model name/version",
-    cleanup="compact",
-    segment_ms=DAY_MS,
-    segment_bytes=16 * MIB,
     description="The last thousand published versions: step, metrics, checksum, checkpoint.",
     records=(PublishedVersion,),
     writers=("coordinator",),

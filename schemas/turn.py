@@ -23,8 +23,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from schemas.numbers import MAX_VERSION, Count, Positive
-from schemas.record import MAX_ID_LENGTH, Identifier, Record
+from schemas.record import MAX_ID_LENGTH, MAX_VERSION, Count, Identifier, Positive, Record
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_ANSWERS = 1024  # of one turn

@@ -69,8 +69,6 @@ def _topic_row(topic: Topic) -> str:
 
 def _entries(folder: Path, level: int) -> Iterator[str]:
     yield from _entry(f"{folder.name}/", folder / "__init__.py", level)
-    if level == 0 and folder.name == "schemas":
-        return
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield from _entries(package, level + 1)
     if folder.name == "trinity_bus":

@@ -15,13 +15,13 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from schemas import headers
+from schemas import topic as headers
 from schemas.codec import RECORDS
-from schemas.column import COLUMNS, OPTIONAL_COLUMNS
-from schemas.columns import GroupHeader
+from schemas.codec.columns import GroupHeader
 from schemas.experience import ExperienceGroup
-from schemas.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
-from schemas.group_rules import IDENTIFIERS
+from schemas.fields.free_form import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS
+from schemas.groups.column import COLUMNS, OPTIONAL_COLUMNS
+from schemas.groups.group_rules import IDENTIFIERS
 from schemas.record import Record
 from schemas.task import Task
 from schemas.topic import Topic

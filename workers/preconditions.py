@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from trinity_bus.bus.connection import client_options
+from trinity_bus.bus.client.connection import client_options
 from trinity_bus.config import Origins, Settings, SynchronizerSettings, WrongSettingsError, required
 from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.sections import Sections

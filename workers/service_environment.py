@@ -5,8 +5,8 @@ import os
 from pydantic import SecretStr
 
 from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, setting_fields
-from trinity_bus.config.names import FILE_SUFFIX
 from trinity_bus.config.sections import is_secret
+from trinity_bus.config.values import FILE_SUFFIX
 
 
 def service_environment(settings: Settings) -> dict[str, str]:

@@ -18,7 +18,7 @@ from schemas.codec import encode
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import Bus, Producer, Received
-from trinity_bus.bus.received import receive
+from trinity_bus.bus.read.received import receive
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS

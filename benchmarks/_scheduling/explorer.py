@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 
 from schemas import Member, ModelVersion, Sampling
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings

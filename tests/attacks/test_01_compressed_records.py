@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from schemas.event import Position
-from schemas.headers import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import DEAD_LETTERS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
@@ -24,7 +24,7 @@ from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import take
 from tests.support.mesh.waiting import until
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import KafkaSettings
 
 pytestmark = pytest.mark.integration

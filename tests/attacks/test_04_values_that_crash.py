@@ -25,17 +25,16 @@ from schemas import (
     StepTrained,
     SubmitBatch,
 )
-from schemas.codec import RECORDS, DecodeError, decode
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
-from schemas.items import Item
-from schemas.topic import Topic
+from schemas.codec import RECORDS, DecodeError, decode, encode
+from schemas.fields.items import Item
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, Topic
 from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
 from tests.support.fakes.mesh_records import dispatch
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of, take
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from trinity_bus.coordination.versions.weight_sync import Rounds
@@ -154,9 +153,12 @@ async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh
                 await trainer.until_trained(1)
                 order = record_of(explorer.orders[0])
                 for name in ("samples", "seconds"):
-                    spoiled = msgpack.packb({**completed(order, version=0, seconds=1.0).to_wire(), name: -1})
+                    wire = msgpack.unpackb(encode(completed(order, version=0, seconds=1.0)))
+                    spoiled = msgpack.packb({**wire, name: -1})
                     await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
-                await producer.send_raw(TRAINER_EVENTS, "t", msgpack.packb({**step(5).to_wire(), "version": -1}))
+                await producer.send_raw(
+                    TRAINER_EVENTS, "t", msgpack.packb({**msgpack.unpackb(encode(step(5))), "version": -1})
+                )
                 await producer.flush()
                 found = await read(bus, DEAD_LETTERS, 3)
                 await send_tasks(producer, 4, "later")

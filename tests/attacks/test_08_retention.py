@@ -24,7 +24,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import BrokerSettings, CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper

@@ -21,7 +21,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus, unused
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus, LogIdentity, Producer, Reader
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TasksetSettings, TrainerSettings
 from trinity_bus.health.process import readings
 from workers.taskset.dataset import load

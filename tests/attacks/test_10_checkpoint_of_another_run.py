@@ -16,7 +16,7 @@ from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus, LogIdentity
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest

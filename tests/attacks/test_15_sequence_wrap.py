@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.bus.internals import MAX_SEQUENCE
+from trinity_bus.bus.client.internals import MAX_SEQUENCE
 from trinity_bus.config import KafkaSettings
 
 pytestmark = pytest.mark.integration

@@ -24,8 +24,7 @@ from schemas import (
     VersionWanted,
 )
 from schemas.codec import encode
-from schemas.headers import DLQ_REASON
-from schemas.topic import Role, Topic
+from schemas.topic import DLQ_REASON, Role, Topic
 from schemas.topics import (
     BATCHES,
     COMMANDS,
@@ -45,7 +44,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Undecodable
-from trinity_bus.bus.received import header, receive
+from trinity_bus.bus.read.received import header, receive
 from workers.coordinator.changelog import INPUTS_KEY, pack_positions
 from workers.coordinator.input_reader import still_read
 

@@ -16,7 +16,7 @@ from schemas.codec import decode, encode
 from schemas.topics import OPERATOR_COMMANDS, TOPICS
 from tests.support.simulation.harness import Harness, batches, dispatches, errors, refusals, replies, statuses
 from trinity_bus.client import producer_name
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.errors import check_reply
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.batch import Batch
@@ -329,7 +329,7 @@ def test_users_keep_apart_who_has_the_same_name() -> None:
 def test_a_caller_is_told_that_a_batch_is_not_its_own() -> None:
     reply = CommandReply(client="c", command_id="1", batch_id="b", error="not_yours", detail="Batch b is of 'owner'.")
     with pytest.raises(PermissionError, match="'owner'"):
-        raise_refusal(reply, "b")
+        check_reply(reply, "b")
 
 
 def _running(harness: Harness) -> list[Dispatch]:

@@ -16,7 +16,7 @@ from schemas.codec import encode
 from schemas.task import Task
 from schemas.topics import TASKS
 from tests.support.simulation.harness import Harness, batches, dispatches, refusals
-from trinity_bus.bus.received import receive
+from trinity_bus.bus.read.received import receive
 from trinity_bus.config import MIN_OPEN_BYTES, CoordinatorSettings
 from trinity_bus.coordination.commit_schedule import MAX_TASK_BYTES, CommitSchedule
 from trinity_bus.coordination.limits import BATCH_SHARE

@@ -20,7 +20,7 @@ from benchmarks._records import completed
 from schemas import Dispatch, PublishedVersion, Task
 from schemas.codec import encode
 from schemas.errors import printable
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow

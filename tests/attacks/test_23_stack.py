@@ -32,9 +32,10 @@ from tests.support.mesh.compose_files import DEFAULTS, FILES, FOLDER, ROOT, fill
 from tests.support.mesh.prometheus_names import alert_rules
 from tests.support.mesh.waiting import until
 from tools import pin_images
-from trinity_bus.bus import Bus, cluster_gauges
-from trinity_bus.bus.certificates import expiry, file_expiries, shown_expiry
-from trinity_bus.bus.cluster import ClusterState, Disk, partition_sizes, under_replicated
+from trinity_bus.bus import Bus
+from trinity_bus.bus.administration import cluster_gauges
+from trinity_bus.bus.administration.certificates import expiry, file_expiries, shown_expiry
+from trinity_bus.bus.administration.cluster import ClusterState, Disk, partition_sizes, under_replicated
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 

@@ -16,8 +16,9 @@ from schemas.topics import REPLIES, TASKS
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import until, wait_until
-from trinity_bus.bus import Bus, Reader, stalls
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus import Bus, Reader
+from trinity_bus.bus.client.connection import administrator
+from trinity_bus.bus.read import stalls
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health import server as health

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from schemas import Position
-from schemas.numbers import MAX_COUNT
+from schemas.record import MAX_COUNT
 from schemas.topics import TURNS
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus

@@ -14,7 +14,8 @@ from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus, positions, stalls
+from trinity_bus.bus import Bus
+from trinity_bus.bus.read import positions, stalls
 from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader

@@ -13,8 +13,8 @@ import yaml
 
 from schemas.topics import TOPICS
 from tests.support.chart import CASES, RELEASE, helm
-from trinity_bus.bus.access import CLUSTER, USERS, Kind, Operation, Right, rights
-from trinity_bus.bus.topics import config_of, copies_for, durability
+from trinity_bus.bus.administration.access import CLUSTER, USERS, Kind, Operation, Right, rights
+from trinity_bus.bus.topics.creation import config_of, copies_for, durability
 from trinity_bus.config import KafkaSettings, Settings
 from workers.preconditions import problems
 

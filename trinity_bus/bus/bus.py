@@ -1,9 +1,9 @@
 """One process's access to the log."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -12,17 +12,17 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import TOPICS
-from trinity_bus.bus import growth
-from trinity_bus.bus import topics as topic_admin
-from trinity_bus.bus.cluster import ClusterObserver
-from trinity_bus.bus.connection import administrator, kafka_errors, wait_reachable
-from trinity_bus.bus.logs import throttle_client_logs
-from trinity_bus.bus.offsets import committed
-from trinity_bus.bus.positions import PositionReader
-from trinity_bus.bus.producer import Producer
-from trinity_bus.bus.reader import MAX_FETCH_BYTES, MAX_RECORDS, Reader, Start
-from trinity_bus.bus.received import Received
-from trinity_bus.bus.requests import LogIdentity, identity_of
+from trinity_bus.bus.administration.cluster import ClusterObserver
+from trinity_bus.bus.administration.requests import LogIdentity, identity_of
+from trinity_bus.bus.client.connection import administrator, kafka_errors, wait_reachable
+from trinity_bus.bus.client.logs import throttle_client_logs
+from trinity_bus.bus.read.offsets import committed
+from trinity_bus.bus.read.positions import PositionReader
+from trinity_bus.bus.read.reader import Reader, ReaderOptions
+from trinity_bus.bus.read.received import Received
+from trinity_bus.bus.topics import creation as topic_admin
+from trinity_bus.bus.topics import growth
+from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 
 
@@ -79,7 +79,7 @@ class Bus:
         # A leader that is announced may still be making its log; once offsets can be asked for, records can be sent.
         reader = await self._position_reader()
         for topic in created:
-            await reader.end_offsets(topic)
+            await reader.offsets(topic, "end")
 
     async def present(self, topics: Sequence[Topic] = TOPICS) -> list[Topic]:
         """Return which of these topics there are; creates nothing.
@@ -93,7 +93,7 @@ class Bus:
         """Give a topic so many partitions, while it is in use. Return how many it had.
 
         Raises:
-            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.growth`.
+            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.topics.growth`.
             BusError: There is no such topic, or the broker refuses.
         """
         return await growth.grow(await self._administrator(), self.settings, topic, partitions)
@@ -112,48 +112,9 @@ class Bus:
         full_id = None if transactional_id is None else f"{self.settings.namespace}.{transactional_id}"
         return Producer(self.settings, client_id=self.client_id, transactional_id=full_id)
 
-    def reader(
-        self,
-        *topics: Topic,
-        partitions: Sequence[int] | None = None,
-        start: Start = "end",
-        expect: Sequence[type] | None = None,
-        max_records: int = MAX_RECORDS,
-        fetch_bytes: int = MAX_FETCH_BYTES,
-        ahead: bool = False,
-        gather_s: float | None = None,
-        key: str | Collection[str] | None = None,
-    ) -> Reader:
-        """Return a reader of committed records, without a consumer group.
-
-        Args:
-            topics: What to read.
-            partitions: Which partitions of each; all of them where absent.
-            start: ``"beginning"``, ``"end"``, or ``{(topic name, partition): offset}``, in which a partition that is
-                missing starts at its beginning.
-            expect: The record types to decode; those of each topic where absent.
-            max_records: Most records that one batch returns.
-            fetch_bytes: Most bytes that the broker sends at once, and so about what the reader holds in memory; a
-                record that is larger comes alone.
-            ahead: Take records from the broker while the owner is busy, ``max_records`` of them and what comes with
-                the last. For one that must not find old records when it asks again.
-            gather_s: How long records may gather at the broker before it sends them, unless they are many: for one whom
-                nobody waits for. Absent: each is sent as it comes.
-            key: Pass over all records of other keys, without decoding them.
-        """
-        return Reader(
-            self.settings,
-            *topics,
-            client_id=self.client_id,
-            partitions=partitions,
-            start=start,
-            expect=expect,
-            max_records=max_records,
-            fetch_bytes=fetch_bytes,
-            ahead=ahead,
-            gather_s=gather_s,
-            key=key,
-        )
+    def reader(self, *topics: Topic, **options: Unpack[ReaderOptions]) -> Reader:
+        """Return a reader of committed records, without a consumer group."""
+        return Reader(self.settings, *topics, client_id=self.client_id, **options)
 
     async def identity(self, topic: Topic) -> LogIdentity:
         name = topic.full_name(self.settings.namespace)
@@ -163,15 +124,15 @@ class Bus:
 
     async def end_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the offset that the next committed record will have at least."""
-        return await (await self._position_reader()).end_offsets(topic)
+        return await (await self._position_reader()).offsets(topic, "end")
 
     async def written_ends(self, topic: Topic) -> dict[int, int]:
         """Partition to the offset of the next record; transactions that are open end before it."""
-        return await (await self._position_reader()).written_ends(topic)
+        return await (await self._position_reader()).offsets(topic, "written end")
 
     async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
         """Partition to the first offset that retention has kept."""
-        return await (await self._position_reader()).beginning_offsets(topic)
+        return await (await self._position_reader()).offsets(topic, "beginning")
 
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
         """Partition to the offset from which on all records were written at this time (epoch milliseconds) or later."""

@@ -46,6 +46,7 @@ from schemas import (
     SkipBatch,
     SubmitBatch,
 )
+from schemas.command import AnyCommand, Command
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus import awake
@@ -57,18 +58,6 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, NoCoordinatorError
 
 log = logging.getLogger(__name__)
-
-type AnyCommand = (
-    SubmitBatch
-    | FinalizeBatch
-    | AbortBatch
-    | CancelTasks
-    | SkipBatch
-    | Contribute
-    | PublishVersion
-    | RollBack
-    | FinalizeUpgrade
-)
 
 _NAME_CHARS: Final = 64
 
@@ -281,7 +270,7 @@ def _told(command: AnyCommand) -> str:
             return f"the versions of model {command.model!r}"
         case Contribute():
             return f"task {command.task_id!r}"
-        case FinalizeUpgrade():
-            return "the upgrade"
-        case _:
+        case Command():
             return f"batch {command.batch_id!r}"
+        case _:
+            return "the upgrade"

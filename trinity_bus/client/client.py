@@ -26,17 +26,16 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from schemas import BatchResult, ExperienceGroup, Task, TaskResult
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
-from trinity_bus.client.connection import Connection
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.connection import Connected, Connection
+from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
 from trinity_bus.client.results import Rejection, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
@@ -45,69 +44,23 @@ from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 
 
-class Client:
-    """Tasks to the mesh, and their results. Also an async context manager: ``start`` and ``stop``.
-
-    Args:
-        settings: Where the log is. Read from the environment where absent.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: Whose its batches and tasks are: other clients of this name may end them, and share slots and caps.
-    """
+class Client(Connected):
+    """Tasks to the mesh, and their results. Its batches go on when it is stopped. Arguments: see :class:`Connected`."""
 
     def __init__(self, settings: Settings | None = None, *, bus: Bus | None = None, name: str = "client") -> None:
-        self._settings = settings
-        self._bus = bus
-        self._name = name
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
+        super().__init__(settings, bus, name, (RESULTS, DEAD_LETTERS, EXPERIENCES))
         # Those of which results are to come, by the names of their batches on the log.
         self._handles: dict[str, BatchHandle] = {}
 
-    async def start(self) -> None:
-        """Connect. Nothing happens where that is done already.
+    async def _opened(self, connection: Connection) -> None:
+        bus = connection.bus
+        follower = TopicFollower(lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail)
+        await follower.start()
+        connection.stack.push_async_callback(follower.stop)
 
-        Raises:
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._connection is not None:
-                return
-            topics = (RESULTS, DEAD_LETTERS, EXPERIENCES)
-            connection = await Connection.open(self._settings, self._bus, self._name, topics)
-            try:
-                bus = connection.bus
-                follower = TopicFollower(
-                    lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail
-                )
-                await follower.start()
-                connection.stack.push_async_callback(follower.stop)
-            except BaseException:
-                await connection.close()
-                raise
-            self._connection = connection
-
-    async def stop(self) -> None:
-        """Disconnect. Batches go on; nothing happens where it is done already.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
-        async with self._changing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                self._fail(NotStartedError("the client was stopped; the batch goes on"))
-                self._handles.clear()
-                await connection.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
+    async def _closing(self) -> None:
+        self._fail(NotStartedError("the client was stopped; the batch goes on"))
+        self._handles.clear()
 
     async def submit(
         self,
@@ -128,7 +81,6 @@ class Client:
         Raises:
             RefusedError: There is no task, the tasks are of both types, or the batch cannot be; nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
-            NoCoordinatorError: None answers.
         """
         connection = self._connected()
         given = f"batch-{uuid.uuid4().hex[:12]}" if batch_id is None else batch_id
@@ -140,8 +92,7 @@ class Client:
             expected_task_count=len(named),
             min_wait_num=None if min_wait_num is None else min(min_wait_num, len(named)),
         )
-        if reply.error is not None:
-            raise_refusal(reply, given)
+        check_reply(reply, given)
         handle = self._handles[name] = BatchHandle(connection, given, kind, named)
         await send_tasks(connection.producer, named)
         return handle
@@ -171,11 +122,6 @@ class Client:
                 raise RecordGoneError(f"{received.place} cannot be read: {received.record.detail}")
             groups.append(received.record)
         return join_groups(groups) if groups else None
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise NotStartedError("Client is not started: await start() first.")
-        return self._connection
 
     def _take(self, received: Received[Any]) -> None:
         ended = rejection_of(received) if received.topic is DEAD_LETTERS else received.record
@@ -224,7 +170,6 @@ class BatchHandle:
         """Wait for the next result, and take it. Its ``task_id`` is as it was given.
 
         Raises:
-            NoCoordinatorError: None answers.
             NotStartedError: The client was stopped.
             BusError: Results cannot be read any more.
         """
@@ -251,11 +196,11 @@ class BatchHandle:
         Raises:
             TimedOutError: Any other goes on, and can be asked again.
             UnknownBatchError: It ended so long ago that its result is forgotten.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connection.channel.finalize(self._name, batch_type=self.batch_type, timeout_s=timeout)
-        if reply.error is not None or reply.result is None:
-            raise_refusal(reply, self.batch_id, self.batch_type)
+        check_reply(reply, self.batch_id, self.batch_type)
+        if reply.result is None:
+            raise RefusedError(f"Batch {self.batch_id}: {NO_RESULT}")
         return reply.result
 
     async def abort(self, reason: str, *, keep_partial_results: bool = False) -> None:
@@ -263,13 +208,11 @@ class BatchHandle:
 
         Raises:
             NotOwnerError: Somebody else has taken its id.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connection.channel.abort(
             self._name, reason=reason, keep_partial_results=keep_partial_results
         )
-        if reply.error is not None:
-            raise_refusal(reply, self.batch_id)
+        check_reply(reply, self.batch_id)
 
     def take(self, ended: TaskResult | Rejection) -> None:
         """Note how a task ended; the client calls it. A second word about the same task changes nothing."""

@@ -1,10 +1,11 @@
-"""What a client holds while it is connected: a bus, a producer and a command channel."""
+"""What a client holds while it is connected, a bus, a producer and a command channel; and how clients connect."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, REPLIES, TASKS
@@ -12,6 +13,7 @@ from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
+from trinity_bus.errors import NotStartedError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,77 @@ class Connection:
     async def close(self) -> None:
         """Disconnect; SendError where something that was sent is not known to be durable."""
         await self.stack.aclose()
+
+
+class Connected:
+    """Base of all clients: connects and disconnects as often as it is told to, also as an async context manager.
+
+    Whatever asks the coordinator raises ``NoCoordinatorError`` where none answers.
+
+    Args:
+        settings: Where the log is. Read from the environment where absent.
+        bus: A connected bus to use, that outlives this object; its own where absent.
+        name: Whose its batches and tasks are: other clients of this name may end them, and share slots and caps.
+        topics: What it reads and writes besides tasks, commands and replies.
+    """
+
+    _NOT_YET: ClassVar[str] = "not started: await start() first."
+
+    def __init__(self, settings: Settings | None, bus: Bus | None, name: str, topics: Sequence[Topic]) -> None:
+        self._given = settings, bus, name, topics
+        self._connection: Connection | None = None
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Connect. Nothing happens where that is done already.
+
+        Raises:
+            BusError: The broker cannot be reached.
+            BrokerError: No broker is configured, and no embedded one runs.
+        """
+        async with self._changing:
+            if self._connection is not None:
+                return
+            connection = await Connection.open(*self._given)
+            try:
+                await self._opened(connection)
+            except BaseException:
+                await connection.close()
+                raise
+            self._connection = connection
+
+    async def stop(self) -> None:
+        """Disconnect. Nothing happens where it is done already.
+
+        Raises:
+            SendError: Something that was sent is not known to be durable.
+        """
+        async with self._changing:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                try:
+                    await self._closing()
+                finally:
+                    await connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _opened(self, connection: Connection) -> None:
+        # What is to be closed goes on the connection's stack.
+        pass
+
+    async def _closing(self) -> None:
+        pass
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise NotStartedError(f"{type(self).__name__} is {self._NOT_YET}")
+        return self._connection
 
 
 def tell_unused(*given: object) -> None:

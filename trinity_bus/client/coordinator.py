@@ -27,7 +27,6 @@ no coordinator answers              ``NoCoordinatorError``
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from schemas import CommandReply, Task
@@ -35,8 +34,8 @@ from schemas.record import BatchType, Metrics
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
-from trinity_bus.client.connection import Connection, tell_unused
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.connection import Connected, tell_unused
+from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
 from trinity_bus.client.tasks import send_tasks
@@ -46,14 +45,12 @@ from trinity_bus.errors import NotOwnerError, NotStartedError, RefusedError
 log = logging.getLogger(__name__)
 
 
-class RolloutCoordinator:
-    """Batches, from submission to result. Also an async context manager: ``prepare`` and ``shutdown``.
+class RolloutCoordinator(Connected):
+    """Batches, from submission to result. They go on when it is shut down.
 
     Args:
-        settings: Read from the environment where absent.
+        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
         rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: Whose its batches are: other clients of this name may end them, and share slots and caps with it.
         operator: Whether it ends batches whoever they belong to, which takes the rights of an operator.
     """
 
@@ -68,12 +65,9 @@ class RolloutCoordinator:
         operator: bool = False,
     ) -> None:
         tell_unused(rollout_model, auxiliary_models)
-        self._settings = settings
-        self._bus = bus
-        self._name = name
+        topics = [EXPERIENCES, OPERATOR_COMMANDS] if operator else [EXPERIENCES]
+        super().__init__(settings, bus, name, topics)
         self._operator = operator
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
         self._submitting = asyncio.Lock()
 
     @classmethod
@@ -88,38 +82,9 @@ class RolloutCoordinator:
         """Return a client of its own, not yet prepared: there is no one actor to share, the state is in the service."""
         return cls(settings, models, auxiliary_models, bus=bus)
 
-    async def prepare(self) -> None:
-        """Connect. Nothing happens where that is done already.
-
-        Raises:
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._connection is not None:
-                return
-            topics = [EXPERIENCES, OPERATOR_COMMANDS] if self._operator else [EXPERIENCES]
-            self._connection = await Connection.open(self._settings, self._bus, self._name, topics)
-
-    async def shutdown(self) -> None:
-        """Disconnect. Batches go on; nothing happens where it is done already.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
-        async with self._changing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                await connection.close()
-
-    async def __aenter__(self) -> Self:
-        await self.prepare()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.shutdown()
+    _NOT_YET = "not prepared: await prepare() first."
+    prepare = Connected.start
+    shutdown = Connected.stop
 
     async def submit_batch(
         self, *, batch_id: BatchId, tasks: Sequence[Task], batch_type: BatchType, min_wait_num: int | None = None
@@ -138,7 +103,6 @@ class RolloutCoordinator:
             RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
                 a batch id, or two tasks have one id. Nothing was sent.
             SendError: The batch is registered, but not all tasks are known to be durable: abort it.
-            NoCoordinatorError: None answers.
         """
         batch = batch_name(batch_id)
         connection = self._connected()
@@ -151,8 +115,7 @@ class RolloutCoordinator:
             reply = await connection.channel.submit(
                 batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
             )
-            if reply.error is not None:
-                raise_refusal(reply, batch_id)
+            check_reply(reply, batch_id)
             await send_tasks(connection.producer, named)
 
     async def finalize_train_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
@@ -171,7 +134,6 @@ class RolloutCoordinator:
             UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
             RefusedError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
             TimedOutError: ``Timeout waiting for batch X.``
-            NoCoordinatorError: None answers.
         """
         return await self._finalize(batch_id, "train", timeout)
 
@@ -191,13 +153,11 @@ class RolloutCoordinator:
 
         Raises:
             NotOwnerError: It is another producer's.
-            NoCoordinatorError: None answers.
         """
         reply = await self._connected().channel.abort(
             batch_name(batch_id), operator=self._operator, reason=reason, keep_partial_results=keep_partial_results
         )
-        if reply.error is not None:
-            raise_refusal(reply, batch_id)
+        check_reply(reply, batch_id)
 
     async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
         """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
@@ -207,7 +167,6 @@ class RolloutCoordinator:
         Raises:
             NotOwnerError: This object was not made with ``operator``.
             RefusedError: It cannot be passed over; the message says why.
-            NoCoordinatorError: None answers.
         """
         if not self._operator:
             raise NotOwnerError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
@@ -232,7 +191,6 @@ class RolloutCoordinator:
             SchemaError: A payload is no experience group; nothing was published.
             SendError: Not all are known to be durable.
             RefusedError: The coordinator has refused some; the others count. The message names each with the reason.
-            NoCoordinatorError: None answers.
         """
         if self._connection is None:
             raise NotStartedError("Experience pipeline is not initialized.")
@@ -254,10 +212,9 @@ class RolloutCoordinator:
         reply: CommandReply = await self._connected().channel.finalize(
             batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s or None
         )
-        if reply.error is not None:
-            raise_refusal(reply, batch_id, batch_type)
+        check_reply(reply, batch_id, batch_type)
         if reply.result is None:
-            raise RefusedError(f"Batch {batch_id}: the coordinator's reply has no result; are both of one version?")
+            raise RefusedError(f"Batch {batch_id}: {NO_RESULT}")
         if reply.result.state == "aborted":
             log.warning("batch %s was aborted: nothing of it is trained on", batch_id)
         return {
@@ -266,8 +223,3 @@ class RolloutCoordinator:
             "finished_task_count": reply.result.finished_task_count,
             "metrics": dict(reply.result.metrics),
         }
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            raise NotStartedError("RolloutCoordinator is not prepared: await prepare() first.")
-        return self._connection

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from typing import Final
 
 from schemas import CommandReply
 from schemas.record import BatchType
@@ -10,12 +10,16 @@ from trinity_bus import awake
 from trinity_bus.client.ids import BatchId
 from trinity_bus.errors import NotOwnerError, RefusedError, TimedOutError, UnknownBatchError
 
+NO_RESULT: Final = "the coordinator's reply has no result; are both of one version?"
 
-def raise_refusal(reply: CommandReply, batch_id: BatchId, expected: BatchType | None = None) -> NoReturn:
-    """Raise what a reply with an error says.
+
+def check_reply(reply: CommandReply, batch_id: BatchId, expected: BatchType | None = None) -> None:
+    """Raise what a reply says, if that is an error.
 
     ``expected``: the type that the command took the batch to have, where it was to finalize it.
     """
+    if reply.error is None:
+        return
     if reply.error == "unknown_batch":
         raise UnknownBatchError(f"Batch {batch_id} is not registered.")
     if reply.error == "batch_closed" and expected is not None:

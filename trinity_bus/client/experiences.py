@@ -18,7 +18,7 @@ import msgspec
 
 from schemas import ExperienceGroup, ExperiencePiece, Position, Sample
 from schemas.codec import DecodeError, SchemaError, decode
-from schemas.pieces import join_groups, split_group
+from schemas.groups.pieces import join_groups, split_group
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Producer

@@ -5,7 +5,7 @@ what                   given         on the log                why
 =====================  ============  ========================  ====================================================
 batch of a             ``3``         ``3``                     the log has text only; results bring the id back as it
 ``RolloutCoordinator``                                         was given. ``3`` and ``"3"`` are one batch. Blanks and
-                                                               the like are escaped, see ``schemas.batch_names``
+                                                               the like are escaped, see ``schemas.batch``
 task                   ``gsm8k-7``   ``3#gsm8k-7``             a task id counts once on the whole log, and the same
                                                                task is asked again in another batch
 batch of a             ``3``         ``3@1f2e3d4c``            several schedulers number their steps alike, and one
@@ -23,7 +23,7 @@ from collections.abc import Set as AbstractSet
 from pydantic import TypeAdapter, ValidationError
 
 from schemas import Task
-from schemas.batch_names import escaped
+from schemas.batch import escaped
 from schemas.errors import shown
 from schemas.record import BatchType, Identifier
 from trinity_bus.config import KafkaSettings

@@ -27,7 +27,7 @@ from trinity_bus import awake
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.client.batch_tracker import BatchTracker
 from trinity_bus.client.connection import Connection
-from trinity_bus.client.errors import raise_refusal
+from trinity_bus.client.errors import check_reply
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
 from trinity_bus.client.results import CompletedTaskResult, rejection_of
 from trinity_bus.client.tasks import send_tasks
@@ -245,8 +245,7 @@ class OpenBatches:
                 await asyncio.shield(previous)
             if not target.submitted:
                 reply = await connection.channel.submit(target.name, batch_type=target.batch_type)
-                if reply.error is not None:
-                    raise_refusal(reply, batch.tracker.batch_id)
+                check_reply(reply, batch.tracker.batch_id)
                 target.submitted = True
             await send_tasks(connection.producer, tasks)
         except Exception as error:

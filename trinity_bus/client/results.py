@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from schemas import TaskResult
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.record import Metrics
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.client.ids import BatchId
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."

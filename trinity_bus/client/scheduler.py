@@ -38,15 +38,14 @@ from the limit of one attempt, not from that of all attempts together.
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, TopicFollower
 from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
-from trinity_bus.client.connection import Connection, tell_unused
+from trinity_bus.client.connection import Connected, Connection, tell_unused
 from trinity_bus.client.ids import BatchId
 from trinity_bus.client.open_batches import OpenBatches
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
@@ -60,14 +59,16 @@ log = logging.getLogger(__name__)
 _FLEET: Final = (CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport)
 
 
-class Scheduler:
-    """Runs tasks on the fleet. Also an async context manager: ``start`` and ``stop``.
+class Scheduler(Connected):
+    """Runs tasks on the fleet.
+
+    ``start`` also waits until a coordinator is heard (NoCoordinatorError where none is). ``stop`` ends every batch that
+    is open, its unfinished tasks cut off; where no coordinator answers (NoCoordinatorError) they stay open on the log.
+    Results that are there can be taken after the next ``start``.
 
     Args:
-        settings: Read from the environment where absent.
+        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
         rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client.
     """
 
     def __init__(
@@ -81,59 +82,10 @@ class Scheduler:
     ) -> None:
         tell_unused(rollout_model, auxiliary_models)
         self._settings = settings if settings is not None else Settings()
-        self._bus = bus
-        self._name = name
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
+        topics = (RESULTS, EXPLORER_EVENTS, COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES)
+        super().__init__(self._settings, bus, name, topics)
         self._batches = OpenBatches(self._settings.coordinator.group_size)
         self._mesh: MeshFollower | None = None
-
-    # ------------------------------------------------------------------------------------------------ start and stop
-
-    async def start(self) -> None:
-        """Connect, and wait until a coordinator is heard. Nothing happens where that is done already.
-
-        Raises:
-            NoCoordinatorError: None is heard.
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._connection is not None:
-                return
-            topics = (RESULTS, EXPLORER_EVENTS, COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES)
-            connection = await Connection.open(self._settings, self._bus, self._name, topics)
-            try:
-                await self._follow(connection)
-            except BaseException:
-                await connection.close()
-                raise
-            self._connection = connection
-
-    async def stop(self) -> None:
-        """End every batch that is open, its unfinished tasks cut off, and disconnect.
-
-        Results that are there can be taken after the next ``start``. Nothing happens where it is stopped already.
-
-        Raises:
-            NoCoordinatorError: None answers; batches stay open on the log. This object is stopped all the same.
-        """
-        async with self._changing:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                try:
-                    await self._batches.disconnect("the scheduler stops")
-                finally:
-                    await connection.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     # ------------------------------------------------------------------------------------------------------ batches
 
@@ -294,7 +246,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------------ internals
 
-    async def _follow(self, connection: Connection) -> None:
+    async def _closing(self) -> None:
+        await self._batches.disconnect("the scheduler stops")
+
+    async def _opened(self, connection: Connection) -> None:
         bus, fail = connection.bus, self._batches.fail
         results = TopicFollower(
             lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail, written=True

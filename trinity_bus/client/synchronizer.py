@@ -20,12 +20,9 @@ no coordinator answers              ``NoCoordinatorError``
 ==================================  ===================================================================================
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from schemas import CommandReply
@@ -33,7 +30,7 @@ from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HI
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.client.channel import CommandChannel
-from trinity_bus.client.connection import Connection, tell_unused
+from trinity_bus.client.connection import Connected, Connection, tell_unused
 from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
@@ -54,18 +51,17 @@ _STATUSES = {
     "draining": "running",
     "stopped": "stopped",
 }
+_TOPICS = (VERSION_HISTORY, MODEL_VERSIONS, *EVENTS)
 _LOOK_S = 1.0  # silence is news too: who waits looks again after so much of it
 WEIGHTS = "model.safetensors"
 
 
-class Synchronizer:
-    """Model versions. Also an async context manager: ``prepare`` and ``shutdown``.
+class Synchronizer(Connected):
+    """Model versions. Reads what the log holds now when it is prepared.
 
     Args:
-        settings: Also the model's name. Read from the environment where absent.
+        settings: Also the model's name; for this, ``bus`` and ``name`` see :class:`Connected`.
         module_ref: Not used, with a line in the log: who is there is told by heartbeats.
-        bus: A connected bus to use, that outlives this object; its own where absent.
-        name: What the coordinator's log calls this client.
         clock: Seconds, steady, to tell who has fallen silent.
     """
 
@@ -80,13 +76,9 @@ class Synchronizer:
     ) -> None:
         tell_unused(module_ref)
         self._settings = settings if settings is not None else Settings()
-        self._bus = bus
-        self._name = name
+        super().__init__(self._settings, bus, name, [*_TOPICS, OPERATOR_COMMANDS])
         self._clock = clock
         self._mesh: MeshFollower | None = None
-        self._stack: AsyncExitStack | None = None
-        self._connection: Connection | None = None
-        self._changing = asyncio.Lock()
 
     @classmethod
     def get_actor(
@@ -104,47 +96,14 @@ class Synchronizer:
             settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"namespace": namespace})})
         return cls(settings, bus=bus)
 
-    async def prepare(self) -> None:
-        """Connect, and read what the log holds now. Nothing happens where that is done already.
+    _NOT_YET = "not prepared: await prepare() first."
+    prepare = Connected.start
+    shutdown = Connected.stop
 
-        Raises:
-            BusError: The broker cannot be reached.
-            BrokerError: No broker is configured, and no embedded one runs.
-        """
-        async with self._changing:
-            if self._stack is None:
-                await self._connect()
-
-    async def _connect(self) -> None:
-        async with AsyncExitStack() as stack:
-            topics = [VERSION_HISTORY, MODEL_VERSIONS, *EVENTS]
-            connection = await Connection.open(self._settings, self._bus, self._name, [*topics, OPERATOR_COMMANDS])
-            stack.push_async_callback(connection.close)
-            state = MeshState(self._settings.mesh.model)
-            following = follow(connection.bus, topics=topics, state=state, clock=self._clock)
-            self._mesh = await stack.enter_async_context(following)
-            self._connection = connection
-            self._stack = stack.pop_all()
-
-    async def shutdown(self) -> None:
-        """Disconnect. Nothing happens where it is done already.
-
-        Raises:
-            SendError: Something that was sent is not known to be durable.
-        """
-        async with self._changing:
-            stack, self._stack, self._connection = self._stack, None, None
-            if stack is not None:
-                await stack.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.prepare()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.shutdown()
+    async def _opened(self, connection: Connection) -> None:
+        state = MeshState(self._settings.mesh.model)
+        following = follow(connection.bus, topics=_TOPICS, state=state, clock=self._clock)
+        self._mesh = await connection.stack.enter_async_context(following)
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
@@ -284,7 +243,6 @@ class Synchronizer:
         Raises:
             RefusedError: It cannot be had; the message lists those that can.
             TimedOutError: The trainer did not answer.
-            NoCoordinatorError: No coordinator answers.
         """
         reply = await self._channel().publish_version(self._settings.mesh.model, version, asked_by)
         return _detail(reply)
@@ -303,7 +261,6 @@ class Synchronizer:
         Raises:
             RefusedError: It cannot be had; the message lists those that can.
             TimedOutError: The trainer did not answer; it is done when it does.
-            NoCoordinatorError: No coordinator answers.
         """
         reply = await self._channel().roll_back(self._settings.mesh.model, version, reason, asked_by)
         return _detail(reply)
@@ -314,14 +271,12 @@ class Synchronizer:
         return self._follower().state
 
     def _channel(self) -> CommandChannel:
-        self._now()
-        if self._connection is None:
-            raise NotStartedError("prepare() comes first")
-        return self._connection.channel
+        return self._connected().channel
 
     def _follower(self) -> MeshFollower:
-        if self._stack is None or self._mesh is None:
-            raise NotStartedError("prepare() comes first")
+        self._connected()
+        if self._mesh is None:
+            raise NotStartedError(f"Synchronizer is {self._NOT_YET}")
         return self._mesh
 
     def _weights(self) -> Path | None:

@@ -4,30 +4,25 @@ Every setting has its place in a TOML file that ``TRINITY_BUS_CONFIG`` names, an
 counts more: ``TRINITY_BUS_<SECTION>__<SETTING>``: ``TRINITY_BUS_MESH__NAMESPACE=team-a``
 sets ``Settings().mesh.namespace``. A wrong value raises one :class:`~trinity_bus.errors.ConfigError` of one line.
 Secrets never appear in a message. Telemetry is also configured by the standard ``OTEL_`` variables. Durations are in
-seconds and end in ``_s``. Each section is a module of its own.
+seconds and end in ``_s``.
 """
 
-from trinity_bus.config.access import AccessSettings
-from trinity_bus.config.broker import BrokerSettings
 from trinity_bus.config.console import ConsoleSettings
-from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings
+from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings, TasksetSettings
 from trinity_bus.config.environment import forget_secrets
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.gateway import GatewaySettings
-from trinity_bus.config.health import HealthSettings
-from trinity_bus.config.kafka import KafkaSettings
+from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
 from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.messages import WrongSettingsError, required
-from trinity_bus.config.names import CONFIG_VARIABLE, env_name
+from trinity_bus.config.monitoring import HealthSettings, TelemetrySettings
 from trinity_bus.config.origins import Origins
-from trinity_bus.config.section import Section
 from trinity_bus.config.sections import secret_variables, sections, setting_fields, setting_paths
 from trinity_bus.config.settings import Settings
 from trinity_bus.config.synchronizer import SynchronizerSettings
-from trinity_bus.config.taskset import TasksetSettings
-from trinity_bus.config.telemetry import TelemetrySettings
-from trinity_bus.config.told import told_settings, values_told
+from trinity_bus.config.template import told_settings, values_told
 from trinity_bus.config.trainer import TrainerSettings
+from trinity_bus.config.values import CONFIG_VARIABLE, Section, env_name
 
 __all__ = [
     "CONFIG_VARIABLE",

@@ -5,9 +5,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from schemas.numbers import Port
-from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import MIN_KEY_CHARS, Count, HostName
+from schemas.record import Port
+from trinity_bus.config.values import MIN_KEY_CHARS, Count, HostName, Section, conflict
 
 type HeaderName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")]
 

@@ -1,6 +1,6 @@
-"""The section ``coordinator``: how tasks become batches, and who gets them."""
+"""The sections ``coordinator`` and ``taskset``: how tasks come, become batches, and who gets them."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -9,8 +9,7 @@ from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Identifier
 from schemas.task import Task
 from trinity_bus.config.mesh import of_mesh
-from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count, InstanceName, Seconds
+from trinity_bus.config.values import Count, ExistingFile, InstanceName, Seconds, Section, conflict
 
 MIN_OPEN_BYTES = 4 * Task.MAX_BYTES
 
@@ -131,3 +130,27 @@ class CoordinatorSettings(Section):
                 "coordinator.max_repeat_times_per_runner, or lower the batch size"
             )
         return self
+
+
+type OrderName = Literal["sequential", "shuffled", "random", "easy_to_hard", "by_difficulty"]
+
+
+class TasksetSettings(Section):
+    """A task set, which turns a dataset into tasks. See docs/tasksets.md."""
+
+    name: Identifier = "taskset-0"
+    """Its identity across restarts, and the prefix of its task ids. Use another name for another dataset."""
+    path: ExistingFile | None = None
+    """Tasks to train on: a JSONL file, or a description in TOML of training and evaluation sets. See
+    docs/tasksets.md."""
+    order: OrderName = "shuffled"
+    """Order of rows. ``sequential``, ``shuffled`` and ``easy_to_hard`` use each once an epoch, ``random`` chooses at
+    random, and ``by_difficulty`` prefers rows of which some runs did well and some did not."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the order."""
+    epochs: Count | None = None
+    """How often each row is used. Unset: no end."""
+    ahead: Count = 256
+    """Tasks that are produced and not answered; use at least two batches."""
+    eval_interval: Count = 10
+    """Versions from one evaluation to the next."""

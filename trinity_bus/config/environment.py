@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic_settings import EnvSettingsSource
 
-from trinity_bus.config.names import CONFIG_VARIABLE, ENV_PREFIX, FILE_SUFFIX
 from trinity_bus.config.sections import secret_variables, setting_paths
+from trinity_bus.config.values import CONFIG_VARIABLE, ENV_PREFIX, FILE_SUFFIX
 from trinity_bus.errors import ConfigError
 
 _MAX_SECRET_BYTES = 64 << 10
@@ -65,9 +65,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return [
         variable
         for variable, value in environ.items()
-        if (name := variable.upper()).startswith(ENV_PREFIX) and name not in known and not _is_service_link(name, value)
+        if (name := variable.upper()).startswith(ENV_PREFIX)
+        and name not in known
+        and _LINK.search(name) is None
+        and not (name.endswith("_PORT") and "://" in value)
     ]
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    return _LINK.search(name) is not None or (name.endswith("_PORT") and "://" in value)

@@ -8,12 +8,19 @@ from pydantic import Field, JsonValue, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
-from schemas.numbers import MAX_VERSION, Port
-from schemas.record import Identifier
+from schemas.record import MAX_VERSION, Identifier, Port
 from trinity_bus.config.mesh import Dtype, TemplateOptions, of_mesh
-from trinity_bus.config.names import ENV_PREFIX
-from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, Options, Seconds, Size, allowed_options
+from trinity_bus.config.values import (
+    ENV_PREFIX,
+    Count,
+    HostName,
+    InstanceName,
+    Options,
+    Seconds,
+    Section,
+    Size,
+    allowed_options,
+)
 
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
-from trinity_bus.config.names import CONFIG_VARIABLE, FILE_SUFFIX, env_name
 from trinity_bus.config.sections import is_secret, setting_fields
+from trinity_bus.config.values import CONFIG_VARIABLE, FILE_SUFFIX, env_name
 from trinity_bus.errors import ConfigError
 
 MAX_TOML_BYTES = 1 << 20

@@ -2,11 +2,9 @@
 
 from pydantic import Field, SecretStr
 
-from schemas.numbers import Port
-from schemas.record import Identifier
+from schemas.record import Identifier, Port
 from trinity_bus.config.mesh import TemplateOptions, of_mesh
-from trinity_bus.config.section import Section
-from trinity_bus.config.values import Count, HostName, InstanceName, Seconds
+from trinity_bus.config.values import Count, HostName, InstanceName, Seconds, Section
 
 
 class GatewaySettings(Section):

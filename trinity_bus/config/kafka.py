@@ -1,13 +1,13 @@
-"""The section ``kafka``: where the log is and how to reach it."""
+"""The sections ``kafka``, ``access`` and ``broker``: the log, its users, and the embedded one."""
 
-from typing import Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from schemas.topic import Topic
 from trinity_bus.config.mesh import Namespace, of_mesh
-from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count, ExistingFile, Seconds, Servers
+from trinity_bus.config.values import Count, ExistingFile, Seconds, Section, Servers, conflict
 
 
 class KafkaSettings(Section):
@@ -61,3 +61,51 @@ class KafkaSettings(Section):
             lacking, given = ("keyfile", "certfile") if self.ssl_keyfile is None else ("certfile", "keyfile")
             raise conflict(f"kafka.ssl_{lacking} is not set: it goes together with kafka.ssl_{given}")
         return self
+
+
+class AccessSettings(Section):
+    """Passwords and quotas that ``trinity-bus access apply`` sets for the mesh's users."""
+
+    coordinator_password: SecretStr | None = None
+    """Of the coordinators. Unset, here and below: the password is not changed. Services do not read these; they log in
+    with ``kafka.sasl_username`` and ``kafka.sasl_password``."""
+    explorer_password: SecretStr | None = None
+    """Of the explorers."""
+    trainer_password: SecretStr | None = None
+    """Of the trainer."""
+    taskset_password: SecretStr | None = None
+    """Of the task sets."""
+    gateway_password: SecretStr | None = None
+    """Of the gateways."""
+    producer_password: SecretStr | None = None
+    """Of programs that send their own tasks and batches, in any language."""
+    operator_password: SecretStr | None = None
+    """Of operators, who use the command line: all rights of producers, ending others' batches, and versions."""
+    admin_password: SecretStr | None = None
+    """Of the user that creates topics."""
+    producer_write_bytes_s: Count | None = None
+    """Bytes a second that all producers together may send to a broker before it throttles them. Unset, here and below:
+    unlimited; ``trinity-bus access apply`` removes an earlier quota."""
+    producer_read_bytes_s: Count | None = None
+    """Bytes a second that all producers together may read from a broker."""
+    producer_request_percent: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Share of a broker thread's time for their requests, in percent: 100 is one thread."""
+
+
+class BrokerSettings(Section):
+    """The embedded broker, used if no other is configured."""
+
+    port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+    """Port on the loopback interface. 0: any free one. Unset: the last one of this data folder, else 9092 or any free
+    one."""
+    data_dir: Path | None = None
+    """Folder of the log. Unset: ``trinity-bus/broker`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    cache_dir: Path | None = None
+    """Folder of downloads (Kafka's jars). Unset: ``trinity-bus`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    heap_mib: Annotated[int, Field(ge=128)] = 512
+    """Maximum Java heap, MiB. The operating system caches the log itself."""
+    fsync: bool = False
+    """Write each record to the disk before it is acknowledged. Without this, acknowledged records survive a crash of
+    the broker but not of the machine."""
+    start_timeout_s: Seconds = 120.0
+    """Timeout of the broker's start."""

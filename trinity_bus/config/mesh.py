@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from schemas.record import Identifier
-from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count, Size
+from trinity_bus.config.values import Count, Section, Size, conflict
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Mode = Literal["both", "explore", "train", "bench", "serve"]

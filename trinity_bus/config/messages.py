@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic_core import ErrorDetails
 
-from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
-from trinity_bus.config.section import CONFLICT
 from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_fields
+from trinity_bus.config.values import CONFLICT, ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
 from trinity_bus.errors import ConfigError
 
 _MAX_SHOWN = 120

@@ -10,8 +10,8 @@ from pydantic_settings import BaseSettings
 from trinity_bus.config.environment import unknown_variables
 from trinity_bus.config.file import File
 from trinity_bus.config.messages import nearest, not_a_setting
-from trinity_bus.config.names import FILE_SUFFIX, env_name
 from trinity_bus.config.sections import sections, setting_fields
+from trinity_bus.config.values import FILE_SUFFIX, env_name
 
 # settings that the command line gives: their variables are set for the sake of the processes that it starts
 OPTIONS: set[str] = set()

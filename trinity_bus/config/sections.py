@@ -4,27 +4,24 @@ from collections.abc import Iterator
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from trinity_bus.config.access import AccessSettings
-from trinity_bus.config.broker import BrokerSettings
 from trinity_bus.config.console import ConsoleSettings
-from trinity_bus.config.coordinator import CoordinatorSettings
+from trinity_bus.config.coordinator import CoordinatorSettings, TasksetSettings
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.gateway import GatewaySettings
-from trinity_bus.config.health import HealthSettings
-from trinity_bus.config.kafka import KafkaSettings
+from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
 from trinity_bus.config.mesh import MeshSettings, is_of_mesh
-from trinity_bus.config.names import env_name
-from trinity_bus.config.section import Section, conflict
+from trinity_bus.config.monitoring import HealthSettings, TelemetrySettings
 from trinity_bus.config.synchronizer import SynchronizerSettings
-from trinity_bus.config.taskset import TasksetSettings
-from trinity_bus.config.telemetry import TelemetrySettings
 from trinity_bus.config.trainer import TrainerSettings
+from trinity_bus.config.values import Section, conflict, env_name
 
 
 class Sections(BaseSettings):
     """All sections. :class:`~trinity_bus.config.settings.Settings` reads them."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     # The first, because the others take from it.
     mesh: MeshSettings = Field(default_factory=MeshSettings)
@@ -46,32 +43,16 @@ class Sections(BaseSettings):
     def _take_from_mesh(cls, section: Section, info: ValidationInfo) -> Section:
         # Unless a program has made it with values of its own.
         mesh = info.data.get("mesh")
-        shared = {name for name, field in type(section).model_fields.items() if is_of_mesh(field)}
         if mesh is None:
             # The section itself, or the one that is wrong.
             return section
-        return section.model_copy(update={name: getattr(mesh, name) for name in shared - section.model_fields_set})
-
-    @field_validator("explorer", mode="after")
-    @classmethod
-    def _explores_as_the_mesh_does(cls, section: ExplorerSettings, info: ValidationInfo) -> ExplorerSettings:
-        mesh = info.data.get("mesh")
-        if mesh is None:
-            return section
-        follows = "trainer" if mesh.mode == "both" else "none"
-        return section.model_copy(
-            update={"model_path": section.model_path or mesh.model_path, "follows": section.follows or follows}
-        )
-
-    @field_validator("gateway", "console", mode="after")
-    @classmethod
-    def _has_the_tokenizer_of_the_mesh[S: (GatewaySettings, ConsoleSettings)](
-        cls, section: S, info: ValidationInfo
-    ) -> S:
-        mesh = info.data.get("mesh")
-        if mesh is None:
-            return section
-        return section.model_copy(update={"model_path": section.model_path or mesh.model_path})
+        shared = {name for name, field in type(section).model_fields.items() if is_of_mesh(field)}
+        taken = {name: getattr(mesh, name) for name in shared - section.model_fields_set}
+        if isinstance(section, ExplorerSettings | GatewaySettings | ConsoleSettings):
+            taken["model_path"] = section.model_path or mesh.model_path
+        if isinstance(section, ExplorerSettings):
+            taken["follows"] = section.follows or ("trainer" if mesh.mode == "both" else "none")
+        return section.model_copy(update=taken)
 
     @field_validator("coordinator", mode="after")
     @classmethod

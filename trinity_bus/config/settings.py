@@ -1,5 +1,6 @@
 """All settings, read once at the start and checked before anything else starts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -8,9 +9,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from trinity_bus.config.environment import Environment
 from trinity_bus.config.file import File
 from trinity_bus.config.messages import WrongSettingsError, line
-from trinity_bus.config.names import ENV_DELIMITER, ENV_PREFIX, env_name
 from trinity_bus.config.origins import Origins
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.values import ENV_DELIMITER, ENV_PREFIX, env_name
 
 
 class Settings(Sections):
@@ -25,20 +26,12 @@ class Settings(Sections):
         env_nested_delimiter=ENV_DELIMITER,
         # Compose files pass on unset variables as empty ones.
         env_ignore_empty=True,
-        frozen=True,
-        extra="forbid",
     )
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        del env_settings, dotenv_settings, file_secret_settings
         return init_settings, Environment(settings_cls), File(settings_cls)
 
     def __init__(self, **values: Any) -> None:
@@ -59,3 +52,28 @@ class Settings(Sections):
                 raise
         if problems:
             raise WrongSettingsError(problems) from None
+
+
+class GivenSettings(Sections):
+    """Settings that somebody has thought of, and nobody has set: neither the environment nor a file has a say."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[str, str]]:
+    """Return settings by their places, such as ``mesh.model_path``, text as in variables; or None and the faults."""
+    # What is wrong is a line each, by the setting or section that is.
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section, _, name = path.partition(".")
+        nested.setdefault(section, {})[name] = value
+    try:
+        return GivenSettings(**nested), {}  # type: ignore[arg-type] # which are validated
+    except ValidationError as error:
+        # The cause is left out: it prints the whole input, secrets included.
+        details = error.errors(include_url=False)
+    return None, {".".join(map(str, one["loc"][:2])): line(one, str, str) for one in details}

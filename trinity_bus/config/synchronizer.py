@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.model_version import MAX_MEMBERS
-from trinity_bus.config.section import Section, conflict
-from trinity_bus.config.values import Count, ExistingFile, Seconds
+from trinity_bus.config.values import Count, ExistingFile, Seconds, Section, conflict
 
 
 class SynchronizerSettings(Section):

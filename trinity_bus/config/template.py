@@ -1,22 +1,27 @@
-"""What is made of the settings' types for who writes a file of them: a commented file, and a schema for editors."""
+"""Settings as text: a commented file, a schema for editors, and what services report, without secrets and bounded."""
 
 import inspect
 import json
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
+from schemas.event import MAX_SETTING_CHARS
 from trinity_bus.config.mesh import is_of_mesh
-from trinity_bus.config.section import Section
-from trinity_bus.config.sections import Sections, is_secret, sections
+from trinity_bus.config.sections import Sections, is_secret, sections, setting_fields
+from trinity_bus.config.values import Section
+from trinity_bus.errors import ConfigError
 
 # the schema, rendered; editors that know TOML find it by the first line of a file, ``#:schema``
 SCHEMA: Final = Path(__file__).with_name("mesh.schema.json")
 _WIDTH: Final = 118
+_WHO: Final = re.compile(r"://[^/@\s]*@")  # who logs in, in an address
 
 
 def template() -> str:
@@ -90,3 +95,31 @@ def _without_null(field: dict[str, Any]) -> None:
     if len(kinds) == 1:
         del field["anyOf"]
         field.update(kinds[0])
+
+
+def told_settings(settings: Sections, *sections: str) -> dict[str, str]:
+    """Return the settings of some sections as text, by their paths; empty where one is not set."""
+    told = {}
+    for path, field in setting_fields().items():
+        section, _, name = path.partition(".")
+        if section in sections and not is_secret(field):
+            value = getattr(getattr(settings, section), name)
+            text = "" if value is None else toml_value(to_jsonable_python(value))
+            told[path] = _WHO.sub("://***@", text)[:MAX_SETTING_CHARS]
+    return told
+
+
+def values_told(told: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]:
+    """Return the values of some settings that ``told_settings`` has made text of, by their paths; those that are set.
+
+    Raises:
+        ConfigError: A text is no value any more: it was too long to be told whole, or somebody else has written it.
+    """
+    found = {}
+    for path in paths:
+        if text := told.get(path):
+            try:
+                found[path] = tomllib.loads(f"value = {text}")["value"]
+            except (ValueError, KeyError, RecursionError):
+                raise ConfigError(f"what was told of {path} is no value: {text[:80]!r}") from None
+    return found

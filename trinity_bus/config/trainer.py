@@ -7,10 +7,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, JsonValue, SecretStr, field_validator
 
 from schemas.batch import MAX_BATCH_TASKS
-from schemas.free_form import MAX_ITEMS
+from schemas.fields.free_form import MAX_ITEMS
 from schemas.step import KEPT_STEPS
 from trinity_bus.config.mesh import of_mesh
-from trinity_bus.config.section import Section
 from trinity_bus.config.values import (
     Count,
     HostName,
@@ -18,6 +17,7 @@ from trinity_bus.config.values import (
     Options,
     PortRange,
     Seconds,
+    Section,
     Size,
     allowed_options,
     ports_of,

@@ -1,4 +1,4 @@
-"""Kinds of values that several settings have."""
+"""What sections are made of: their base, their names in the environment, and kinds of values."""
 
 import difflib
 import re
@@ -7,14 +7,38 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
 
 from schemas.record import Identifier
 
+ENV_PREFIX = "TRINITY_BUS_"
+ENV_DELIMITER = "__"
+FILE_SUFFIX = "_FILE"
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"  # names the settings file
 MIN_KEY_CHARS = 16  # of what somebody is let in by
 _PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
 _SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
+
+
+def env_name(path: str) -> str:
+    """Return the environment variable of a setting: ``"mesh.namespace"`` gives ``"TRINITY_BUS_MESH__NAMESPACE"``."""
+    return ENV_PREFIX + path.replace(".", ENV_DELIMITER).upper()
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and a misspelt name is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+CONFLICT = "conflicting_settings"
+
+
+def conflict(text: str) -> PydanticCustomError:
+    """Return the error of settings that contradict each other."""
+    # The text names settings by their places, such as ``kafka.sasl_password``: they are told with where they come from.
+    return PydanticCustomError(CONFLICT, "{text}", {"text": text})
 
 
 def _existing_file(path: Path) -> Path:

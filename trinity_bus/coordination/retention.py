@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schemas import BatchLifecycleState, BatchRecord, Position
-from schemas.numbers import MAX_COUNT
+from schemas.record import MAX_COUNT
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES, TURNS
 from trinity_bus.coordination.batches.parts import AttemptKey
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from schemas.vectors import INT32
+from schemas.groups.vectors import INT32
 from trinity_bus.gateway.fleet import ServingExplorer
 
 BLOCK: Final = 64  # tokens; several of an engine's own blocks

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from schemas.experience import UInt8
-from schemas.numbers import MAX_VERSION
-from schemas.vectors import FLOAT32, INT32, UINT8
+from schemas.groups.vectors import FLOAT32, INT32, UINT8
+from schemas.record import MAX_VERSION
 from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 
 PATH: Final = "/generate"

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trinity_bus import awake
-from trinity_bus.bus.connection import check_reachable
+from trinity_bus.bus.client.connection import check_reachable
 from trinity_bus.config import HealthSettings, KafkaSettings, env_name
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.health.state import HealthState, Verdict

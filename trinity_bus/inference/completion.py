@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from schemas.experience import UInt8
-from schemas.vectors import UINT8
+from schemas.groups.vectors import UINT8
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
 

@@ -24,9 +24,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schemas.groups.trainable import Bounds
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
-from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings

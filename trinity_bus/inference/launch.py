@@ -25,7 +25,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.column import MAX_ROUTED_EXPERTS
+from schemas.groups.column import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.values import unknown_options

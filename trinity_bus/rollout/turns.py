@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from schemas.groups.vectors import FLOAT32, INT32
 from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, Turn
-from schemas.vectors import FLOAT32, INT32
 from trinity_bus.chat import Completion
 
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable

@@ -25,7 +25,7 @@ import msgspec
 from opentelemetry import trace
 
 from schemas.experience import Rollout
-from schemas.free_form import check_plain
+from schemas.fields.free_form import check_plain
 from schemas.record import BatchType
 from schemas.sampling import Sampling
 from schemas.task import Task

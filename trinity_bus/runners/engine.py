@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from schemas import Member, ModelVersion, Sampling
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError

@@ -35,8 +35,8 @@ from msgspec import Meta, Struct
 
 from schemas.errors import DecodeError
 from schemas.experience import ExperienceGroup
-from schemas.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
-from schemas.vectors import FLOAT32, INT32, UINT8, VectorColumn
+from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
+from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.frames import UNREADABLE, Dialect, ProtocolError
 

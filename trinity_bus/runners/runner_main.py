@@ -28,8 +28,8 @@ from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
+from schemas.groups.vectors import FLOAT32, INT32
 from schemas.turn import Turn
-from schemas.vectors import FLOAT32, INT32
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings

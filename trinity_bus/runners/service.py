@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
-from schemas.vectors import FLOAT32, INT32
+from schemas.groups.vectors import FLOAT32, INT32
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings

@@ -4,18 +4,54 @@ They are OpenTelemetry instruments: without a configured meter provider, adding 
 follow OpenTelemetry's conventions; ``rl.`` and ``trinity.`` names are this project's own.
 """
 
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
 
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.occupancy import OccupancyCounter
+from trinity_bus.telemetry.occupancy import Occupancy
 
 _METER = metrics.get_meter("trinity_bus")
 # Buckets of what takes from a moment to an hour. OpenTelemetry's own are made for milliseconds.
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)
 # buckets of what others wait for
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Totals[T]:
+    """What all objects that are watched, and still exist, have by name; for an instrument that is observed."""
+
+    def __init__(self, values: Callable[[T], Mapping[str, float]], attributes: Callable[[str], dict[str, str]]) -> None:
+        self._values = values
+        self._attributes = attributes
+        self._watched: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def watch(self, one: T) -> None:
+        """Count it in as long as it exists."""
+        self._watched.add(one)
+
+    def observe(self, _options: CallbackOptions) -> Iterable[Observation]:
+        total: Counter[str] = Counter()
+        # Metrics are collected on a thread of their own, while others come and go.
+        for one in list(self._watched):
+            total.update(self._values(one))
+        return [Observation(value, self._attributes(name)) for name, value in total.items()]
+
+
+def of_topic(topic: str) -> dict[str, str]:
+    # The attributes of a metric of a topic, by its name without its namespace.
+    return {names.MESSAGING_SYSTEM: "kafka", names.MESSAGING_DESTINATION_TEMPLATE: topic}
+
+
+def _seconds_by_state(name: str, attribute: str, description: str) -> Totals[Occupancy]:
+    totals = Totals(Occupancy.seconds, lambda state: {attribute: state})
+    _METER.create_observable_counter(name, [totals.observe], unit="s", description=description)
+    return totals
+
 
 SENT_MESSAGES = _METER.create_counter(
     "messaging.client.sent.messages",
@@ -51,15 +87,13 @@ RUNNER_DEATHS = _METER.create_counter(
     unit="{runner}",
     description="Runners that ended without being told to, or were killed.",
 )
-SLOT_TIME = OccupancyCounter(
-    "rl.explorer.slot.time", attribute=names.RL_SLOT_STATE, description="What slots of explorers spend their time with."
+SLOT_TIME = _seconds_by_state(
+    "rl.explorer.slot.time", names.RL_SLOT_STATE, "What slots of explorers spend their time with."
 )
 SLOTS_OFFERED = _METER.create_gauge(
     "rl.explorer.slots", unit="{slot}", description="Attempts that an explorer asks for at once, by its engine's room."
 )
-TRAINER_TIME = OccupancyCounter(
-    "rl.trainer.time", attribute=names.RL_TRAINER_STATE, description="What the trainer spends its time with."
-)
+TRAINER_TIME = _seconds_by_state("rl.trainer.time", names.RL_TRAINER_STATE, "What the trainer spends its time with.")
 TOKENS = _METER.create_counter("rl.tokens", unit="{token}", description="Tokens of rollouts, by kind.")
 ROLLOUT_DURATION = _METER.create_histogram(
     "rl.rollout.duration",
@@ -135,9 +169,8 @@ _OPERATION_TYPES = {"send": "send", "poll": "receive"}
 def messaging(operation: str, topic: str, error_type: str | None = None) -> dict[str, str]:
     """Return the attributes of a metric of ``"send"`` or ``"poll"``, with the topic's name without its namespace."""
     return {
-        names.MESSAGING_SYSTEM: "kafka",
+        **of_topic(topic),
         names.MESSAGING_OPERATION_NAME: operation,
         names.MESSAGING_OPERATION_TYPE: _OPERATION_TYPES[operation],
-        names.MESSAGING_DESTINATION_TEMPLATE: topic,
         **({} if error_type is None else {names.ERROR_TYPE: error_type}),
     }

@@ -13,13 +13,8 @@ There is nothing to fail: a block that is left by an exception is left.
 
 import threading
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
 
 
 class Occupancy:
@@ -90,25 +85,3 @@ class Unit:
     def move(self, state: str) -> None:
         self._of._change(self.state, state)  # noqa: SLF001 - its other half
         self.state = state
-
-
-class OccupancyCounter:
-    """A counter of seconds over all occupancies that it watches and that still exist; ``attribute`` has the state."""
-
-    def __init__(self, name: str, *, attribute: str, description: str) -> None:
-        self._attribute = attribute
-        self._watched: weakref.WeakSet[Occupancy] = weakref.WeakSet()
-        metrics.get_meter("trinity_bus").create_observable_counter(
-            name, [self._observe], unit="s", description=description
-        )
-
-    def watch(self, occupancy: Occupancy) -> None:
-        """Count it in as long as it exists."""
-        self._watched.add(occupancy)
-
-    def _observe(self, _options: CallbackOptions) -> Iterable[Observation]:
-        total: Counter[str] = Counter()
-        # Metrics are collected on a thread of their own, while others come and go.
-        for occupancy in list(self._watched):
-            total.update(occupancy.seconds())
-        return [Observation(seconds, {self._attribute: state}) for state, seconds in total.items()]

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
-from schemas.trainable import Bounds, flaws
+from schemas.groups.trainable import Bounds, flaws
 from trinity_bus.chat import Completion, EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trinity_bus.bus import Bus
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
 from trinity_bus.tracking.sinks import Sink
 from trinity_bus.tracking.table import TOPICS, line_of

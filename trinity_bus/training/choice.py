@@ -6,7 +6,7 @@ The rule needs the groups, the model's shape and one setting. It is applied once
 =====================  ===============================================================================================
 reason                 the sample
 =====================  ===============================================================================================
-of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.trainable``
+of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.groups.trainable``
 ``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, by top-p, top-k,
                        min-p, penalties and the like, so its log-probabilities are not those that a trainer computes;
                        trained on all the same with ``trainer.limited_sampling=train``
@@ -31,10 +31,10 @@ from msgspec.structs import replace
 
 from schemas.event import Position
 from schemas.experience import Bool, ExperienceGroup
-from schemas.pieces import join_groups, piece
+from schemas.groups.pieces import join_groups, piece
+from schemas.groups.trainable import Bounds, FlawKind, flaws
 from schemas.record import Metrics
 from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
-from schemas.trainable import Bounds, FlawKind, flaws
 from trinity_bus.training.examples import ExampleFlaw
 
 # The metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind.

@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from schemas.examples import Demonstration, Preference
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.chat import ChatError, EndingTokenizer, ExampleWriter, WrittenAnswer
 from trinity_bus.errors import TrinityError
 from trinity_bus.training.packing import TrainSample

@@ -8,7 +8,7 @@ from schemas.topic import Topic
 from schemas.topics import COORDINATOR_INPUTS, EXPERIENCES
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.bus.stalls import HELD_S, Stalls, Standing
+from trinity_bus.bus.read.stalls import HELD_S, Stalls, Standing
 
 TOPICS: Final = (*COORDINATOR_INPUTS, EXPERIENCES)  # What coordinator and trainer wait for
 _LOOK_S: Final = 0.25

@@ -5,7 +5,8 @@
     topics --TopicFollower--> MeshState --changed()--> whoever waits for something to hold of it
 
 A broker that is away, and records that retention has deleted, are the follower's to outlive: see
-:mod:`trinity_bus.bus.follower`. A record that cannot be read is the coordinator's to complain of; it is passed over.
+:mod:`trinity_bus.bus.read.follower`. A record that cannot be read is the coordinator's to complain of; it is passed
+over.
 What ends the following is raised by the next look at the state.
 
 Time is the log's: the last record says what time it is for the brokers, a steady clock how long ago it was read. This
@@ -22,7 +23,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Start, TopicFollower
-from trinity_bus.bus.offsets import recent
+from trinity_bus.bus.read.offsets import recent
 from trinity_bus.view.state import MeshState
 
 RECENT_EVENTS: Final = 500  # How many of the newest events of each partition a view begins with

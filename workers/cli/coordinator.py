@@ -9,7 +9,7 @@ import typer
 
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.client.connection import Connection
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError

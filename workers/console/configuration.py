@@ -15,8 +15,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from trinity_bus.config import values_told
-from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration import files
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.fields import fields, sections_of_fields

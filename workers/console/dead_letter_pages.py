@@ -16,10 +16,10 @@ from aiohttp import web
 from schemas import Task
 from schemas.codec import decode
 from schemas.errors import DecodeError
-from schemas.headers import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.console.index.answers import Place
 from trinity_bus.console.index.questions import DeadLetterFilter, PageAsk
 from trinity_bus.console.web.render import Frame

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.topics import TASKS
 from trinity_bus import awake
-from trinity_bus.bus.offsets import BeyondEnd, Readable
+from trinity_bus.bus.read.offsets import BeyondEnd, Readable
 from trinity_bus.health.process import watching
 from workers.coordinator.changelog import Positions
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from schemas.topics import ROLLOUTS
 from trinity_bus.bus import lane_partition
-from trinity_bus.bus.offsets import HasEnds
+from trinity_bus.bus.read.offsets import HasEnds
 from trinity_bus.errors import BusError
 
 log = logging.getLogger("workers.coordinator")

@@ -22,7 +22,7 @@ from schemas import TrainerHeartbeat
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import (
     CommitPlan,

@@ -8,8 +8,7 @@ from typing import Any
 
 from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, VersionWanted
 from schemas.codec import encode
-from schemas.headers import CONTENT_TYPE, MSGPACK, TRACEPARENT
-from schemas.topic import Topic
+from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
 from schemas.topics import COORDINATOR_STATE, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, Write, retention

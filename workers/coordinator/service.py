@@ -20,7 +20,7 @@ what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction
 a record causes an exception    a dead letter, and the state is restored: see :mod:`workers.coordinator.input_errors`
-the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.producer`
+the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.write.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
 a commit gets no answer in      nobody knows whether it counts: likewise, with a new producer, whose start settles it
@@ -44,7 +44,7 @@ from collections.abc import Callable
 
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.bus.cluster_gauges import cluster_gauges
+from trinity_bus.bus.administration.cluster_gauges import cluster_gauges
 from trinity_bus.config import Settings
 from trinity_bus.coordination import CoordinatorMachine, Leadership, Role
 from trinity_bus.errors import BusError, ProducerFencedError

@@ -17,9 +17,9 @@ from trinity_bus.broker.archive import archive_path, is_ours
 from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.layout import cache_dir, data_dir
 from trinity_bus.bus import Bus
-from trinity_bus.bus.access import ROLES, Kind, rights
-from trinity_bus.bus.connection import administrator, check_reachable, kafka_errors
-from trinity_bus.bus.requests import allowed, latest_versions
+from trinity_bus.bus.administration.access import ROLES, Kind, rights
+from trinity_bus.bus.administration.requests import allowed, latest_versions
+from trinity_bus.bus.client.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.device import can_compile

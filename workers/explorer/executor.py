@@ -29,9 +29,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from schemas import Cancel, Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished, RunningAttempt
 from schemas.errors import SchemaError
-from schemas.pieces import split_group
+from schemas.groups.pieces import split_group
+from schemas.groups.trainable import Bounds
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
-from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished
+from schemas.groups.trainable import Bounds, flaws
 from schemas.record import Metrics
-from schemas.trainable import Bounds, flaws
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.metrics import RUN_TIME, TASK_TIME, aggregate_run_level_metrics
 from trinity_bus.runners.service import WorkflowRaisedError
@@ -29,7 +29,7 @@ class ExplorerIdentity:
 
 
 def check_trainable(group: ExperienceGroup, bounds: Bounds) -> None:
-    """Refuse samples that could end a training step, or spoil it; see ``schemas.trainable``."""
+    """Refuse samples that could end a training step, or spoil it; see ``schemas.groups.trainable``."""
     found = flaws(group, bounds)
     if found:
         more = f", and {len(found) - 1} other samples are no better" if len(found) > 1 else ""

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from schemas.codec import encode
 from schemas.errors import SchemaError
-from schemas.grouping import build_group
+from schemas.groups.grouping import build_group
 from schemas.record import IDENTIFIER_PATTERN, MAX_ID_LENGTH
 from schemas.task import MAX_REPEAT_TIMES
 from schemas.topic import ROOM

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from schemas.errors import SchemaError
+from schemas.groups.vectors import FLOAT32, INT32
 from schemas.sampling import Sampling
 from schemas.topics import TURNS
 from schemas.turn import Answer, Turn
-from schemas.vectors import FLOAT32, INT32
 from trinity_bus.bus import Producer
 from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import BusError

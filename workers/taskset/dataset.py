@@ -22,7 +22,7 @@ from typing import Any
 
 from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
-from trinity_bus.config.taskset import OrderName
+from trinity_bus.config.coordinator import OrderName
 from trinity_bus.rollout.workflow import merge_sampling
 from workers.taskset.description import DatasetError, RowSource, describe
 from workers.taskset.gym import Gym

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from trinity_bus.config.taskset import OrderName
+from trinity_bus.config.coordinator import OrderName
 
 # Place to the line, and what tells this use of the line from every other: its epoch, or where lines are drawn anew each
 # time, the place.

@@ -30,7 +30,7 @@ from schemas import ModelVersion, TaskResult, TasksetPosition
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS
 from trinity_bus.bus import Bus, Producer, Reader, Received
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.client import producer_name, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.errors import ProducerFencedError

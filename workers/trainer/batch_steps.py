@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from opentelemetry import trace
 
 from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
+from schemas.groups.trainable import Bounds
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError

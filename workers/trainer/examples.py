@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas import LeftOut, Position
+from schemas.groups.trainable import Bounds
 from schemas.step import MAX_WHY_CHARS
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError

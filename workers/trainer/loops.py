@@ -10,8 +10,8 @@ from typing import Literal
 from opentelemetry import trace
 
 from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
+from schemas.groups.trainable import Bounds
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
-from schemas.trainable import Bounds
 from trinity_bus.bus import Bus, Producer, Reader, Start
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.coordination import SyncPolicy

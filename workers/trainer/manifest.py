@@ -18,7 +18,7 @@ from schemas import (
     StepBegun,
     StepGroup,
 )
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from trinity_bus.bus import Received, Undecodable
 from workers.trainer.errors import BatchError, way_out
 

@@ -62,7 +62,7 @@ from schemas import Rollback
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.cluster_gauges import watch_folder
+from trinity_bus.bus.administration.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, WrongSettingsError
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError

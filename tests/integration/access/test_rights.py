@@ -26,10 +26,10 @@ from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EV
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
-from trinity_bus.bus.access import ADMIN, ROLES, USERS, user_name
-from trinity_bus.bus.access_admin import apply_access
-from trinity_bus.bus.connection import administrator
-from trinity_bus.bus.requests import READ, REQUESTS, WRITE
+from trinity_bus.bus.administration.access import ADMIN, ROLES, USERS, user_name
+from trinity_bus.bus.administration.access_admin import apply_access
+from trinity_bus.bus.administration.requests import READ, REQUESTS, WRITE
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
@@ -208,7 +208,7 @@ async def test_rights_follow_the_table_and_passwords_can_be_changed(
     assert (again.passwords, again.given, again.taken) == (1, 0, 0)
     with pytest.raises(BrokerUnreachableError, match="uthentication"):
         await Bus(cluster.user(namespace, "producer"), client_id="client").start()
-    monkeypatch.setattr("trinity_bus.bus.access.TOPICS", TOPICS[1:])
+    monkeypatch.setattr("trinity_bus.bus.administration.access.TOPICS", TOPICS[1:])
     narrower = await apply_access(cluster.root(namespace), {})
     assert narrower.given == 0
     assert narrower.taken > len(ROLES)

@@ -73,7 +73,7 @@ async def test_a_restart_loses_nothing_and_doubles_nothing(tmp_path: Path) -> No
 async def test_what_cannot_be_made_durable_is_told_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_bus.bus.producer.CLOSE_S", 2.0)
+    monkeypatch.setattr("trinity_bus.bus.write.producer.CLOSE_S", 2.0)
     broker = broker_in(tmp_path / "broker")
     await asyncio.to_thread(broker.start)
     await warmed_up(broker)

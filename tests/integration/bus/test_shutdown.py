@@ -9,8 +9,8 @@ from aiokafka.conn import AIOKafkaConnection
 
 from schemas.topics import BATCHES, COORDINATOR_STATE
 from trinity_bus.bus import Producer, Reader
-from trinity_bus.bus.connection import administrator
-from trinity_bus.bus.positions import PositionReader
+from trinity_bus.bus.client.connection import administrator
+from trinity_bus.bus.read.positions import PositionReader
 from trinity_bus.config import KafkaSettings
 
 pytestmark = pytest.mark.integration
@@ -59,7 +59,7 @@ async def reads(settings: KafkaSettings) -> None:
 
 async def asks(settings: KafkaSettings) -> None:
     async with PositionReader(settings, client_id="test") as reader:
-        await reader.end_offsets(BATCHES)
+        await reader.offsets(BATCHES, "end")
 
 
 async def writes(settings: KafkaSettings) -> None:

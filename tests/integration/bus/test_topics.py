@@ -8,8 +8,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import administrator
-from trinity_bus.bus.internals import client_of
+from trinity_bus.bus.client.connection import administrator
+from trinity_bus.bus.client.internals import client_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 

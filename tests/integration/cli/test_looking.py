@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from schemas.topics import TASKS, TOPICS
 from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import UnknownTopicError
 from workers.cli import app as cli

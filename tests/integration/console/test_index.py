@@ -19,7 +19,7 @@ from tests.support.fakes.log_records import group
 from tests.support.mesh.mesh import environment, unused
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index.follower import IndexFollower
 from trinity_bus.console.index.index import Index

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from schemas import ExperienceGroup, Task
-from schemas.headers import DLQ_REASON
+from schemas.topic import DLQ_REASON
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,8 @@ from schemas.topics import RESULTS
 from tests.support.mesh.mesh import unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.probe import probe
-from trinity_bus.bus import Bus, stalls
+from trinity_bus.bus import Bus
+from trinity_bus.bus.read import stalls
 from trinity_bus.config import HealthSettings, KafkaSettings, Settings, TasksetSettings
 from trinity_bus.health.process import serving
 from workers.taskset.dataset import load

@@ -25,7 +25,7 @@ from schemas import (
     TaskResult,
     TaskStatus,
 )
-from schemas.headers import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import COMMANDS, DEAD_LETTERS, EVENTS, EXPERIENCES, OPERATOR_COMMANDS, REPLIES, RESULTS, TASKS
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeBus

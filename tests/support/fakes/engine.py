@@ -14,7 +14,7 @@ import numpy as np
 
 from schemas import Member, ModelVersion, Sampling
 from schemas.experience import UInt8
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings

@@ -17,7 +17,7 @@ from schemas.codec import encode
 from schemas.event import Position
 from schemas.topic import Topic
 from trinity_bus.bus import Received, partition_of
-from trinity_bus.bus.received import receive
+from trinity_bus.bus.read.received import receive
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 

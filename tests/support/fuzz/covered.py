@@ -13,7 +13,7 @@ READS: Final = (
 """What a module that reads a format has in it."""
 
 FUZZED: Final[Mapping[str, str]] = {
-    "schemas/plain.py": "records",
+    "schemas/codec/plain.py": "records",
     "trinity_bus/chat/formats.py": "tool calls of models",
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",
@@ -34,9 +34,9 @@ FUZZED: Final[Mapping[str, str]] = {
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "schemas/message.py": "tests/unit/schemas/test_messages.py",
-    "trinity_bus/bus/batches.py": "tests/unit/bus/test_batches.py",
-    "trinity_bus/bus/codecs.py": "tests/unit/bus/test_batches.py",
-    "trinity_bus/bus/frames.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/read/batches.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/read/codecs.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/read/frames.py": "tests/unit/bus/test_batches.py",
     "workers/task_lines.py": "tests/unit/task_lines",
     "workers/taskset/columns_main.py": "tests/attacks/test_50_damaged_data_sets.py",
     "workers/taskset/rows.py": "tests/attacks/test_50_damaged_data_sets.py",

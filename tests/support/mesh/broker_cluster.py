@@ -31,7 +31,7 @@ from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.broker.node import ask
-from trinity_bus.bus.connection import administrator
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 

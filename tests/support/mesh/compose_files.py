@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from trinity_bus.bus.access import USERS
+from trinity_bus.bus.administration.access import USERS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "docker-compose"

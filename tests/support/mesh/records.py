@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from trinity_bus.bus import Reader, Received
-from trinity_bus.bus.received import Undecodable
+from trinity_bus.bus.read.received import Undecodable
 
 
 def record_of[R](received: Received[R]) -> R:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from schemas.topics import BATCHES, EXPERIENCES, MODEL_VERSIONS, TASKS, TOPICS
-from trinity_bus.bus.access import ADMIN, ROLES, USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.requests import ITERATIONS, credential
+from trinity_bus.bus.administration.access import ADMIN, ROLES, USERS, Kind, Operation, Right, rights, user_name
+from trinity_bus.bus.administration.requests import ITERATIONS, credential
 from trinity_bus.config import AccessSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"

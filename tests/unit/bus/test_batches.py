@@ -27,11 +27,11 @@ from tests.support.faults.raw_batches import (
     signed,
     varint,
 )
-from trinity_bus.bus import batches
-from trinity_bus.bus.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
-from trinity_bus.bus.codecs import MIN_BOUND, BodyError, unpack
-from trinity_bus.bus.frames import Frames
-from trinity_bus.bus.record_parser import MAX_HEADERS
+from trinity_bus.bus.read import batches
+from trinity_bus.bus.read.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
+from trinity_bus.bus.read.codecs import MIN_BOUND, BodyError, unpack
+from trinity_bus.bus.read.frames import Frames
+from trinity_bus.bus.read.record_bounds import MAX_HEADERS
 
 PLACE = TopicPartition("ns.commands", 0)
 GOOD: list[Entry] = [(b"k", b"value", [("h", b"1")]), (None, b"", []), (b"k", None, [("x", None)])]

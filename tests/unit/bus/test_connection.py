@@ -10,10 +10,11 @@ from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError
 
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus, internals
-from trinity_bus.bus.connection import check_reachable, kafka_errors, wait_reachable
-from trinity_bus.bus.internals import LogClient
-from trinity_bus.bus.shutdown import close_connection
+from trinity_bus.bus import Bus
+from trinity_bus.bus.client import internals
+from trinity_bus.bus.client.connection import check_reachable, kafka_errors, wait_reachable
+from trinity_bus.bus.client.internals import LogClient
+from trinity_bus.bus.client.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ConfigError
 from workers.coordinator.input_errors import is_input_error
@@ -122,7 +123,7 @@ async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr("trinity_bus.bus.connection.AIOKafkaConnection", Seen)
+    monkeypatch.setattr("trinity_bus.bus.client.connection.AIOKafkaConnection", Seen)
 
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed, UnsupportedSaslMechanismError
 
-from trinity_bus.bus.credentials import LULL_S, REFUSED_S, Refusals, doubtful_settings
+from trinity_bus.bus.client.credentials import LULL_S, REFUSED_S, Refusals, doubtful_settings
 
 
 def test_refusals_count_from_the_first_since_a_client_was_let_in() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.bus.positions import JUMP_BYTES, Cursor
+from trinity_bus.bus.read.positions import JUMP_BYTES, Cursor
 
 
 @given(

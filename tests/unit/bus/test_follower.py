@@ -8,7 +8,7 @@ import pytest
 from schemas.topics import TASKS
 from tests.support.fakes.log import FakeLog, FakeReader
 from trinity_bus.bus import Received, TopicFollower
-from trinity_bus.bus.reader import Reader
+from trinity_bus.bus.read.reader import Reader
 from trinity_bus.errors import RecordGoneError
 
 
@@ -57,8 +57,8 @@ async def test_what_was_deleted_before_it_was_read_is_counted_and_reading_that_s
             counted.append((count, attributes))
             again.set()
 
-    monkeypatch.setattr("trinity_bus.bus.follower._AGAIN_S", 0.0)
-    monkeypatch.setattr("trinity_bus.bus.follower.RECORDS_LOST", Counter())
+    monkeypatch.setattr("trinity_bus.bus.read.follower._AGAIN_S", 0.0)
+    monkeypatch.setattr("trinity_bus.bus.read.follower.RECORDS_LOST", Counter())
     follower = TopicFollower(lambda _: cast("Reader", readers.pop(0)), lambda _: None, lambda _: None)
     assert not await follower.keeps_up(), "it is not even started"
     await follower.start()

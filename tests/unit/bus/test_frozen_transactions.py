@@ -29,8 +29,8 @@ from aiokafka.protocol.transaction import (
 
 from schemas.topics import RESULTS
 from trinity_bus import awake
-from trinity_bus.bus.internals import DefaultRecordBatch, LogClient
-from trinity_bus.bus.producer import Producer
+from trinity_bus.bus.client.internals import DefaultRecordBatch, LogClient
+from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 from workers.coordinator.input_errors import is_input_error

@@ -7,7 +7,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS, TASKS, TOPICS
-from trinity_bus.bus.growth import MOST_PARTITIONS, grow, partitions_of, refusal
+from trinity_bus.bus.topics.growth import MOST_PARTITIONS, grow, partitions_of, refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 

@@ -1,6 +1,7 @@
 """What the bus uses of aiokafka beyond what it documents: each part is there, and nothing but ``internals`` uses any.
 
-A line that fails here after an upgrade of aiokafka names what ``trinity_bus/bus/internals.py`` has to do otherwise.
+A line that fails here after an upgrade of aiokafka names what ``trinity_bus/bus/client/internals.py`` has to do
+otherwise.
 """
 
 import inspect
@@ -24,7 +25,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator, MessageBat
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.protocol.metadata import MetadataRequest_v5
 
-from trinity_bus.bus import internals
+from trinity_bus.bus.client import internals
 
 ATTRIBUTES = [
     "admin._client",
@@ -84,7 +85,7 @@ BY_NAME = [
     (inspect.getmodule(AIOKafkaAdminClient), "self._client = AIOKafkaClient("),
 ]
 """What is replaced by its name: where the library uses it, and how."""
-ADVICE = f"aiokafka {aiokafka.__version__} is not what trinity_bus/bus/internals.py was written for"
+ADVICE = f"aiokafka {aiokafka.__version__} is not what trinity_bus/bus/client/internals.py was written for"
 
 
 def objects() -> SimpleNamespace:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from trinity_bus.bus.logs import OneLineErrors, Throttle
+from trinity_bus.bus.client.logs import OneLineErrors, Throttle
 
 
 def test_each_place_speaks_once_in_an_interval() -> None:

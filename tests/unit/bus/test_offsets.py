@@ -5,7 +5,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, GroupCoordinatorNotAvailableError
 from aiokafka.structs import OffsetAndMetadata
 
-from trinity_bus.bus.offsets import committed
+from trinity_bus.bus.read.offsets import committed
 from trinity_bus.errors import BusError
 
 ONE, TWO = TopicPartition("explorer-events", 0), TopicPartition("explorer-events", 1)
@@ -36,7 +36,7 @@ async def test_a_whole_answer_counts_and_minus_one_is_none() -> None:
 
 
 async def test_a_group_that_is_not_served_or_loaded_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.offsets._POLL_S", 0)
+    monkeypatch.setattr("trinity_bus.bus.read.offsets._POLL_S", 0)
     assert await ask(Admin(GroupCoordinatorNotAvailableError(), {}, {ONE: 1}, {ONE: 5, TWO: 7})) == {ONE: 5, TWO: 7}
 
 

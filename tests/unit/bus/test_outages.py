@@ -1,6 +1,6 @@
 """How long a producer waits is told once, and is a reason not to be ready."""
 
-from trinity_bus.bus.outages import TOLD_S, WriteWait
+from trinity_bus.bus.write.outages import TOLD_S, WriteWait
 
 LOOKS = round(TOLD_S)
 

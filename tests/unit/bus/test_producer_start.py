@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trinity_bus.bus.producer import Producer
+from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 
@@ -36,7 +36,7 @@ class SlowClient:
 
 @pytest.fixture(autouse=True)
 def _slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.producer_client.AIOKafkaProducer", SlowClient)
+    monkeypatch.setattr("trinity_bus.bus.write.producer_client.AIOKafkaProducer", SlowClient)
 
 
 def settings(*, request_timeout_s: float, outage_s: float) -> KafkaSettings:

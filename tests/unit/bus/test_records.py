@@ -15,7 +15,7 @@ from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
-from trinity_bus.bus.received import header, receive, receive_all
+from trinity_bus.bus.read.received import header, receive, receive_all
 from trinity_bus.config import KafkaSettings
 
 LIMIT = DEAD_LETTERS.max_message_bytes
@@ -110,7 +110,7 @@ def test_a_dead_letter_that_the_cluster_would_not_take_is_cut(size: int, kept: i
 
 
 async def test_decoding_lets_others_run_and_survives_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.received.SLICE_S", 0.0)
+    monkeypatch.setattr("trinity_bus.bus.read.received.SLICE_S", 0.0)
     raw = deque((TASKS, consumed(encode(task(f"t{i}")), offset=i)) for i in range(100))
     into: list[Any] = []
 

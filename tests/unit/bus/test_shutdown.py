@@ -16,7 +16,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from tests.support.mesh.certificates import certificate
-from trinity_bus.bus.internals import AIOKafkaConnection, LogClient
+from trinity_bus.bus.client.internals import AIOKafkaConnection, LogClient
 
 FIRST_ANSWER = struct.pack(">iihi", 10, 1, 0, 0)
 """To the first request, which is for the versions that the broker speaks: none."""

@@ -10,7 +10,7 @@ from schemas.event import ExplorerLeft, Position
 from schemas.task import Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
 from tests.support.spans import recorded_spans
-from trinity_bus.bus.delivery import end_send_span, start_send_span
+from trinity_bus.bus.write.delivery import end_send_span, start_send_span
 from trinity_bus.errors import SendError
 
 TASK = Task(task_id="t1", workflow="math", prompt="1 + 1")
@@ -18,7 +18,7 @@ TASK = Task(task_id="t1", workflow="math", prompt="1 + 1")
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    with recorded_spans(monkeypatch, "trinity_bus.bus.delivery") as exporter:
+    with recorded_spans(monkeypatch, "trinity_bus.bus.write.delivery") as exporter:
         yield exporter
 
 

@@ -11,8 +11,8 @@ from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.mesh.waiting import until
-from trinity_bus.bus.internals import waits_for
-from trinity_bus.bus.transactions import commit, slowness_told
+from trinity_bus.bus.client.internals import waits_for
+from trinity_bus.bus.write.transactions import commit, slowness_told
 from trinity_bus.errors import BusError
 
 
@@ -43,7 +43,7 @@ async def test_a_cancelled_commit_is_waited_for() -> None:
 
 
 async def test_one_who_is_told_to_stop_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.transactions.CANCELLED_S", 0.01)
+    monkeypatch.setattr("trinity_bus.bus.write.transactions.CANCELLED_S", 0.01)
 
     committing = asyncio.create_task(commit(SlowClient(), 60))
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_an_outcome_that_stays_unknown_is_told() -> None:
 async def test_what_a_slow_transaction_waits_for_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trinity_bus.bus.transactions.SLOW_S", 0.01)
+    monkeypatch.setattr("trinity_bus.bus.write.transactions.SLOW_S", 0.01)
 
     def said() -> str:
         return caplog.messages[-1].partition(": ")[2] if caplog.messages else ""

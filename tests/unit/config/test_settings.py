@@ -15,7 +15,7 @@ from trinity_bus.config import (
     secret_variables,
     setting_paths,
 )
-from trinity_bus.config.given import read_given
+from trinity_bus.config.settings import read_given
 from trinity_bus.errors import ConfigError, TrinityError
 
 

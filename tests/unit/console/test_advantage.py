@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from schemas import Position, TaskResult, TrainerHeartbeat
 from schemas.batch import ResultPart
 from schemas.experience import ExperienceGroup
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
 from tests.support.console.indexed import indexed
 from tests.support.fakes.experiences import make_group

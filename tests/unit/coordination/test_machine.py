@@ -15,7 +15,7 @@ from schemas import (
     Task,
     TrainerHeartbeat,
 )
-from schemas.batch_names import escaped
+from schemas.batch import escaped
 from schemas.errors import RecordError
 from tests.support.simulation.harness import (
     TRACE,

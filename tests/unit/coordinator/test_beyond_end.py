@@ -6,7 +6,7 @@ import pytest
 
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS
-from trinity_bus.bus.offsets import BeyondEnd, Readable, readable
+from trinity_bus.bus.read.offsets import BeyondEnd, Readable, readable
 from trinity_bus.errors import ProducerFencedError
 from workers.coordinator.beyond_end import resolved, undecided
 

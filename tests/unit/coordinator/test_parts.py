@@ -2,10 +2,10 @@ import pytest
 
 from schemas import Task
 from schemas.codec import decode
-from schemas.headers import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
+from schemas.topic import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import dead_letter
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError
 from workers.coordinator.changelog import pack_positions, unpack_positions
 from workers.coordinator.outputs import as_received

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support.chart import CHART, ROOT, SIZES, values
-from trinity_bus.bus.access import USERS
+from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, secret_variables, setting_paths
 from workers.coordinator.gauges import GAUGES
 from workers.preconditions import problems

@@ -22,9 +22,9 @@ from tests.support.mesh.compose_files import (
     parsed,
     services,
 )
-from trinity_bus.bus.access import USERS
+from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
-from trinity_bus.config.given import GivenSettings
+from trinity_bus.config.settings import GivenSettings
 from trinity_bus.config.template import SCHEMA
 from trinity_bus.sizing.memory import limit_bytes, service_memory
 from trinity_bus.training.families import read_shape

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from trinity_bus.config.given import GivenSettings
+from trinity_bus.config.settings import GivenSettings
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from trinity_bus.sizing.models import MODELS
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings

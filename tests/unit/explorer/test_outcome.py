@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from schemas import ExperienceGroup, ExperiencePiece, Position, Rollout
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners.service import WorkflowRaisedError

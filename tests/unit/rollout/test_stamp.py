@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from schemas import Sampling, Task
-from schemas.grouping import build_group
-from schemas.trainable import Bounds
+from schemas.groups.grouping import build_group
+from schemas.groups.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
 from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest
 from trinity_bus.testing import ScriptedEngine, run_workflow

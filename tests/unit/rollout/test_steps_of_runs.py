@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas import ExperienceGroup, Position, RolloutFinished, Task
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.coordination.batches.parts import split
 from trinity_bus.rollout import Rollout, RolloutContext, SingleRunWorkflow

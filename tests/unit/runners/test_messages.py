@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.vectors import INT32
+from schemas.groups.vectors import INT32
 from trinity_bus.chat.messages import Completion
 from trinity_bus.runners import messages
 from trinity_bus.runners.messages import (

@@ -31,7 +31,7 @@ from schemas import (
     codec,
 )
 from schemas.experience import MAX_SAMPLES
-from schemas.items import Item
+from schemas.fields.items import Item
 
 type Fields = dict[str, Any]
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from schemas.batch_names import escaped, readable
+from schemas.batch import escaped, readable
 from schemas.record import Identifier
 
 IDENTIFIER: TypeAdapter[str] = TypeAdapter(Identifier)

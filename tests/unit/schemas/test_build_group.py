@@ -7,8 +7,8 @@ import pytest
 
 from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
 from schemas.codec import EncodeError, SchemaError, decode, encode
-from schemas.pieces import join_groups
-from schemas.trainable import Bounds, flaws
+from schemas.groups.pieces import join_groups
+from schemas.groups.trainable import Bounds, flaws
 from tests.unit.schemas.record_strategies import OF_GROUP
 
 

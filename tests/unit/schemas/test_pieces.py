@@ -13,7 +13,7 @@ from schemas import ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.errors import EncodeError
 from schemas.experience import MAX_PIECES
-from schemas.pieces import join_groups, split_group
+from schemas.groups.pieces import join_groups, split_group
 from tests.unit.schemas.record_strategies import OF_GROUP
 
 

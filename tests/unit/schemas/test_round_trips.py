@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from schemas import BatchRecord, ExperienceGroup, Record, Rollout, RolloutFinished, Sample, SampledWith, Task
 from schemas.codec import RECORDS, EncodeError, decode, encode
-from schemas.column import COLUMNS, OPTIONAL_COLUMNS, Column
-from schemas.free_form import MAX_DEPTH
+from schemas.fields.free_form import MAX_DEPTH
+from schemas.groups.column import COLUMNS, OPTIONAL_COLUMNS, Column
 from tests.unit.schemas.record_strategies import full_group, groups, records, small_group
 
 

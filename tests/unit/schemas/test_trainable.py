@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schemas import ExperienceGroup
-from schemas.trainable import Bounds, FlawKind, flaws
+from schemas.groups.trainable import Bounds, FlawKind, flaws
 from tests.unit.schemas.record_strategies import full_group
 
 BOUNDS = Bounds(vocabulary=100, positions=100)

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 
 from tests.support.chart import ROOT, SIZES, shape_of, values
-from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.settings import GivenSettings
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 
 WITH_GPUS: Final = [size for size in SIZES if values(size)["device"] == "gpu"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.version_sizes import moved
-from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.settings import read_given
 from trinity_bus.sizing.hardware import Hardware, spread
 from trinity_bus.sizing.memory import GIB, explorer_memory, host_memory, limit_bytes, service_memory, trainer_memory
 from trinity_bus.sizing.parameters import adapter_parameters, parameters

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, Position, ResultPart, StepBegun
+from schemas.groups.trainable import Bounds
 from schemas.topic import Topic
-from schemas.trainable import Bounds
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError

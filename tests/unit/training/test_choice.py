@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas import ExperienceGroup
-from schemas.trainable import Bounds
+from schemas.groups.trainable import Bounds
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.choice import counts, left_out, retold, without
 from trinity_bus.training.objectives import overlong

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from trinity_bus import hub
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, TrainerSettings
-from trinity_bus.config.given import GivenSettings
 from trinity_bus.config.mesh import MeshSettings
+from trinity_bus.config.settings import GivenSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trinity_bus.config.given import read_given
 from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
 from trinity_bus.errors import TrinityError

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trinity_bus.config.given import read_given
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.settings import read_given
 from trinity_bus.config.template import rendered, toml_value
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trinity_bus.config.given import read_given
+from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration.fields import SettingField, fields
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.hardware import Hardware

@@ -26,7 +26,7 @@ from schemas import topics
 from schemas.topic import Topic
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.offsets import readable
+from trinity_bus.bus.read.offsets import readable
 from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError

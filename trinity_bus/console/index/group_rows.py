@@ -14,7 +14,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas import ExperienceGroup
-from schemas.numbers import MAX_COUNT
+from schemas.record import MAX_COUNT
 from trinity_bus.bus import Received
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.console.index.rows import Row

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from schemas import ExperienceGroup, Position, TokenFigures
-from schemas.pieces import join_groups
+from schemas.groups.pieces import join_groups
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TOKEN_FIGURES
 from trinity_bus import awake

@@ -5,7 +5,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from schemas.errors import TrinityError, shown
-from schemas.numbers import MAX_COUNT
+from schemas.record import MAX_COUNT
 
 
 class QuestionError(TrinityError, ValueError):

@@ -26,13 +26,13 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.batch import ResultPart
-from schemas.headers import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
+from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
-from trinity_bus.bus.received import header
+from trinity_bus.bus.read.received import header
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 

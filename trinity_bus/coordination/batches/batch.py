@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType, field
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
-from schemas.batch_names import readable
+from schemas.batch import readable
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.lifecycle import moved
 from trinity_bus.coordination.batches.parts import Part

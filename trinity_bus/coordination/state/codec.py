@@ -29,7 +29,7 @@ from msgspec.msgpack import Encoder
 
 from schemas import Record
 from schemas.codec import encode
-from schemas.plain import decode_plain
+from schemas.codec.plain import decode_plain
 from trinity_bus.errors import TrinityError
 
 # Of all entries but ``level``, which is framed by the level itself: whoever does not know that reads nothing.

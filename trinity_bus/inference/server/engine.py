@@ -28,9 +28,9 @@ from typing import Any, Final
 
 import msgspec
 
+from schemas.groups.trainable import Bounds
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
-from schemas.trainable import Bounds
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, required

@@ -12,8 +12,7 @@ from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS
 from schemas.codec import encode
 from schemas.command import BatchResult
 from schemas.experience import MAX_SAMPLES
-from schemas.numbers import MAX_VERSION
-from schemas.record import MAX_ID_LENGTH
+from schemas.record import MAX_ID_LENGTH, MAX_VERSION
 from schemas.task import MAX_REPEAT_TIMES
 from schemas.topic import ROOM
 from schemas.topics import BATCHES

@@ -1,0 +1,1 @@
+"""Experience groups: columns, rules, how they are built, split, joined and judged."""

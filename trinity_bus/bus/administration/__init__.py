@@ -1,0 +1,1 @@
+"""Administration: rights of users, and how the cluster is."""

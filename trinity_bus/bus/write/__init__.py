@@ -1,0 +1,1 @@
+"""Writing to the log: producers, transactions, and how long brokers are waited for."""
