@@ -143,7 +143,7 @@ def _rollout(
 def learn(
     objective: str, seed: int, size: Size, teacher: Path | None = None, export: Path | None = None
 ) -> list[float]:
-    from trinity_bus.training.megatron_engine import MegatronEngine  # seconds, in the processes that run
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine  # seconds, in the processes that run
 
     torch.set_num_threads(1)
     lots = torch.Generator().manual_seed(seed)

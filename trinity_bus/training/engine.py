@@ -68,8 +68,8 @@ from trinity_bus.training.checkpoint import TrainingProgress
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.training.packing import TrainSample
-    from trinity_bus.training.token_figures import SampleFigures
+    from trinity_bus.training.steps.packing import TrainSample
+    from trinity_bus.training.steps.token_figures import SampleFigures
 
 
 class TrainingEngine(ABC):

@@ -124,7 +124,7 @@ class Layout:
         """The ranks that hold this shard, whatever part of whichever samples; None where this is the only one."""
         if self.context_parallel * self.data_parallel == 1:
             return None
-        from trinity_bus.training.megatron import parallel_state
+        from trinity_bus.training.megatron.core import parallel_state
 
         group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
         return group
@@ -146,7 +146,7 @@ class Layout:
     def _group(kind: str, ranks: int) -> dist.ProcessGroup | None:
         if ranks == 1:
             return None
-        from trinity_bus.training.megatron import parallel_state
+        from trinity_bus.training.megatron.core import parallel_state
 
         group: dist.ProcessGroup = getattr(parallel_state, f"get_{kind}_parallel_group")()
         return group

@@ -29,13 +29,13 @@ from trinity_bus.health.process import watching
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from trinity_bus.training import choice, dynamic_sampling, priority
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.samples import teach
+from trinity_bus.training.steps import choice, dynamic_sampling, priority
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.samples import teach
 from workers.trainer.batch_schedule import BatchSchedule, Due
 from workers.trainer.errors import BatchError, way_out
 from workers.trainer.examples import Chosen, ExampleLog

@@ -37,9 +37,9 @@ another rank, at any time    this process ends with an error that names it, and 
 
 With ``publish=durable`` a version is announced only when its checkpoint is durable, so no explorer ever serves weights
 that a crash can take back; with ``staged`` at once, and the steps since the newest checkpoint are trained again.
-A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
-trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
-step that changes no weights.
+A sample that no model could be trained on is left out (``training/steps/choice.py``). A batch that cannot be trained on
+as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a step that
+changes no weights.
 A loss that learns from examples (``workers/trainer/offline.py``), and one that follows another trainer
 (``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
@@ -49,8 +49,8 @@ On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a ru
 
 With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0. It starts the others
 itself, or they are started with it, here and on other machines, by a launcher such as ``torchrun``
-(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks.py``), and none of the rest.
-It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
+(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none
+of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.ranks import RankSource, followers_of
+from trinity_bus.training.ranks.followers import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
 from workers.trainer.engines import EngineThread, check, load

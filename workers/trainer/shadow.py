@@ -35,12 +35,13 @@ from schemas import ExperienceGroup, Position, StepBegun
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, STEPS
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.errors import RecordGoneError
-from trinity_bus.training import checkpoint, choice
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.steps import choice
+from trinity_bus.training.steps.packing import TrainSample
 from workers.trainer.manifest import groups_of, positions_of
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
 from workers.trainer.training_loop import StepInput

@@ -30,12 +30,12 @@ from trinity_bus.config import Settings
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import choice
 from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.choice import LEFT_OUT, REASONS
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.token_figures import SampleFigures
+from trinity_bus.training.steps import choice
+from trinity_bus.training.steps.choice import LEFT_OUT, REASONS
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.token_figures import SampleFigures
 from workers.trainer.engines import EngineThread
 from workers.trainer.errors import diverged
 from workers.trainer.figure_log import FigureLog

@@ -33,7 +33,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.health.process import mark_ready
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.ranks import RankSource, followers_of
+from trinity_bus.training.ranks.followers import RankSource, followers_of
 from workers.trainer.engines import EngineThread, StartingPoint, load_engine
 from workers.trainer.examples import ExampleLog, examples_of
 from workers.trainer.figure_log import FigureLog

@@ -11,12 +11,13 @@ from torch.testing import assert_close
 
 from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, checks_of, same, saved, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import layout_rules, parallel
+from trinity_bus.training import layout_rules
 from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES, read_shape
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.megatron import parallel
 
 LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),

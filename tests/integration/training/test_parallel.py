@@ -15,11 +15,11 @@ from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from tests.support.training.conformance import LORA, VOCABULARY, Subject, batch, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import parallel
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.megatron import parallel
 
 LIMIT_S = 1500.0
 """Two processes import Megatron: a quarter of a minute alone, minutes on a machine at its limit."""

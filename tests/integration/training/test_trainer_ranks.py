@@ -31,11 +31,11 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.runtime.process import start_time
-from trinity_bus.training import parallel
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.multi_rank_engine import MultiRankEngine
-from trinity_bus.training.ranks import ChildRanks, Followers, followers_of
-from trinity_bus.training.token_figures import SampleFigures
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.megatron import parallel
+from trinity_bus.training.ranks.followers import ChildRanks, Followers, followers_of
+from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
+from trinity_bus.training.steps.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
 from workers.trainer.published_tensors import AdapterAlone, published_of, read_tensors
 

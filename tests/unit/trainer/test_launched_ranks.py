@@ -17,13 +17,13 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.frames import ProtocolError
-from trinity_bus.training import rank as program
-from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.launch import Launch
-from trinity_bus.training.rank import Outcome
-from trinity_bus.training.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
-from trinity_bus.training.ranks import Followers
+from trinity_bus.training.ranks import rank as program
+from trinity_bus.training.ranks import rank_protocol as protocol
+from trinity_bus.training.ranks.followers import Followers
+from trinity_bus.training.ranks.launch import Launch
+from trinity_bus.training.ranks.rank import Outcome
+from trinity_bus.training.ranks.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.transport import Source

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.skipped import MAX_SKIPPED, SkippedBatch
-from trinity_bus.training.resume import Shaping
+from trinity_bus.training.checkpoint.resume import Shaping
 
 
 class RunIdentity(BaseModel):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from trinity_bus.training.checkpoint.digests import digests
 from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, flush, folder_of, newest_first, partial_folder
 from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
 from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
-from trinity_bus.training.digests import digests
 from trinity_bus.training.errors import CheckpointError
 
 _LOCK: Final = ".lock"
