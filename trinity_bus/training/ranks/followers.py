@@ -41,7 +41,7 @@ from trinity_bus.runtime.process import Child, how_ended
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks import rank_protocol as protocol
 from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
-from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, Order, PendingCalls
+from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, PendingCalls
 from trinity_bus.training.steps.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
@@ -155,13 +155,14 @@ class Followers:
         """
         each = {f.rank: call(f.rank) if callable(call) else (call, ()) for f in self._followers}
         with self._changed:
-            number = self._roll.call(each[1][0])
+            self._roll.call(each[1][0])
         for follower in self._followers:
             theirs, bodies = each[follower.rank]
             try:
-                follower.line.send([protocol.ORDERS.encode(Order(number, theirs)), *bodies])
+                follower.line.send([protocol.CALLS.encode(theirs), *bodies])
             except OSError as error:
-                self._explain(error, f"rank {follower.rank} of {self.world_size} does not listen: {error}")
+                otherwise = f"rank {follower.rank} of {self.world_size} does not listen: {error}"
+                raise RankError(self._loss() or otherwise) from error
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -173,10 +174,8 @@ class Followers:
         try:
             yield
         except RuntimeError as error:  # what collectives raise
-            with self._changed:
-                self._wait(lambda: self._roll.lost, _WORDS_S)
-                if self._roll.lost is not None:
-                    raise RankError(self._roll.lost) from error
+            if (lost := self._loss()) is not None:
+                raise RankError(lost) from error
             raise
 
     def settle(self, step: int | None) -> None:
@@ -187,7 +186,7 @@ class Followers:
         """
         roll = self._roll
         with self._changed:
-            if not self._wait(lambda: roll.lost is not None or roll.settled, LIMIT_S):
+            if not self._wait(lambda: roll.lost is not None or not roll.waiting, LIMIT_S):
                 raise RankError(roll.late(LIMIT_S))
             if roll.lost is not None:
                 raise RankError(roll.lost)
@@ -203,7 +202,7 @@ class Followers:
     def ready(self) -> bool:
         """Whether the next call can be made: all live, and have made the one before."""
         with self._changed:
-            return self._roll.lost is None and self._roll.settled and not self._ending
+            return self._roll.lost is None and not self._roll.waiting and not self._ending
 
     # ------------------------------------------------------------------------------------------------ deaths, end
 
@@ -219,7 +218,7 @@ class Followers:
         """Wait for ranks that were told to leave, and end the others. Safe to call twice; blocks for seconds."""
         with self._changed:
             self._ending = True
-            leaving = self._roll.leaving and self._roll.settled
+            leaving = self._roll.leaving and not self._roll.waiting
             self._changed.notify_all()
         for follower, reader in zip(self._followers, self._readers, strict=True):
             if leaving:
@@ -246,10 +245,11 @@ class Followers:
         log.error("%s: the trainer ends, and goes on from its checkpoint when it is started again", reason)
         raise RankError(reason)
 
-    def _explain(self, error: OSError, otherwise: str) -> NoReturn:
+    def _loss(self) -> str | None:
+        # Which rank is lost, where that is why something else has failed: news of it may still be under way.
         with self._changed:
             self._wait(lambda: self._roll.lost, _WORDS_S)
-            raise RankError(self._roll.lost or otherwise) from error
+            return self._roll.lost
 
     def _read(self, follower: Follower) -> None:
         self._hear(follower)

@@ -2,7 +2,7 @@
 
 Each is one call of ``rank_protocol``, within which all ranks meet in collectives::
 
-    order to the others --> the same call here --> answers of the others, whose engines must be at the same step
+    call to the others --> the same call here --> answers of the others, whose engines must be at the same step
 
 A step is planned here, and each rank is sent its shard of it: the samples that it trains on, and nothing of the others.
 
@@ -16,7 +16,7 @@ Failures: ``RankError`` where another rank is lost, late, or elsewhere. After an
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
@@ -41,13 +41,14 @@ from trinity_bus.training.ranks.followers import Followers
 from trinity_bus.training.ranks.rank_protocol import (
     LIMIT_S,
     Build,
+    Call,
     Export,
     Gather,
     Join,
     Leave,
     Load,
     Save,
-    train_order,
+    train_call,
 )
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.token_figures import SampleFigures
@@ -68,11 +69,9 @@ class MultiRankEngine(TrainingEngine):
                 settings, read_shape(Path(required(settings.model_path, "mesh.model_path", "to know what to train")))
             )
         store = serve_store(host, timeout_s=LIMIT_S)
-        followers.begin(Build(world_size, host, store.port, settings.model_dump_json().encode()))
-        with followers.explained():
+        with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
             world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
             self._engine = MegatronEngine(settings, parallel.initialize(settings, world))
-        self._settle()
 
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
@@ -118,11 +117,9 @@ class MultiRankEngine(TrainingEngine):
         engine, layout = self._engine, self._engine.layout
         step = engine.plan(groups, seed, examples)
         shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
-        orders = [train_order(shard) for shard in shards]
-        self._followers.begin(lambda rank: orders[layout.data_rank_of(rank)])
-        with self._followers.explained():
+        calls = [train_call(shard) for shard in shards]
+        with self._together(lambda rank: calls[layout.data_rank_of(rank)]):
             metrics = engine.train(shards[0])
-        self._settle()
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
     def take_figures(self) -> list[SampleFigures]:
@@ -144,34 +141,20 @@ class MultiRankEngine(TrainingEngine):
     def _gathered(
         self, call: Gather, tensors: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        self._followers.begin(call)
-        while True:
-            with self._followers.explained():
-                found = next(tensors, None)
-            if found is None:
-                break
-            yield found
-        self._settle()
+        with self._together(call):
+            yield from tensors
 
     def export_hf(self, path: Path) -> None:
-        self._followers.begin(Export(str(path)))
-        with self._followers.explained():
+        with self._together(Export(str(path))):
             self._engine.export_hf(path)
-        self._settle()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        self._followers.begin(Save(str(directory), progress.model_dump_json().encode()))
-        with self._followers.explained():
-            written = self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
-        self._settle()
-        return written
+        with self._together(Save(str(directory), progress.model_dump_json().encode())):
+            return self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
 
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
-        self._followers.begin(Load(str(directory), through))
-        with self._followers.explained():
-            progress = self._engine.load_latest(directory, through=through)
-        self._settle()
-        return progress
+        with self._together(Load(str(directory), through)):
+            return self._engine.load_latest(directory, through=through)
 
     def leave(self) -> None:
         """End the other ranks, politely where they can listen, and leave the process groups."""
@@ -187,5 +170,10 @@ class MultiRankEngine(TrainingEngine):
             self._followers.end()
             self._engine.leave()
 
-    def _settle(self) -> None:
+    @contextlib.contextmanager
+    def _together(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> Iterator[None]:
+        # Within, this rank makes the call that the others make.
+        self._followers.begin(call)
+        with self._followers.explained():
+            yield
         self._followers.settle(self._engine.progress.step)

@@ -1,12 +1,12 @@
-"""A rank of a trainer other than the first: it makes the calls that rank 0 orders, on a line to it (``rank_lines``).
+"""A rank of a trainer other than the first: it makes the calls that rank 0 makes, which a line (``rank_lines``) tells.
 
 It builds an engine and does what it is told (``rank_protocol``); it knows of no log and publishes nothing.
 
 ::
 
-    WAITING --order--> CALLED --made: Done--> WAITING --Leave-------------------------> LEFT
+    WAITING --call--> CALLED --made: Done--> WAITING --Leave--------------------------> LEFT
        |                  '--an error: Failed-----------------------------------------> FAILED
-       |--Disband, in place of Join--------------------------------------------------> DISMISSED
+       |--Leave, in place of Join----------------------------------------------------> DISMISSED
        '--rank 0 ends the line without a word----------------------------------------> ORPHANED
 
 ``python -m trinity_bus.training.ranks.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the
@@ -41,7 +41,6 @@ from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
 from trinity_bus.training.ranks.rank_protocol import (
     Build,
     Call,
-    Disband,
     Done,
     Export,
     Failed,
@@ -49,10 +48,8 @@ from trinity_bus.training.ranks.rank_protocol import (
     Join,
     Leave,
     Load,
-    RankAnswer,
     Save,
     Train,
-    Turns,
 )
 from trinity_bus.training.steps.packing import TrainSample
 
@@ -78,20 +75,20 @@ class Rank:
         self._engine: MegatronEngine | None = None
 
     def make(self, call: Call) -> Done:
-        if isinstance(call, Leave):
-            self._engine = None
-            parallel.shut_down()
-            return Done(0)
-        if isinstance(call, Join):
-            self._join(call)
-            return Done(0)
-        if isinstance(call, Build):
-            self._engine = self._build(call)
-        elif self._engine is None:
-            raise RankError(f"{type(call).__name__} came before Build")
-        else:
-            self._follow(self._engine, call)
-        return Done(self._engine.progress.step, self._engine.take_figures())
+        match call:
+            case Join():
+                self._join(call)
+            case Build():
+                self._engine = self._build(call)
+            case Leave():
+                self._engine = None
+                parallel.shut_down()
+            case _:
+                if self._engine is None:
+                    raise RankError(f"{type(call).__name__} came before Build")
+                self._follow(self._engine, call)
+        engine = self._engine
+        return Done(0) if engine is None else Done(engine.progress.step, engine.take_figures())
 
     def _join(self, call: Join) -> None:
         if call.version != (ours := version("trinity-bus")):
@@ -131,26 +128,25 @@ class Rank:
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
-    turns = Turns()
-    follower = Rank(rank, local_rank, line)
-    while (body := line.receive(rank_protocol.ORDERS.limit)) is not None:
-        order = rank_protocol.ORDERS.decode(body)
-        if isinstance(order.call, Disband):
+    follower, is_first = Rank(rank, local_rank, line), True
+    while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
+        call = rank_protocol.CALLS.decode(body)
+        if is_first and isinstance(call, Leave):
             return Outcome.DISMISSED
+        is_first = False
         try:
-            turns.take(order)
-            result: Done | Failed = follower.make(order.call)
+            answer: Done | Failed = follower.make(call)
         except Exception as error:
             if not isinstance(error, TrinityError):
-                log.exception("%s cannot be made", type(order.call).__name__)
-            result = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
+                log.exception("%s cannot be made", type(call).__name__)
+            answer = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
         try:
-            line.send([rank_protocol.ANSWERS.encode(RankAnswer(order.number, result))])
+            line.send([rank_protocol.ANSWERS.encode(answer)])
         except OSError:
             break  # rank 0 is gone
-        if isinstance(result, Failed):
+        if isinstance(answer, Failed):
             return Outcome.FAILED
-        if isinstance(order.call, Leave):
+        if isinstance(call, Leave):
             return Outcome.LEFT
     return Outcome.ORPHANED
 

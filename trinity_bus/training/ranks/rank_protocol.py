@@ -1,28 +1,26 @@
-"""What rank 0 tells the other ranks of a trainer, and what they answer. Pure; ``ranks`` and ``rank`` move the bytes.
+"""What rank 0 tells the other ranks of a trainer, and what they answer. Pure; ``followers``, ``rank`` move the bytes.
 
-Training on several ranks is a series of *calls* that all of them make together, each with collectives in it. Rank 0
-decides which comes next, sends it to the others, and makes it itself; so all make the same ones in the same order. A
-call is *settled* when every other rank has answered it, and none is sent before the one before it is settled::
+All ranks run the same program: each makes the same *calls* on its own engine, in the same order, and they meet in the
+collectives within. Rank 0 decides which call comes next, sends it to the others, and makes it itself. A call is
+*settled* when every other rank has answered it, and none is sent before the one before it is settled::
 
-    rank 0                                     rank 1, rank 2, ...
-      Order(1, Join) ----------------------->  are of this version, see the same folder of checkpoints, have a device
-      Order(2, Build) ---------------------->  join the process groups, build the engine
-      Order(3, Load) ----------------------->  go back to the newest checkpoint
-      Order(4, Train), sample, ... --------->  train on its shard of them   <--- collectives among all ranks --->
-      Order(5, Save) ----------------------->  write their part of the checkpoint
-      Order(6, Gather) --------------------->  give their part of the weights
-      Order(7, Export) --------------------->  the same
-      Order(8, Leave) ---------------------->  leave the process groups, end
-      <-- RankAnswer(n, Done(step)) after each, or RankAnswer(n, Failed(why)), after which the rank ends
-      Order(0, Disband) -------------------->  end: in place of Join, and without an answer
+    rank 0                            rank 1, rank 2, ...
+      Join ------------------------>  are of this version, see the same folder of checkpoints, have a device
+      Build ----------------------->  join the process groups, build the engine
+      Load ------------------------>  go back to the newest checkpoint
+      Train, sample, sample, ... -->  train on its shard of them   <--- collectives among all ranks --->
+      Save ------------------------>  write their part of the checkpoint
+      Gather ---------------------->  give their part of the weights
+      Export ---------------------->  the same
+      Leave ----------------------->  leave the process groups, end; in place of Join: end, and without an answer
+      <-- Done(step) after each, or Failed(why), after which the rank ends
 
     PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
                             |                   |--another step than rank 0: RankError
                             '-------------------'--Failed, or an end: LOST, for good; RankError says rank and reason
-    Turns (others):         Join first and once, then numbers that rise by one; else RankError, and the rank ends
 
 Join has no collective in it: whoever cannot take part is refused before anything waits for it. All are messages on a
-line (``rank_lines``); the samples of a rank's shard are messages of their own, update after update.
+line (``rank_lines``), which loses none and keeps their order; the samples of a rank's shard are messages of their own.
 """
 
 from collections.abc import Callable
@@ -103,16 +101,7 @@ class Leave(Struct, frozen=True, tag=True):
     pass
 
 
-class Disband(Struct, frozen=True, tag=True):
-    pass
-
-
 type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
-
-
-class Order(Struct, frozen=True, array_like=True):
-    number: int
-    call: Call | Disband
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -126,29 +115,26 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-class RankAnswer(Struct, frozen=True, array_like=True):
-    number: int
-    result: Done | Failed
-
-
+CALLS: Dialect[Call] = Dialect(Join | Build | Load | Train | Save | Gather | Export | Leave, limit=1 << 20)
+# Twice what figures may be: a sample of few tokens has as much beside them
+ANSWERS: Dialect[Done | Failed] = Dialect(Done | Failed, limit=2 * token_figures.MAX_BYTES)
 # Of a sample's arrays; all others are float32
 _DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
 
 
-def train_order(step: StepPlan) -> tuple[Train, list[bytes]]:
+def train_call(step: StepPlan) -> tuple[Train, list[bytes]]:
     """Return the call that trains on a rank's shard of a step, and the samples that follow it."""
     updates = tuple(UpdateShard(len(u.samples), u.divisor, u.weight) for u in step.updates)
     return Train(updates, step.trained_tokens), [encode_sample(s) for u in step.updates for s in u.samples]
 
 
-def step_of(order: Train, read: Callable[[], TrainSample]) -> StepPlan:
-    """Return the step of :func:`train_order`, whose samples are ``read`` one after another."""
+def step_of(call: Train, read: Callable[[], TrainSample]) -> StepPlan:
+    """Return the step of :func:`train_call`, whose samples are ``read`` one after another."""
     return StepPlan(
         updates=[
-            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight)
-            for u in order.updates
+            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight) for u in call.updates
         ],
-        trained_tokens=order.trained_tokens,
+        trained_tokens=call.trained_tokens,
     )
 
 
@@ -165,26 +151,6 @@ def decode_sample(body: bytes) -> TrainSample:
     return TrainSample(**arrays)
 
 
-ORDERS: Dialect[Order] = Dialect(Order, limit=1 << 20)
-# Twice what figures may be: a sample of few tokens has as much beside them
-ANSWERS: Dialect[RankAnswer] = Dialect(RankAnswer, limit=2 * token_figures.MAX_BYTES)
-
-
-@dataclass(slots=True)
-class Turns:
-    """A follower's side: which order may come next."""
-
-    last: int = 0
-
-    def take(self, order: Order) -> None:
-        """RankError where it is not the next, or Join does not come first and once."""
-        if order.number != self.last + 1:
-            raise RankError(f"order {order.number} came after order {self.last}: one is missing")
-        if isinstance(order.call, Join) != (self.last == 0):
-            raise RankError(f"order {order.number} is {_name(order.call)}; the first one, and no other, is Join")
-        self.last = order.number
-
-
 @dataclass(slots=True)
 class PendingCalls:
     """Rank 0's side: what was called, who has answered, who is lost."""
@@ -192,42 +158,36 @@ class PendingCalls:
     world_size: int
     # Who was lost first, and why
     lost: str | None = None
-    _number: int = 0
     _call: Call | None = None
+    # At which step each rank is that has answered
     _steps: dict[int, int] = field(default_factory=dict)
     _figures: list[SampleFigures] = field(default_factory=list)
 
     @property
-    def settled(self) -> bool:
-        return self._call is None or not self.waiting
-
-    @property
     def waiting(self) -> list[int]:
-        return [rank for rank in range(1, self.world_size) if rank not in self._steps]
+        """The ranks that have not answered yet; nothing is waited for where the call is settled."""
+        return [] if self._call is None else [rank for rank in range(1, self.world_size) if rank not in self._steps]
 
     @property
     def leaving(self) -> bool:
         return isinstance(self._call, Leave)
 
-    def call(self, call: Call) -> int:
-        """Return the number of the next call; RankError where a rank is lost, or has not answered the call before."""
+    def call(self, call: Call) -> None:
+        """RankError where a rank is lost, or has not answered the call before."""
         if self.lost is not None:
             raise RankError(self.lost)
-        if self._call is not None and self.waiting:
+        if self.waiting:
             raise RankError(f"{_name(call)} was called before {_name(self._call)} was settled")
-        self._number += 1
-        self._call = call
-        self._steps, self._figures = {}, []
-        return self._number
+        self._call, self._steps, self._figures = call, {}, []
 
-    def answered(self, rank: int, answer: RankAnswer) -> None:
-        if answer.number != self._number or rank in self._steps:
-            self._lose(rank, f"answered order {answer.number}, where order {self._number} was the last")
-        elif isinstance(answer.result, Failed):
-            self._lose(rank, f"failed in {_name(self._call)}: {answer.result.why}")
+    def answered(self, rank: int, answer: Done | Failed) -> None:
+        if rank not in self.waiting:
+            self._lose(rank, "answered what it was not asked")
+        elif isinstance(answer, Failed):
+            self._lose(rank, f"failed in {_name(self._call)}: {answer.why}")
         else:
-            self._steps[rank] = answer.result.step
-            self._figures += answer.result.figures
+            self._steps[rank] = answer.step
+            self._figures += answer.figures
 
     def take_figures(self) -> list[SampleFigures]:
         """Return what the answers to the last call brought, once."""
@@ -245,8 +205,8 @@ class PendingCalls:
         if self.leaving:
             # A rank that died over it owes an answer no more.
             self._steps.setdefault(rank, 0)
-            return
-        self._lose(rank, how)
+        else:
+            self._lose(rank, how)
 
     def check(self, step: int) -> None:
         """RankError where a rank's engine is at another step than rank 0's, once a call is settled."""
@@ -263,5 +223,5 @@ class PendingCalls:
             self.lost = f"rank {rank} of {self.world_size} {how}"
 
 
-def _name(call: Call | Disband | None) -> str:
+def _name(call: Call | None) -> str:
     return type(call).__name__

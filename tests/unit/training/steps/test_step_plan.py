@@ -98,9 +98,9 @@ def test_what_a_token_weighs_by_hand() -> None:
 def test_a_shard_survives_the_wire() -> None:
     whole = plan(3, 2, mini_batches=2)
     samples = [s for update in whole.updates for s in update.samples]
-    order, frames = rank_protocol.train_order(whole)
+    call, frames = rank_protocol.train_call(whole)
     bodies = iter(frames)
-    back = rank_protocol.step_of(order, lambda: rank_protocol.decode_sample(next(bodies)))
+    back = rank_protocol.step_of(call, lambda: rank_protocol.decode_sample(next(bodies)))
     assert [(u.divisor, u.weight) for u in back.updates] == [(u.divisor, u.weight) for u in whole.updates]
     for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
         assert_equal(ours, theirs)
