@@ -20,7 +20,7 @@ from trinity_bus.coordination import CoordinatorMachine, EventArrived, Origin, S
 from trinity_bus.rollout import RolloutContext, answer, get_workflow
 from trinity_bus.testing import CharacterTokenizer, ScriptedEngine
 from trinity_bus.training import checkpoint
-from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.steps import choice, samples, step_plan
 from workers.explorer import outcome
 from workers.explorer.order_filter import OrderFilter

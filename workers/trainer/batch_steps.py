@@ -32,7 +32,7 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
+from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.steps import choice, dynamic_sampling, priority
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.samples import teach

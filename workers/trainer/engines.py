@@ -20,7 +20,7 @@ from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import Followers
 from workers.trainer.published_tensors import Publisher, make_publisher
 

@@ -31,9 +31,8 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, resume
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need, registry
+from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure

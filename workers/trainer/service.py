@@ -71,7 +71,7 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import RankSource, followers_of
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy

@@ -39,7 +39,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
+from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
 from workers.trainer.manifest import groups_of, positions_of

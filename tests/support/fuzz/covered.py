@@ -62,7 +62,6 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/training/checkpoint/companions.py": "the user's model",
     "trinity_bus/training/families/": "the user's model",
     "trinity_bus/hub.py": "the user's model",
-    "trinity_bus/training/families/hf_folder.py": "the user's model",
     "trinity_bus/training/checkpoint/listing.py": "progress.json, of which any error means that all is needed",
     "trinity_bus/training/ranks/": "between the ranks of one trainer",
     "trinity_bus/weights/staging.py": "a checkpoint of the same trainer, in the folder that it holds",

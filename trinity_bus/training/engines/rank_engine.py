@@ -33,9 +33,9 @@ from trinity_bus.training.engines.saved_engine import SavedEngine
 from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.objectives.advantages.advantage import TokenAdvantage
-from trinity_bus.training.objectives.losses.loss import Tokens
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
+from trinity_bus.training.objectives.advantage import TokenAdvantage
+from trinity_bus.training.objectives.loss import Tokens
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps import routes, token_figures
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample

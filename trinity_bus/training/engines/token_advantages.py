@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from schemas.experience import Float32
 from schemas.record import Metrics
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.objectives.advantages.advantage import EQUAL, Float64, TokenAdvantage
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
+from trinity_bus.training.objectives.advantage import EQUAL, Float64, TokenAdvantage
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps.packing import TrainSample
 

@@ -13,8 +13,7 @@ import numpy as np
 from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives import overlong
-from trinity_bus.training.objectives.advantages.advantage import Advantage, Float64, GroupAdvantages, ScoredSample
+from trinity_bus.training.objectives.advantage import Advantage, Float64, GroupAdvantages, ScoredSample
 from trinity_bus.training.steps.packing import TrainSample
 
 
@@ -90,7 +89,7 @@ def _judged(
 def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
     return ScoredSample(
         run=sample.run_id,
-        reward=sample.reward - overlong.penalty(int(np.count_nonzero(sample.mask)), settings),
+        reward=sample.reward - overlong_penalty(int(np.count_nonzero(sample.mask)), settings),
         mask=sample.mask,
         logprobs=sample.logprobs,
         teacher_logprobs=sample.teacher_logprobs,
@@ -98,6 +97,21 @@ def _scored(sample: Sample, settings: TrainerSettings) -> ScoredSample:
         turn_rewards=sample.turn_rewards,
         is_greedy=_is_greedy(sample),
     )
+
+
+def overlong_penalty(tokens: int, settings: TrainerSettings) -> float:
+    """Return what a response loses of its reward as it comes near to the longest that is allowed.
+
+    With ``n`` tokens of the model's own, ``m = mesh.max_tokens`` and ``b = trainer.overlong_buffer``::
+
+        penalty = clip((n - (m - b)) / b, 0, 1) * trainer.overlong_penalty
+
+    Source: Yu et al., "DAPO", arXiv:2503.14476, eq. 13, where the highest penalty is 1.
+    """
+    if settings.overlong_buffer is None:
+        return 0.0
+    beyond = tokens - (settings.max_tokens - settings.overlong_buffer)
+    return min(max(beyond / settings.overlong_buffer, 0.0), 1.0) * settings.overlong_penalty
 
 
 def _is_greedy(sample: Sample) -> bool:

@@ -10,11 +10,9 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup
 from schemas.trainable import Bounds
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives import overlong
-from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.objectives.advantages.remax import ReMax
+from trinity_bus.training.objectives.advantages import GRPO, ReMax
 from trinity_bus.training.steps.choice import counts, left_out, retold, without
-from trinity_bus.training.steps.samples import prepare
+from trinity_bus.training.steps.samples import overlong_penalty, prepare
 
 BOUNDS = Bounds(vocabulary=32, positions=128)
 type MakeGroup = Callable[..., ExperienceGroup]
@@ -183,5 +181,5 @@ def test_overlong_responses_lose_of_their_reward(group: MakeGroup) -> None:
     assert [float(sample.advantages[0]) for sample in batch.samples] == pytest.approx(expected, abs=1e-6)
     # What is told of rewards is what they were.
     assert batch.metrics["reward_mean"] == 0.75
-    assert overlong.penalty(longest + 9, settings) == 0.5
-    assert overlong.penalty(longest, TrainerSettings()) == 0.0
+    assert overlong_penalty(longest + 9, settings) == 0.5
+    assert overlong_penalty(longest, TrainerSettings()) == 0.0

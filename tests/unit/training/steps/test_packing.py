@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemas import ExperienceGroup
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.steps.packing import (
     TrainSample,
     context_part,

@@ -12,7 +12,7 @@ from schemas import ExperienceGroup
 from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import TrainSample, micro_batches, pack

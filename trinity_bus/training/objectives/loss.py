@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Literal
 import torch
 
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
 
 # Log ratios are cut here before ``exp``, so that one broken token cannot make an infinity
 _MAX_LOG_RATIO: Final = 20.0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
 
 type Float64 = NDArray[np.float64]
 type Int64 = NDArray[np.int64]
