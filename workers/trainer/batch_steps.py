@@ -33,7 +33,7 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantage import Advantage
-from trinity_bus.training.steps import choice, dynamic_sampling, priority
+from trinity_bus.training.steps import choice, strategies
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.samples import teach
 from workers.trainer.batch_schedule import BatchSchedule, Due
@@ -168,7 +168,7 @@ class BatchSteps:
         kept_from = await self._bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
-            for group in priority.ranked(self._steps.earlier(), self._settings, step=step)
+            for group in strategies.ranked(self._steps.earlier(), self._settings, step=step)
             if all(part.position and part.position.offset >= kept_from[part.position.partition] for part in group.parts)
         ]
         self._teaches = {g.task_id: self._teaches[g.task_id] for g in ranked if g.task_id in self._teaches}
@@ -189,13 +189,13 @@ class BatchSteps:
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
         # A step that is to wait, too, leaves out all that it has.
-        before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
+        before = strategies.waiting(self._steps.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
         left = self._left_out([*groups, *older])
         taught = await asyncio.to_thread(teach, choice.without([*groups, *older], left), self._advantage)
-        if dynamic_sampling.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
-            return dynamic_sampling.left_waiting(groups), [], []
+        if strategies.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
+            return strategies.left_waiting(groups), [], []
         return left, named, older
 
     def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:

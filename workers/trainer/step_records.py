@@ -5,7 +5,7 @@
     records of `steps` --take--> those of this trainer and run, the last one of each step
     a step that is due --> as it would be chosen now --binding--> what was written of it before, or None: write it
 
-    what was begun before it   --earlier--> what may be learned from once more (``training/steps/priority.py``)
+    what was begun before it   --earlier--> what may be learned from once more (``training/steps/strategies.py``)
 
 Failures: a record of a step to be taken that cannot be read ends the trainer, and so does one of a step that is learned
 from once more. What has another key than the record of

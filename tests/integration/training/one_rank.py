@@ -117,11 +117,11 @@ def run(folder: Path, name: str, port: str) -> None:
             for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
                 scratch = folder / "scratch" / name / family / check
-                subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout, objectives)
+                subject = Subject(MegatronEngine, folder / family, scratch, layout, objectives)
                 CHECKS[check](subject)
         for family in [family for family, chain in CHAINS.items() if name in chain]:
             print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
-            subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, folder / "scratch", layout)
+            subject = Subject(MegatronEngine, folder / family, folder / "scratch", layout)
             number = CHAINS[family].index(name) + 1
             go_on(
                 subject.make(**CHAINED_WITH.get(family, {})),

@@ -111,8 +111,8 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     said = await together()
     assert [step.step for step in said] == [0, 1, 2, 2, 3]
     settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
-    with parallel.initialized(settings) as joined:
-        alone = MegatronEngine(settings, joined)
+    with parallel.initialized(settings):
+        alone = MegatronEngine(settings)
         weight_names = [name for name, _ in alone.hf_tensors()]
         assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
         for ours, groups in zip([*said[1:3], said[4]], batches, strict=True):

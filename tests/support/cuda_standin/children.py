@@ -164,8 +164,7 @@ def experts() -> None:
 
     rows = torch.zeros(24, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weights = torch.zeros(4, 96, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    # As Megatron has counted them, on the host.
-    product = multiply(rows, weights, torch.tensor([8, 0, 15, 1]))
+    product = multiply(rows, weights, torch.tensor([8, 8, 23, 24], dtype=torch.int32).to("cuda"))
     product.sum().backward()
     found = {"product": product, "rows": rows.grad, "weights": weights.grad}
     tell(**{name: [str(tensor.device), list(tensor.shape)] for name, tensor in found.items()})

@@ -59,7 +59,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/telemetry/": "spans that the user asks to be shown",
     "trinity_bus/tracking/": "the ledger of the same program",
     "trinity_bus/training/checkpoint/notes.py": "notes of the same trainer, in the folder that it holds",
-    "trinity_bus/training/checkpoint/companions.py": "the user's model",
+    "trinity_bus/training/checkpoint/writing.py": "the user's model",
     "trinity_bus/training/families/": "the user's model",
     "trinity_bus/hub.py": "the user's model",
     "trinity_bus/training/checkpoint/listing.py": "progress.json, of which any error means that all is needed",

@@ -30,8 +30,8 @@ from trinity_bus.training.errors import ParallelError, TrainingInterruptedError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.families.hf_folder import reader
 from trinity_bus.training.megatron import model
-from trinity_bus.training.steps import routes
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
+from trinity_bus.training.steps.samples import with_routes
 from trinity_bus.weights.staging import Staging
 
 VOCABULARY: Final = 31
@@ -303,7 +303,7 @@ def replayed_routes(subject: Subject) -> None:
         for s in samples_of(engine)
     ]
     samples[0] = structs.replace(samples[0], routes=None)
-    kept, told = routes.prepared(samples, engine.shape, replay=True)
+    kept, told = with_routes(samples, engine.shape, replay=True)
     assert told == {"samples_without_routes": 1.0}
     own = engine.logprobs(samples_of(engine))
     found = engine.logprobs(kept)

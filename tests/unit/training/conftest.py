@@ -44,6 +44,6 @@ def engine(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -
 
     def make(**settings: Any) -> RankEngine:
         made = TrainerSettings(**{"model_path": str(model_folder), "learning_rate": 1e-2, **settings})
-        return MegatronEngine(made, layout) if request.param == "megatron" else TorchEngine(made)
+        return MegatronEngine(made) if request.param == "megatron" else TorchEngine(made)
 
     return make

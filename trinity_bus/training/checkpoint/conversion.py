@@ -22,9 +22,9 @@ from typing import Final, Literal
 
 from trinity_bus.runtime.plain_files import within, write_plain
 from trinity_bus.training.checkpoint import PROGRESS
-from trinity_bus.training.checkpoint.companions import CONFIG, INDEX, write_companions
-from trinity_bus.training.checkpoint.folders import PARTIAL, STATE
+from trinity_bus.training.checkpoint.folders import CONFIG, INDEX, PARTIAL, STATE
 from trinity_bus.training.checkpoint.manifest import read_manifest, verify
+from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.errors import CheckpointError
 
 type Form = Literal["hf", "reference"]

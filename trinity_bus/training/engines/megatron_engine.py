@@ -1,7 +1,6 @@
 """Training with Megatron-core: one rank of any layout; see ``parallel``, and ``multi_rank_engine`` for several."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +12,6 @@ from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.training.engines.rank_engine import RankEngine
-from trinity_bus.training.errors import ParallelError
-from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.cpu_platform import on_cpu
 from trinity_bus.training.megatron.optimizer import AdamW
@@ -25,23 +22,14 @@ from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 class MegatronEngine(RankEngine):
     """One rank of a trainer on Megatron-core.
 
-    Without ``layout`` it stands as the settings and the environment say, and joins the process groups where that has
-    not been done. ParallelError where that does not fit.
+    ``world`` says which, by default the environment does: it joins the process groups where that has not been done.
+    ParallelError where the settings ask for others than there are.
     """
 
     NAME: ClassVar[str] = "megatron"
 
-    def __init__(self, settings: TrainerSettings, layout: Layout | None = None) -> None:
-        layout = layout or parallel.initialize(settings)
-        asked = Layout.of(settings, rank=layout.rank, device=layout.device)
-        names = (field.name for field in fields(Layout))
-        if differ := [
-            f"{n}={getattr(asked, n)}, here {getattr(layout, n)}"
-            for n in names
-            if getattr(asked, n) != getattr(layout, n)
-        ]:
-            raise ParallelError(f"the settings ask for another layout: {'; '.join(differ)}")
-        super().__init__(settings, layout=layout)
+    def __init__(self, settings: TrainerSettings, world: parallel.World | None = None) -> None:
+        super().__init__(settings, layout=parallel.initialize(settings, world))
 
     @staticmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:

@@ -37,9 +37,9 @@ from trinity_bus.training.objectives import Need
 from trinity_bus.training.objectives.advantage import TokenAdvantage
 from trinity_bus.training.objectives.loss import Tokens
 from trinity_bus.training.objectives.objective import Objective
-from trinity_bus.training.steps import routes, token_figures
+from trinity_bus.training.steps import token_figures
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
-from trinity_bus.training.steps.samples import prepare
+from trinity_bus.training.steps.samples import prepare, with_routes
 from trinity_bus.training.steps.step_plan import StepPlan, Update, mixed, plan_examples, plan_step
 from trinity_bus.training.steps.token_figures import FigureKeeper, SampleFigures
 
@@ -127,7 +127,7 @@ class RankEngine(SavedEngine):
             return plan_examples(examples, self.settings)
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
         batch = prepare(groups, version=self.progress.version, advantage=self._objective.advantage)
-        samples, told = routes.prepared(batch.samples, self.shape, replay=settings.router_replay)
+        samples, told = with_routes(batch.samples, self.shape, replay=settings.router_replay)
         samples = token_figures.marked(samples, batch.sizes, settings, self.progress.step)
         batch = replace(batch, samples=samples, metrics={**batch.metrics, **told})
         return mixed(plan_step(batch, settings, step=self.progress.step), examples, settings)
@@ -188,10 +188,10 @@ class RankEngine(SavedEngine):
             self._exchange_weights(self._reference)
             references = self._budget.within_memory(samples, lambda: self.logprobs(samples))
             self._exchange_weights(self._reference)
-            samples = [s.with_ref_logprobs(r) for s, r in zip(samples, references, strict=True)]
+            samples = [structs.replace(s, ref_logprobs=r) for s, r in zip(samples, references, strict=True)]
         if samples and Need.OLD_LOGPROBS in self._objective.needs:
             old = self._budget.within_memory(samples, lambda: self.logprobs(samples))
-            samples = [s.with_old_logprobs(o) for s, o in zip(samples, old, strict=True)]
+            samples = [structs.replace(s, old_logprobs=o) for s, o in zip(samples, old, strict=True)]
         if samples and self._critic is not None:
             samples = [structs.replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
         told: Metrics = {}

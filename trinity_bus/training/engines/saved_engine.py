@@ -19,8 +19,8 @@ import torch.distributed as dist
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.companions import write_companions
 from trinity_bus.training.checkpoint.folders import ADAPTER
+from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import Critic

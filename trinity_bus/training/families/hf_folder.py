@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trinity_bus.runtime.plain_files import within
-from trinity_bus.training.checkpoint.companions import INDEX
+from trinity_bus.training.checkpoint.folders import INDEX
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape, tensors
 from trinity_bus.weights.tensor_file import write_tensors

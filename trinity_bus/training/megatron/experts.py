@@ -49,32 +49,35 @@ class Experts(MegatronModule):  # type: ignore[misc]  # Megatron is not type-che
             tokens_per_expert: How many of them are whose.
             weights: [tokens] that the router gives each.
         """
-        inner = multiply(tokens, self.linear_fc1, tokens_per_expert)
+        ends = tokens_per_expert.cumsum(0, dtype=torch.int32).to(tokens.device)
+        inner = multiply(tokens, self.linear_fc1, ends)
         inner = weighted_bias_swiglu_impl(inner, None, weights.unsqueeze(-1))
-        return multiply(inner, self.linear_fc2, tokens_per_expert), None
+        return multiply(inner, self.linear_fc2, ends), None
 
 
-def multiply(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return ``rows @ weights[group].T``, group by group, of [rows, in] and [groups, out, in]."""
-    product: torch.Tensor = _Product.apply(rows, weights, counts)
+def multiply(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Return ``rows @ weights[group].T``, group by group, of [rows, in] and [groups, out, in].
+
+    ``ends``: [groups] int32, behind which row each group ends; on the rows' device.
+    """
+    product: torch.Tensor = _Product.apply(rows, weights, ends)
     return product
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        ends = counts.cumsum(0, dtype=torch.int32).to(rows.device)
-        ctx.save_for_backward(rows, weights, counts, ends)
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights, ends)
         if not len(rows):
             return rows.new_empty(0, weights.shape[1])
         return grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        rows, weights, counts, ends = ctx.saved_tensors
+        rows, weights, ends = ctx.saved_tensors
         if not len(rows):
             return torch.empty_like(rows), torch.zeros_like(weights), None
         gradient = gradient.contiguous()
         of_weights = grouped_mm(gradient.T, rows, offs=ends)
-        of_weights[(counts == 0).to(rows.device)] = 0
+        of_weights[ends.diff(prepend=ends.new_zeros(1)) == 0] = 0
         return grouped_mm(gradient, weights, offs=ends), of_weights, None

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,15 @@ from trinity_bus.training.ranks.rank_protocol import LIMIT_S
 
 # How long a collective may wait for the others before it fails
 TIMEOUT = timedelta(seconds=LIMIT_S)
+# Of Megatron's process groups, as settings name them
+_DEGREES: Final = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_pipeline",
+    "context_parallel",
+    "expert_parallel",
+    "data_parallel",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """Join the world's process groups, by default the environment's; once for the same layout."""
     world = world or world_of_environment()
     rank, world_size = world.rank, world.world_size
-    asked = _degrees(settings)
+    asked = {name: getattr(settings, name) for name in _DEGREES}
     if world_size != settings.ranks or rank >= world_size:
         raise ParallelError(
             f"rank {rank} of WORLD_SIZE={world_size} with {asked}: the world must have as many ranks as the product of "
@@ -124,17 +134,6 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     if existing != asked:
         raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
     return Layout.of(settings, rank=rank, device=device)
-
-
-def _degrees(settings: TrainerSettings) -> dict[str, int]:
-    return {
-        "tensor_parallel": settings.tensor_parallel,
-        "pipeline_parallel": settings.pipeline_parallel,
-        "virtual_pipeline": settings.virtual_pipeline,
-        "context_parallel": settings.context_parallel,
-        "expert_parallel": settings.expert_parallel,
-        "data_parallel": settings.data_parallel,
-    }
 
 
 def shut_down() -> None:

@@ -34,13 +34,15 @@ from trinity_bus.training.megatron.core import (
     Float16Module,
     GPTModel,
     PackedSeqParams,
+    RouterReplay,
+    RouterReplayAction,
+    TopKRouter,
     finalize_model_grads,
     get_forward_backward_func,
     mappings,
 )
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron.lora import Adapters
-from trinity_bus.training.megatron.router_replay import RoutesOfModel
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
@@ -77,7 +79,7 @@ class ModelRunner:
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         self._options: Final = {"fp32_output": False} if bf16 else {}
-        self._routes = RoutesOfModel(self.chunks, layout) if settings.router_replay else None
+        self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def load(self, folder: Path) -> None:
@@ -271,6 +273,34 @@ class ModelRunner:
         micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
+
+
+class _Routers:
+    # Those of a model, which are told to choose the experts that were chosen before, with Megatron's own replay.
+    # Megatron keeps all routers of a process in one list; here each is asked by itself, so that a process may hold
+    # several models. A choice is good for the forward pass that comes next: activations are not computed again with it.
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], layout: Layout) -> None:
+        self._layout = layout
+        self._routers: dict[torch.nn.Module, list[tuple[int, RouterReplay]]] = {
+            chunk: [(m.layer_number - 1, m.router_replay) for m in chunk.modules() if isinstance(m, TopKRouter)]
+            for chunk in chunks
+        }
+
+    def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
+        """Say what the routers of a stage choose in the next forward pass.
+
+        ``routes``: [this rank's tokens, layers of the model, k]; None: what they find best.
+        """
+        if routes is not None and self._layout.sequence_parallel:
+            routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]
+        for layer, router in self._routers[chunk]:
+            router.clear_indices()
+            if routes is None:
+                router.clear_router_replay_action()
+            else:
+                router.set_target_indices(routes[:, layer].long())
+                router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
 
 def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:

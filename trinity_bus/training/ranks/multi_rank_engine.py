@@ -71,7 +71,7 @@ class MultiRankEngine(TrainingEngine):
         store = serve_store(host, timeout_s=LIMIT_S)
         with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
             world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
-            self._engine = MegatronEngine(settings, parallel.initialize(settings, world))
+            self._engine = MegatronEngine(settings, world)
 
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded

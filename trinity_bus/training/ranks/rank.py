@@ -105,7 +105,7 @@ class Rank:
         world = parallel.World(
             self._rank, call.world_size, self._local_rank, store, on_this_machine=is_loopback(call.store_host)
         )
-        return MegatronEngine(settings, parallel.initialize(settings, world))
+        return MegatronEngine(settings, world)
 
     def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
         match call:

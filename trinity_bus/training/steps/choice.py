@@ -14,7 +14,7 @@ of ``FlawKind``        no model of this shape can be trained on it: see ``schema
 ``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
 ``all_masked``         none of its response is the model's own, or none is to be trained on
-``waiting``            too few groups of the batch teach something: see ``dynamic_sampling``
+``waiting``            too few groups of the batch teach something: see ``strategies``
 =====================  ===============================================================================================
 
 The others of its group are trained on as if such a sample had never been drawn. Of the three kinds before the last

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32, UInt8
@@ -61,12 +60,6 @@ class TrainSample(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def trained_tokens(self) -> int:
         return int(np.count_nonzero(self.mask))
-
-    def with_old_logprobs(self, logprobs: Float32) -> "TrainSample":
-        return replace(self, old_logprobs=logprobs)
-
-    def with_ref_logprobs(self, logprobs: Float32) -> "TrainSample":
-        return replace(self, ref_logprobs=logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def test_what_is_exported(
     model_folder: Path, layout: Layout, group: Callable[..., ExperienceGroup], tmp_path: Path
 ) -> None:
     settings = TrainerSettings(model_path=str(model_folder), lora_rank=4, lora_alpha=8.0, learning_rate=1e-3)
-    engine = MegatronEngine(settings, layout)
+    engine = MegatronEngine(settings)
     engine.train_step([group()])
     engine.export_hf(tmp_path / "model")
     config = json.loads((tmp_path / "model" / FOLDER / "adapter_config.json").read_text())
@@ -48,9 +48,9 @@ def test_beside_transformer_engine_adapters_take_megatrons_own_layers(
     """It is for GPUs and not here: without adapters Megatron is asked for it in vain."""
     monkeypatch.setattr(model, "have_transformer_engine", lambda: True)
     with pytest.raises(ValueError, match="Please install TE"):
-        MegatronEngine(TrainerSettings(model_path=str(model_folder)), layout)
+        MegatronEngine(TrainerSettings(model_path=str(model_folder)))
     settings = TrainerSettings(model_path=str(model_folder), lora_rank=4)
-    assert MegatronEngine(settings, layout).train_step([group()])["grad_norm"] > 0
+    assert MegatronEngine(settings).train_step([group()])["grad_norm"] > 0
 
 
 @pytest.mark.parametrize(

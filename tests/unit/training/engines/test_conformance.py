@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Pa
 
 @pytest.fixture
 def open_one(request: pytest.FixtureRequest, layout: Layout) -> Callable[[TrainerSettings], RankEngine]:
-    return (lambda settings: MegatronEngine(settings, layout)) if request.param == "megatron" else TorchEngine
+    return MegatronEngine if request.param == "megatron" else TorchEngine
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,7 @@ def test_an_engine(
 
 
 def test_bfloat16_on_a_cpu_learns_what_float32_does(folders: dict[str, Path], layout: Layout, tmp_path: Path) -> None:
-    subject = Subject(
-        lambda settings: MegatronEngine(settings, layout), folders["qwen3"], tmp_path, {"dtype": "bfloat16"}
-    )
+    subject = Subject(MegatronEngine, folders["qwen3"], tmp_path, {"dtype": "bfloat16"})
     engine, reference = subject.make(), subject.reference()
     for step in range(3):
         ours, theirs = engine.train_step(batch(step)), reference.train_step(batch(step))

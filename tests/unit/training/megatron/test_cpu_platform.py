@@ -31,7 +31,7 @@ def train(
     def run(*also: str, experts: bool = False) -> None:
         folder = experts_folder if experts else model_folder
         values = {"model_path": str(folder), "learning_rate": 1e-3, **dict.fromkeys(also, True)}
-        engine = MegatronEngine(TrainerSettings(**values), layout)
+        engine = MegatronEngine(TrainerSettings(**values))
         assert engine.train_step([group()])["updates"] == 1
 
     return run

@@ -80,6 +80,6 @@ def test_an_expert_without_tokens_gets_no_gradient_whatever_a_kernel_leaves(monk
 
     monkeypatch.setattr("trinity_bus.training.megatron.experts.grouped_mm", leaving)
     weights = torch.ones(3, 8, 8, requires_grad=True)
-    multiply(torch.ones(5, 8), weights, torch.tensor([2, 0, 3])).backward(torch.ones(5, 8))
+    multiply(torch.ones(5, 8), weights, torch.tensor([2, 2, 5], dtype=torch.int32)).backward(torch.ones(5, 8))
     assert weights.grad is not None
     assert weights.grad[:, 0, 0].tolist() == [2.0, 0.0, 3.0]

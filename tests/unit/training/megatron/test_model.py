@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE
 from tests.support.training.samples import packed_bounds
-from trinity_bus.training.checkpoint.companions import write_companions
+from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
 from trinity_bus.training.families.hf_folder import write_weights

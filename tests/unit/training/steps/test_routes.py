@@ -21,8 +21,8 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import RouterReplayAction
 from trinity_bus.training.ranks import rank_protocol
-from trinity_bus.training.steps import routes
 from trinity_bus.training.steps.packing import TrainSample, pack
+from trinity_bus.training.steps.samples import with_routes
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_what_routers_chose_gives_equal_logprobs(
     folder: Path, layout: Layout, group: Callable[..., ExperienceGroup]
 ) -> None:
     """Recorded with Megatron's own class, the samples one by one; replayed in one micro-batch."""
-    engine = MegatronEngine(TrainerSettings(model_path=str(folder), router_replay=True), layout)
+    engine = MegatronEngine(TrainerSettings(model_path=str(folder), router_replay=True))
     (update,) = engine.plan([group()]).updates
     samples, recorded = [], []
     routers = [replay for _, replay in engine._runner._routes._routers[engine._runner.chunks[0]]]  # type: ignore[union-attr]
@@ -46,7 +46,7 @@ def test_what_routers_chose_gives_equal_logprobs(
             recorded += engine.logprobs([sample])
         chosen = torch.stack([router.get_recorded_indices() for router in routers], 1)
         samples.append(replace(sample, routes=chosen.flatten(1).numpy().astype(np.uint8)))
-    kept, told = routes.prepared(samples, engine.shape, replay=True)
+    kept, told = with_routes(samples, engine.shape, replay=True)
     assert told == {"samples_without_routes": 0.0}
     for found, expected in zip(engine.logprobs(kept), recorded, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -79,11 +79,11 @@ def test_padding_goes_where_the_token_before_it_goes(rows: list[list[int]], mult
 )
 def test_what_cannot_be_used_is_counted(chosen: list[list[int]], folder: Path) -> None:
     shape, good = read_shape(folder), sample([[0, 1, 2, 3]] * 2)
-    kept, told = routes.prepared([sample(chosen), good], shape, replay=True)
+    kept, told = with_routes([sample(chosen), good], shape, replay=True)
     assert told == {"samples_without_routes": 1.0}
     assert kept[0].routes is None
     assert kept[1] is good
-    kept, told = routes.prepared([good], shape, replay=False)
+    kept, told = with_routes([good], shape, replay=False)
     assert (kept[0].routes, told) == (None, {})
 
 

@@ -104,7 +104,7 @@ def test_a_shard_survives_the_wire() -> None:
     assert [(u.divisor, u.weight) for u in back.updates] == [(u.divisor, u.weight) for u in whole.updates]
     for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
         assert_equal(ours, theirs)
-    with_reference = replace(samples[0].with_ref_logprobs(samples[0].old_logprobs + 1), scale=0.25)
+    with_reference = replace(samples[0], ref_logprobs=samples[0].old_logprobs + 1, scale=0.25)
     assert_equal(rank_protocol.decode_sample(rank_protocol.encode_sample(with_reference)), with_reference)
 
 
