@@ -40,9 +40,10 @@ class SavedEngine(TrainingEngine):
     NAME: ClassVar[str]
 
     def __init__(self, settings: TrainerSettings, layout: Layout) -> None:
-        self.settings, self.layout, self._dtype = settings, layout, self.dtype_of(settings)
-        self._source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
-        self._progress = TrainingProgress()
+        self.settings, self.layout, self.dtype = settings, layout, self.dtype_of(settings)
+        self.source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        self.device_type = str(layout.device.type)
+        self.progress = TrainingProgress()
         self._critic: Critic | None = None
         self._saver = BackgroundSaver()
 
@@ -69,26 +70,6 @@ class SavedEngine(TrainingEngine):
         """Take over a state of any layout; CheckpointError where it is of another model."""
 
     # ------------------------------------------------------------------------------------------- writing and reading
-
-    @property
-    def source(self) -> Path:
-        return self._source
-
-    @property
-    def device_type(self) -> str:
-        return str(self.layout.device.type)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def progress(self) -> TrainingProgress:
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: TrainingProgress) -> None:
-        self._progress = progress
 
     def export_hf(self, path: Path) -> None:
         tensors, adapter = self.hf_tensors(), self.adapter_tensors()

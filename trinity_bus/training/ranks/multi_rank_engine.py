@@ -72,6 +72,7 @@ class MultiRankEngine(TrainingEngine):
         with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
             world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
             self._engine = MegatronEngine(settings, world)
+        self.source, self.device_type, self.dtype = self._engine.source, self._engine.device_type, self._engine.dtype
 
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
@@ -84,18 +85,6 @@ class MultiRankEngine(TrainingEngine):
                 join = Join(join.version, str(folder), stack.enter_context(shared_folder.marked(folder)))
             self._followers.begin(join)
             self._followers.settle(0)
-
-    @property
-    def source(self) -> Path:
-        return self._engine.source
-
-    @property
-    def device_type(self) -> str:
-        return self._engine.device_type
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._engine.dtype
 
     @property
     def progress(self) -> TrainingProgress:
