@@ -22,8 +22,7 @@ from opentelemetry import trace
 from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
 from schemas.trainable import Bounds
-from trinity_bus.bus import Bus, Producer, Reader, Undecodable
-from trinity_bus.config import TrainerSettings
+from trinity_bus.bus import Reader, Undecodable
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.health.process import watching
 from trinity_bus.telemetry import conventions as names
@@ -37,12 +36,18 @@ from trinity_bus.training.steps import choice, strategies
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.samples import teach
 from workers.trainer.batch_schedule import BatchSchedule, Due
-from workers.trainer.errors import BatchError, way_out
-from workers.trainer.examples import Chosen, ExampleLog
-from workers.trainer.manifest import Entry, entries_to_train, first_replayable, groups_of, positions_of
-from workers.trainer.step_log import StepLog
+from workers.trainer.context import TrainerContext
+from workers.trainer.examples import Chosen
+from workers.trainer.manifest import (
+    BatchError,
+    Entry,
+    entries_to_train,
+    first_replayable,
+    groups_of,
+    positions_of,
+    way_out,
+)
 from workers.trainer.training_loop import StepInput
-from workers.trainer.version_publisher import TrainerIdentity
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +57,14 @@ _POLL_S = 1.0
 class BatchSteps:
     def __init__(
         self,
-        settings: TrainerSettings,
-        who: TrainerIdentity,
+        around: TrainerContext,
         *,
         bounds: Bounds,
         schedule: BatchSchedule,
         batches: Reader,
-        steps: StepLog,
-        examples: ExampleLog | None,
-        bus: Bus,
-        producer: Producer,
     ) -> None:
-        self._settings = settings
-        self._who = who
+        self._around = around
+        self._settings = around.trainer
         self._bounds = bounds
         self._schedule = schedule
         self._batches = batches
@@ -72,13 +72,11 @@ class BatchSteps:
         self._opened = TrainingProgress()
         self._sequence = 0
         self._due: Due | None = None
-        self._advantage: Advantage = registry.make("advantage", Advantage, settings)
+        self._advantage: Advantage = registry.make("advantage", Advantage, around.trainer)
         # Of the tasks that may be learned from once more, those of which it is known
         self._teaches: dict[str, bool] = {}
-        self._steps = steps
-        self._examples = examples
-        self._bus = bus
-        self._producer = producer
+        self._steps = around.steps
+        self._examples = around.examples
 
     async def open(self, progress: TrainingProgress) -> None:
         self._opened, self._sequence = progress, progress.sequence
@@ -141,7 +139,7 @@ class BatchSteps:
         try:
             return await self._groups(batch, named)
         except RecordGoneError as error:
-            kept = first_replayable(self._schedule.following(), await self._bus.beginning_offsets(EXPERIENCES))
+            kept = first_replayable(self._schedule.following(), await self._around.bus.beginning_offsets(EXPERIENCES))
             left = (
                 "no later one is known that can be"
                 if kept is None
@@ -151,13 +149,13 @@ class BatchSteps:
 
     async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
         try:
-            fetched = await self._bus.fetch(EXPERIENCES, positions_of(batch, named))
+            fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(batch, named))
         except RecordGoneError:
             RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             raise
-        for met in self._bus.passed_over():
+        for met in self._around.bus.passed_over():
             if isinstance(met.record, Undecodable):
-                await self._producer.send_dead_letter(
+                await self._around.producer.send_dead_letter(
                     met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
                 )
         return groups_of(batch, named, fetched)
@@ -165,7 +163,7 @@ class BatchSteps:
     async def _once_more(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[StepGroup], list[ExperienceGroup]]:
-        kept_from = await self._bus.beginning_offsets(EXPERIENCES)
+        kept_from = await self._around.bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
             for group in strategies.ranked(self._steps.earlier(), self._settings, step=step)
@@ -225,9 +223,9 @@ class BatchSteps:
                 left = self._left_out([*groups, *older])
         chosen = StepBegun(
             trainer=self._steps.trainer,
-            incarnation=self._who.incarnation,
+            incarnation=self._around.incarnation,
             run=self._steps.run,
-            model=self._who.model,
+            model=self._around.model,
             step=step,
             batch_id=batch.batch_id,
             sequence=batch.sequence,

@@ -71,18 +71,12 @@ class StartingPoint:
         return 0 if folder is None else checkpoint.step_of(folder)
 
 
-def load(
-    settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
-) -> tuple[TrainingEngine, Publisher]:
-    engine = load_engine(settings, directory, followers, batches)
-    if (
-        engine.progress.step == 0
-        and settings.synchronizer.sync_method == "checkpoint"
-        and not checkpoint.latest(directory)
-    ):
+def open_publisher(settings: Settings, directory: Path, engine: TrainingEngine) -> Publisher:
+    is_new = engine.progress.step == 0 and not checkpoint.latest(directory)
+    if is_new and settings.synchronizer.sync_method == "checkpoint":
         # Version 0 must be somewhere to be taken from.
         engine.save_checkpoint(directory, engine.progress).result()
-    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
+    return make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
 
 
 def load_engine(

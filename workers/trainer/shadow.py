@@ -42,10 +42,10 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
+from workers.trainer.context import TrainerContext
 from workers.trainer.manifest import groups_of, positions_of
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
 from workers.trainer.training_loop import StepInput
-from workers.trainer.without_batches import TrainerContext
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ShadowSteps:
         self, around: TrainerContext, reader: Reader, *, origin: Path | None = None, seed: int | None = None
     ) -> None:
         self._around = around
-        self._settings = around.settings.trainer
+        self._settings = around.trainer
         self._reader = reader
         self._origin = origin
         self._seed = seed

@@ -22,7 +22,6 @@ from trinity_bus.training.errors import CheckpointError, TrainingError
 from workers.preconditions import problems
 from workers.trainer.recorded import Recorded
 from workers.trainer.replay import ReplayPart, ReplayRequest, ensure_taught, parts_of
-from workers.trainer.training_loop import counted
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 
@@ -124,10 +123,10 @@ def test_a_folder_of_a_trainer_that_follows_nobody_is_not_taken(tmp_path: Path) 
 
 def test_progress_takes_from_a_step_what_the_engine_does_not_know() -> None:
     made = TrainingProgress(step=3, version=3, trained_tokens=7)
-    after = counted(made, begun(examples=5))
+    after = made.after(begun(examples=5))
     assert (after.step, after.batches_offset, after.sequence, after.examples) == (3, 9, 3, 5)
     assert after.skipped == ()
-    (skipped,) = counted(made, begun(skipped="an operator said so")).skipped
+    (skipped,) = made.after(begun(skipped="an operator said so")).skipped
     assert (skipped.batch_id, skipped.step, skipped.reason) == ("batch-3", 3, "an operator said so")
 
 
