@@ -47,14 +47,16 @@ from workers.trainer.manifest import (
     positions_of,
     way_out,
 )
-from workers.trainer.training_loop import StepInput
+from workers.trainer.training_loop import StepInput, StepSource
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 
 
-class BatchSteps:
+class BatchSteps(StepSource):
+    # It does not look ahead: only a batch whose turn it is is fetched, since it may be passed over.
+
     def __init__(
         self,
         around: TrainerContext,
@@ -81,7 +83,7 @@ class BatchSteps:
     async def open(self, progress: TrainingProgress) -> None:
         self._opened, self._sequence = progress, progress.sequence
         if self._examples is not None:
-            await self._examples.settle(progress.examples or self._steps.examples)
+            await self._examples.settle(progress.examples or self._steps.records.examples)
         async for received in self._batches.replay():
             self._schedule.take(received)
 
@@ -100,10 +102,6 @@ class BatchSteps:
             # Not watched while it trains: nobody waits for what is read then.
             with watching("the batches", self._batches.keeps_up):
                 await self._news.wait()
-
-    async def look_ahead(self, _step: int) -> None:
-        # Only a batch whose turn it is is fetched: it may be passed over.
-        pass
 
     async def begin(self, step: int) -> StepInput:
         due, span = self._due, trace.get_current_span()
@@ -166,7 +164,7 @@ class BatchSteps:
         kept_from = await self._around.bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
-            for group in strategies.ranked(self._steps.earlier(), self._settings, step=step)
+            for group in strategies.ranked(self._steps.records.earlier(), self._settings, step=step)
             if all(part.position and part.position.offset >= kept_from[part.position.partition] for part in group.parts)
         ]
         self._teaches = {g.task_id: self._teaches[g.task_id] for g in ranked if g.task_id in self._teaches}
@@ -187,7 +185,7 @@ class BatchSteps:
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
         # A step that is to wait, too, leaves out all that it has.
-        before = strategies.waiting(self._steps.earlier(), step=step)
+        before = strategies.waiting(self._steps.records.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
         left = self._left_out([*groups, *older])

@@ -167,7 +167,7 @@ class Trainer:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
         if self._passes_over:
             return 0
-        return self._around.steps.needs_from(await asyncio.to_thread(oldest_need, self._around.directory))
+        return self._around.steps.records.needs_from(await asyncio.to_thread(oldest_need, self._around.directory))
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address

@@ -45,7 +45,7 @@ from trinity_bus.training.steps.packing import TrainSample
 from workers.trainer.context import TrainerContext
 from workers.trainer.manifest import groups_of, positions_of
 from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
-from workers.trainer.training_loop import StepInput
+from workers.trainer.training_loop import StepInput, StepSource
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _POLL_S = 1.0
 type Fetched = tuple[StepBegun, list[ExperienceGroup]]
 
 
-class ShadowSteps:
+class ShadowSteps(StepSource):
     """The steps of another trainer.
 
     Args:

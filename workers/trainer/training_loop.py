@@ -16,6 +16,7 @@ An engine whose updates are not finite again and again ends the loop, once its s
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,22 +58,22 @@ class Trained:
     seconds: float = 0.0
 
 
-class StepSource(Protocol):
+class StepSource(ABC):
+    @abstractmethod
     async def open(self, progress: TrainingProgress) -> None:
         """Take in what there is, before the first step; it may wait."""
-        ...
 
-    async def wait(self, step: int) -> None:
-        """Return when it is known what a step is made of."""
-        ...
+    async def wait(self, _step: int) -> None:
+        """Return when it is known what a step is made of. It may be known from the beginning."""
+        return
 
+    @abstractmethod
     async def begin(self, step: int) -> StepInput:
         """Return what a step is made of, once it is durable that it begins. Within the step's span."""
-        ...
 
-    async def look_ahead(self, step: int) -> None:
+    async def look_ahead(self, _step: int) -> None:
         """Fetch what is there already of a step that is to come, while the one before it is trained."""
-        ...
+        return
 
 
 class StepSink(Protocol):

@@ -40,7 +40,7 @@ from workers.trainer.training_loop import StepInput, StepSource, Trained, Traini
 METRICS: Final = "metrics.jsonl"
 
 
-class ExampleSteps:
+class ExampleSteps(StepSource):
     """Steps that are made of examples alone: by seed and number, without what cannot be trained on."""
 
     def __init__(self, around: TrainerContext) -> None:
@@ -51,15 +51,7 @@ class ExampleSteps:
         self._kind = "demonstrations" if around.topic is DEMONSTRATIONS else "preferences"
 
     async def open(self, progress: TrainingProgress) -> None:
-        await self._examples.settle(progress.examples or self._around.steps.examples)
-
-    async def wait(self, _step: int) -> None:
-        # It is known from the beginning.
-        pass
-
-    async def look_ahead(self, _step: int) -> None:
-        # There is little to fetch.
-        pass
+        await self._examples.settle(progress.examples or self._around.steps.records.examples)
 
     async def begin(self, step: int) -> StepInput:
         shown = await self._examples.chosen(seed=self._around.trainer.seed, step=step)

@@ -23,11 +23,11 @@ from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
-from workers.trainer.training_loop import StepInput, StepSink, TrainingLoop
+from workers.trainer.training_loop import StepInput, StepSink, StepSource, TrainingLoop
 from workers.trainer.without_batches import CheckpointSink
 
 
-class FakeSource:
+class FakeSource(StepSource):
     """Steps of nothing. What it fetches ahead never comes, and takes some turns to give up, as a connection does."""
 
     def __init__(self) -> None:
@@ -35,9 +35,6 @@ class FakeSource:
         self.left = False
 
     async def open(self, progress: TrainingProgress) -> None:
-        pass
-
-    async def wait(self, step: int) -> None:
         pass
 
     async def begin(self, step: int) -> StepInput:
