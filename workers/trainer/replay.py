@@ -107,15 +107,8 @@ class ReplayRequest:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPart:
-    settings: Settings
-    # The last of them
-    through: int
-
-
-def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[ReplayPart]:
-    """Return what is to be trained, in order. Pure.
+def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[Settings]:
+    """Return with which settings what is to be trained, in order. Pure.
 
     Args:
         changes: Whether settings are changed.
@@ -124,7 +117,7 @@ def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) ->
     """
     parts = [(request.live, request.from_step - 1)] if changes else []
     parts.append((request.changed, last))
-    return [ReplayPart(_own(request, settings, through), through) for settings, through in parts if begin < through]
+    return [_own(request, settings, through) for settings, through in parts if begin < through]
 
 
 def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
@@ -210,13 +203,13 @@ def _note(directory: Path, follows: Follows) -> None:
         )
 
 
-async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint, bus: Bus) -> None:
-    stage = Stage("", part.settings, request.directory, is_last=True)
+async def _train(request: ReplayRequest, settings: Settings, origin: StartingPoint, bus: Bus) -> None:
+    stage = Stage("", settings, request.directory, is_last=True)
     topic = await asyncio.to_thread(learned_from, stage)
-    seed, before = part.settings.trainer.seed, request.live.trainer.seed
+    seed, before = settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
         await train_without_batches(
-            part.settings,
+            settings,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),
             directory=stage.directory,

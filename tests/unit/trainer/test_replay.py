@@ -21,7 +21,7 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError, TrainingError
 from workers.preconditions import problems
 from workers.trainer.recorded import Recorded
-from workers.trainer.replay import ReplayPart, ReplayRequest, ensure_taught, parts_of
+from workers.trainer.replay import ReplayRequest, ensure_taught, parts_of
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 
@@ -34,8 +34,8 @@ def request(**changes: Any) -> ReplayRequest:
     return ReplayRequest(settings(), settings(**changes), "replay-12", Path("own"), 12)
 
 
-def told(parts: list[ReplayPart]) -> list[tuple[int, str]]:
-    return [(part.through, part.settings.trainer.loss) for part in parts]
+def told(parts: list[Settings]) -> list[tuple[int | None, str]]:
+    return [(part.trainer.total_steps, part.trainer.loss) for part in parts]
 
 
 def test_what_lies_before_the_first_changed_step_is_trained_as_it_was() -> None:
@@ -50,11 +50,11 @@ def test_what_lies_before_the_first_changed_step_is_trained_as_it_was() -> None:
 
 def test_a_replay_is_a_shadow_that_ends_and_has_names_and_folders_of_its_own() -> None:
     (part,) = parts_of(request(), changes=False, begin=0, last=20)
-    own = part.settings.trainer
+    own = part.trainer
     assert (own.role, own.shadows, own.name, own.total_steps) == ("shadow", "trainer-0", "replay-12", 20)
     assert (own.checkpoint_dir, own.export_dir) == (Path("own"), None)
     first, last = parts_of(request(export_dir=Path("other")), changes=True, begin=0, last=20)
-    assert (first.settings.trainer.export_dir, last.settings.trainer.export_dir) == (None, Path("other"))
+    assert (first.trainer.export_dir, last.trainer.export_dir) == (None, Path("other"))
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:

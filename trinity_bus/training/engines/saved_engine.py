@@ -88,7 +88,8 @@ class SavedEngine(TrainingEngine):
             partial.rename(path)
         for gathered in (tensors, adapter):
             deque(gathered, maxlen=0)  # the other ranks' part in gathering the weights
-        self._barrier()
+        if self.layout.world_size > 1:
+            dist.barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         """All ranks give what they have, and rank 0 alone writes."""
@@ -165,7 +166,3 @@ class SavedEngine(TrainingEngine):
     @classmethod
     def written_by(cls, settings: TrainerSettings) -> WrittenBy:
         return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
-
-    def _barrier(self) -> None:
-        if self.layout.world_size > 1:
-            dist.barrier()

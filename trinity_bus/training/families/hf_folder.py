@@ -31,16 +31,6 @@ _PASSED_OVER: Final = ".rotary_emb.inv_freq"
 _SHOWN: Final = 5
 
 
-def reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    """Look tensors up by name in one file or, through the index, in several; nothing is checked.
-
-    Raises:
-        OSError, ValueError, SafetensorError: A file is missing, or is none.
-    """
-    files = _opened(folder)
-    return lambda name: files[name].get_tensor(name)
-
-
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
     """Within the block, errors of a folder's files become ConversionError."""

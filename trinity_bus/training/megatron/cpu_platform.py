@@ -34,6 +34,7 @@ from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.runtime.heap import importing
 
 CPU: Final = torch.device("cpu")
+_TYPE: Final = torch.Tensor.type
 
 # Name in ``torch.cuda`` to its meaning on a CPU, and who calls it
 CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
@@ -87,6 +88,10 @@ RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     ),
 }
 
+TIED: Final = (
+    "megatron.core.models.common.language_module.language_module",
+    "LanguageModule.setup_embeddings_and_output_layer",
+)
 TIED_REASON: Final = (
     "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
     "copy before it adds both up. Within that one method it returns the tensor as it is."
@@ -149,43 +154,27 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return wrapped
 
 
-@contextlib.contextmanager
-def _tensors_say_cuda() -> Iterator[None]:
-    """Make ``tensor.type()`` of a CPU tensor name the CUDA type. Not re-entrant, nor is its one caller."""
-    torch_type = torch.Tensor.type
+def _while_tensors(name: str, method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a function called while tensors have another method. Not re-entrant, nor is who is called so."""
 
-    def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        answer = torch_type(self, *args, **kwargs)
-        return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
+    def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            setattr(torch.Tensor, name, method)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                delattr(torch.Tensor, name)  # inherited from TensorBase again
 
-    torch.Tensor.type = cuda_type
-    try:
-        yield
-    finally:
-        del torch.Tensor.type  # inherited from TensorBase again
+        return wrapped
 
-
-def _saying_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with _tensors_say_cuda():
-            return function(*args, **kwargs)
-
-    return wrapped
+    return replaced
 
 
-def _leaving_tensors_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    # See TIED_REASON
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        torch.Tensor.cuda = lambda self: self
-        try:
-            return function(*args, **kwargs)
-        finally:
-            del torch.Tensor.cuda  # inherited from TensorBase again
-
-    return wrapped
+def _cuda_type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    # The name of the CUDA type of a tensor on the CPU
+    answer = _TYPE(tensor, *args, **kwargs)
+    return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) else answer
 
 
 def _counts_are_here(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,12 +248,9 @@ def prepare() -> _TorchView | None:
         if name.startswith("megatron.core") and vars(module).get("torch") is torch:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
     for module_name, (path, _) in TYPE_ASSERTIONS.items():
-        replace_function(module_name, path, _saying_cuda)
+        replace_function(module_name, path, _while_tensors("type", _cuda_type))
     replace_function(*COUNTS, _counts_are_here)
     for path, (meaning, _) in RANDOM_CALLS.items():
         replace_function(RANDOM, path, functools.partial(functools.update_wrapper, meaning))
-    language_module = sys.modules["megatron.core.models.common.language_module.language_module"].LanguageModule
-    language_module.setup_embeddings_and_output_layer = _leaving_tensors_here(
-        language_module.setup_embeddings_and_output_layer
-    )
+    replace_function(*TIED, _while_tensors("cuda", lambda tensor: tensor))
     return view
