@@ -44,7 +44,7 @@ from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
 from workers.trainer.context import TrainerContext
 from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.step_records import Recorded, RecordedSteps, contradicted, first_trainable, gap
 from workers.trainer.training_loop import StepInput, StepSource
 
 log = logging.getLogger(__name__)

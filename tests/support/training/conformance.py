@@ -277,7 +277,8 @@ def gradients_of_one_update(subject: Subject) -> None:
 
 def saved(engine: RankEngine, written: Future[Path]) -> Path:
     folder = written.result()
-    engine._barrier()
+    if engine.layout.world_size > 1:
+        torch.distributed.barrier()
     return folder
 
 
