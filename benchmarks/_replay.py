@@ -16,7 +16,7 @@ from schemas.topics import EXPERIENCES, STEPS
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from workers.trainer.replay import ReplayRequest, replay
 from workers.trainer.without_batches import METRICS
 

@@ -71,9 +71,9 @@ def peak_mib() -> float:
 def run(engine: str, folder: Path, steps: int, load: str) -> dict[str, Any]:
     torch.set_num_threads(_THREADS)
     if engine == "torch":
-        from trinity_bus.training.torch_engine import TorchEngine as Engine
+        from trinity_bus.training.engines.torch_engine import TorchEngine as Engine
     else:
-        from trinity_bus.training.megatron_engine import MegatronEngine as Engine  # type: ignore[assignment]
+        from trinity_bus.training.engines.megatron_engine import MegatronEngine as Engine  # type: ignore[assignment]
     from trinity_bus.weights.pull.server import WeightServer
 
     workload = next(one for one in (*WORKLOADS, SMOLLM2) if one.name == load)

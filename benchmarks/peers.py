@@ -168,7 +168,7 @@ class Match:
         import torch
 
         from trinity_bus.config import TrainerSettings
-        from trinity_bus.training.megatron_engine import MegatronEngine
+        from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
         names = ("threads", "mini_batches", "learning_rate", "entropy_coef", "adam_beta2")
         told = {name: self.settings[f"trainer.{name}"] for name in names}

@@ -38,11 +38,11 @@ from schemas.experience import Int32, Rollout
 from trinity_bus.config import TrainerSettings
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training import checkpoint
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.multi_rank_engine import MultiRankEngine
-from trinity_bus.training.ranks import ChildRanks, Followers
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.ranks.followers import ChildRanks, Followers
+from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
 from trinity_bus.weights.staging import Staging
 
 PACKING_GOAL = 1.2

@@ -20,8 +20,9 @@ from trinity_bus.config import CoordinatorSettings, TrainerSettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived, Origin, SyncPolicy, TaskArrived, Write
 from trinity_bus.rollout import RolloutContext, answer, get_workflow
 from trinity_bus.testing import CharacterTokenizer, ScriptedEngine
-from trinity_bus.training import checkpoint, choice, samples, step_plan
-from trinity_bus.training.objectives.advantages.grpo import GRPO
+from trinity_bus.training import checkpoint
+from trinity_bus.training.objectives.advantages import GRPO
+from trinity_bus.training.steps import choice, samples, step_plan
 from workers.explorer import outcome
 from workers.explorer.order_filter import OrderFilter
 from workers.explorer.weights import membership

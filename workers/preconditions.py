@@ -28,8 +28,8 @@ from trinity_bus.runtime.free_memory import free_bytes, total_bytes
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.sizing.memory import HostMemory, host_memory
 from trinity_bus.training.families import ModelShape, read_shape
-from trinity_bus.training.launch import launch_of
 from trinity_bus.training.objectives import registry
+from trinity_bus.training.ranks.launch import launch_of
 
 
 def model_path(settings: Sections) -> Path:

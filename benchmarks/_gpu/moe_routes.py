@@ -33,7 +33,7 @@ def make_model(folder: Path) -> Path:
 
 
 async def measure(options: argparse.Namespace, figures: Figures) -> None:
-    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
     size, model = SIZES[options.size], make_model(options.folder)
     async with started(model, options.dtype, size, capture_routes=True) as drawing:

@@ -9,8 +9,8 @@ import argparse
 import torch
 
 from benchmarks._gpu.figures import Figures, run_part
-from trinity_bus.training import attention, logprobs, rotary
-from trinity_bus.training.megatron import PackedSeqParams
+from trinity_bus.training.megatron import attention, logprobs, rotary
+from trinity_bus.training.megatron.core import PackedSeqParams
 
 ROWS, HIDDEN, COLUMNS = 300, 64, 151_936
 LENGTHS = (5, 129, 1, 512, 33)

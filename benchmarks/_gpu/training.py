@@ -20,8 +20,8 @@ from benchmarks._gpu.flops import flops_per_token
 from benchmarks._gpu.matrix import peak, synchronize
 from benchmarks._gpu.sizes import SIZES
 from trinity_bus.sizing.parameters import parameters
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
 
 _MFU = 0.45
 """What is expected of a model of more than a thousand million parameters."""

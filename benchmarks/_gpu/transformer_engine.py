@@ -7,7 +7,7 @@ import argparse
 
 from benchmarks._gpu.figures import Figures, NotHereError, run_part
 from benchmarks._gpu.training import beside_plain
-from trinity_bus.training.model import have_transformer_engine
+from trinity_bus.training.megatron.model import have_transformer_engine
 
 
 def measure(options: argparse.Namespace, figures: Figures) -> None:

@@ -22,7 +22,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer import engines
-from workers.trainer.engines import load
+from workers.trainer.engines import load_engine, open_publisher
 
 HERE = LogIdentity(cluster="cluster-1", topic="topic-1")
 
@@ -43,7 +43,8 @@ def start(
         mesh=MeshSettings(model=name),
         trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1, **changes),
     )
-    engine, publisher = load(settings, directory, None, log)
+    engine = load_engine(settings, directory, None, log)
+    publisher = open_publisher(settings, directory, engine)
     try:
         began = engine.progress.step
         for _ in range(train):

@@ -13,8 +13,8 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.megatron_engine import MegatronEngine
 
 
 def write(directory: Path, step: int) -> Path:

@@ -7,7 +7,7 @@ the engine was asked is known here; which sample came of which question is not, 
     asked in several ways    --> each sample has to say it (``Rollout.sampling``), or nobody knows: an error
     never asked              --> nothing was drawn: nothing is said
 
-Whether what was drawn so is trained on is the trainer's to say (``trinity_bus.training.choice``).
+Whether what was drawn so is trained on is the trainer's to say (``trinity_bus.training.steps.choice``).
 """
 
 from collections.abc import Sequence

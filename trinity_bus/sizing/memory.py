@@ -16,12 +16,12 @@ reference            as weights, where ``kl_coef`` is above 0
 critic               4 copies of the model in float32, with ``gae``          ``trainer.critic_learning_rate``
 versions             three times the model with ``publish=staged``: two      ``trinity_bus/weights/staging.py``
                      that can be had and one on its way; else they are files
-checkpoint           weights and optimizer, of the whole model, on the rank  ``trinity_bus/training/saving.py``
+checkpoint           weights and optimizer, of the whole model, on the rank  ``trinity_bus/training/engines/saving.py``
                      that gathers it of several; one rank copies nothing
 activations          T L (4 h + (6 (a + g) d + 3 f e) / t) times 2 or 4, of  Korthikanti et al., arXiv:2205.05198,
                      T tokens at once; the plain engine keeps 8 h and 4 f;   section 4, counted for SwiGLU and for
                      with ``recompute`` T L h and one layer                  sequences that are padded in attention
-logits               5 chunks of 16 Mi, whatever the micro-batch             ``trinity_bus/training/logprobs.py``
+logits               5 chunks of 16 Mi, whatever the micro-batch             ``training/megatron/logprobs.py``
 ===================  ======================================================  =========================================
 
 Of memory on CPUs ``process``, ``versions`` and ``checkpoint`` are told; on a GPU the versions that are sent from there
@@ -62,7 +62,7 @@ from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
 from trinity_bus.training.families.shape import ModelShape
-from trinity_bus.training.packing import LOGITS_AT_ONCE, ON_GPU
+from trinity_bus.training.steps.packing import LOGITS_AT_ONCE, ON_GPU
 
 GIB: Final = 1 << 30
 _ACTIVATIONS: Final = "activations"

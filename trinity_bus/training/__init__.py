@@ -1,5 +1,5 @@
 """Training: engines, objectives, and everything a step needs, from a manifest's experiences to new weights.
 
-Each module says at its top what it does; ``engine`` is the contract, ``rank_engine`` the course of a step. Importing
-this package, ``engine``, ``objectives``, ``packing``, ``step_plan``, ``checkpoint`` or ``ranks`` imports no torch.
+Each module says at its top what it does; ``engine`` is the contract, ``engines.rank_engine`` the course of a step.
+Importing this package, ``engine``, ``objectives``, ``steps``, ``checkpoint`` or ``ranks.followers`` imports no torch.
 """

@@ -68,34 +68,20 @@ from trinity_bus.training.checkpoint import TrainingProgress
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.training.packing import TrainSample
-    from trinity_bus.training.token_figures import SampleFigures
+    from trinity_bus.training.steps.packing import TrainSample
+    from trinity_bus.training.steps.token_figures import SampleFigures
 
 
 class TrainingEngine(ABC):
     """A trainer's model and optimizer. Not safe for use by two threads at once, but for :meth:`interrupt`."""
 
-    @property
-    @abstractmethod
-    def source(self) -> Path: ...
-
-    @property
-    @abstractmethod
-    def device_type(self) -> str:
-        """Where the weights are, in torch's words."""
-
-    @property
-    @abstractmethod
-    def dtype(self) -> "torch.dtype": ...
-
-    @property
-    @abstractmethod
-    def progress(self) -> TrainingProgress:
-        """How far training has come. The engine counts steps, version and tokens; the rest is the caller's to set."""
-
-    @progress.setter
-    @abstractmethod
-    def progress(self, progress: TrainingProgress) -> None: ...
+    # Folder that the model came from
+    source: Path
+    # Where the weights are, in torch's words
+    device_type: str
+    dtype: "torch.dtype"
+    # How far training has come. The engine counts steps, version and tokens; the rest is the caller's to set.
+    progress: TrainingProgress
 
     @abstractmethod
     def train_step(

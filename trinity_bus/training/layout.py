@@ -122,12 +122,7 @@ class Layout:
     @property
     def copies_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold this shard, whatever part of whichever samples; None where this is the only one."""
-        if self.context_parallel * self.data_parallel == 1:
-            return None
-        from trinity_bus.training.megatron import parallel_state
-
-        group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        return group
+        return self._group("data", self.context_parallel * self.data_parallel, with_context_parallel=True)
 
     @property
     def expert_group(self) -> dist.ProcessGroup | None:
@@ -143,10 +138,10 @@ class Layout:
         return self.world_size // self.pipeline_parallel
 
     @staticmethod
-    def _group(kind: str, ranks: int) -> dist.ProcessGroup | None:
+    def _group(kind: str, ranks: int, **options: bool) -> dist.ProcessGroup | None:
         if ranks == 1:
             return None
-        from trinity_bus.training.megatron import parallel_state
+        from trinity_bus.training.megatron.core import parallel_state
 
-        group: dist.ProcessGroup = getattr(parallel_state, f"get_{kind}_parallel_group")()
+        group: dist.ProcessGroup = getattr(parallel_state, f"get_{kind}_parallel_group")(**options)
         return group

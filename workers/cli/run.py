@@ -17,7 +17,7 @@ from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import GRACE_S, run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.training.launch import Launch, launch_of
+from trinity_bus.training.ranks.launch import Launch, launch_of
 from workers.cli.connection import connected_settings, set_option
 
 app = typer.Typer(no_args_is_help=True)

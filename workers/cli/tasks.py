@@ -116,7 +116,7 @@ def _flaw_of(settings: Settings) -> Callable[[_Record], str | None]:
     if settings.mesh.model_path is None:
         out.print("The lines are not written as tokens of a model: set mesh.model_path to have that checked too")
         return lambda _: None
-    from trinity_bus.training.examples import ExampleError
+    from trinity_bus.training.steps.examples import ExampleError
     from workers.trainer.examples import example_reader
 
     reader = example_reader(model_folder(settings.mesh.model_path, weights=False), settings.mesh)

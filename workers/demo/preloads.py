@@ -181,7 +181,7 @@ def import_explorer() -> None:
 
 
 def import_trainer() -> None:
-    import trinity_bus.training.megatron_engine  # noqa: F401
+    import trinity_bus.training.engines.megatron_engine  # noqa: F401
     import workers.trainer.service  # noqa: F401
 
 

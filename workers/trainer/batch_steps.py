@@ -22,49 +22,51 @@ from opentelemetry import trace
 from schemas import BatchRecord, ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.groups.trainable import Bounds
 from schemas.topics import EXPERIENCES, TRAINER_DEAD_LETTERS
-from trinity_bus.bus import Bus, Producer, Reader, Undecodable
-from trinity_bus.config import TrainerSettings
+from trinity_bus.bus import Reader, Undecodable
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.health.process import watching
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import links
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from trinity_bus.training import choice, dynamic_sampling, priority
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.samples import teach
+from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.steps import choice, strategies
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.samples import teach
 from workers.trainer.batch_schedule import BatchSchedule, Due
-from workers.trainer.errors import BatchError, way_out
-from workers.trainer.examples import Chosen, ExampleLog
-from workers.trainer.manifest import Entry, entries_to_train, first_replayable, groups_of, positions_of
-from workers.trainer.step_log import StepLog
-from workers.trainer.training_loop import StepInput
-from workers.trainer.version_publisher import TrainerIdentity
+from workers.trainer.context import TrainerContext
+from workers.trainer.examples import Chosen
+from workers.trainer.manifest import (
+    BatchError,
+    Entry,
+    entries_to_train,
+    first_replayable,
+    groups_of,
+    positions_of,
+    way_out,
+)
+from workers.trainer.training_loop import StepInput, StepSource
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 
 
-class BatchSteps:
+class BatchSteps(StepSource):
+    # It does not look ahead: only a batch whose turn it is is fetched, since it may be passed over.
+
     def __init__(
         self,
-        settings: TrainerSettings,
-        who: TrainerIdentity,
+        around: TrainerContext,
         *,
         bounds: Bounds,
         schedule: BatchSchedule,
         batches: Reader,
-        steps: StepLog,
-        examples: ExampleLog | None,
-        bus: Bus,
-        producer: Producer,
     ) -> None:
-        self._settings = settings
-        self._who = who
+        self._around = around
+        self._settings = around.trainer
         self._bounds = bounds
         self._schedule = schedule
         self._batches = batches
@@ -72,18 +74,16 @@ class BatchSteps:
         self._opened = TrainingProgress()
         self._sequence = 0
         self._due: Due | None = None
-        self._advantage: Advantage = registry.make("advantage", Advantage, settings)
+        self._advantage: Advantage = registry.make("advantage", Advantage, around.trainer)
         # Of the tasks that may be learned from once more, those of which it is known
         self._teaches: dict[str, bool] = {}
-        self._steps = steps
-        self._examples = examples
-        self._bus = bus
-        self._producer = producer
+        self._steps = around.steps
+        self._examples = around.examples
 
     async def open(self, progress: TrainingProgress) -> None:
         self._opened, self._sequence = progress, progress.sequence
         if self._examples is not None:
-            await self._examples.settle(progress.examples or self._steps.examples)
+            await self._examples.settle(progress.examples or self._steps.records.examples)
         async for received in self._batches.replay():
             self._schedule.take(received)
 
@@ -102,10 +102,6 @@ class BatchSteps:
             # Not watched while it trains: nobody waits for what is read then.
             with watching("the batches", self._batches.keeps_up):
                 await self._news.wait()
-
-    async def look_ahead(self, _step: int) -> None:
-        # Only a batch whose turn it is is fetched: it may be passed over.
-        pass
 
     async def begin(self, step: int) -> StepInput:
         due, span = self._due, trace.get_current_span()
@@ -141,7 +137,7 @@ class BatchSteps:
         try:
             return await self._groups(batch, named)
         except RecordGoneError as error:
-            kept = first_replayable(self._schedule.following(), await self._bus.beginning_offsets(EXPERIENCES))
+            kept = first_replayable(self._schedule.following(), await self._around.bus.beginning_offsets(EXPERIENCES))
             left = (
                 "no later one is known that can be"
                 if kept is None
@@ -151,13 +147,13 @@ class BatchSteps:
 
     async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
         try:
-            fetched = await self._bus.fetch(EXPERIENCES, positions_of(batch, named))
+            fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(batch, named))
         except RecordGoneError:
             RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             raise
-        for met in self._bus.passed_over():
+        for met in self._around.bus.passed_over():
             if isinstance(met.record, Undecodable):
-                await self._producer.send_dead_letter(
+                await self._around.producer.send_dead_letter(
                     met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
                 )
         return groups_of(batch, named, fetched)
@@ -165,10 +161,10 @@ class BatchSteps:
     async def _once_more(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[StepGroup], list[ExperienceGroup]]:
-        kept_from = await self._bus.beginning_offsets(EXPERIENCES)
+        kept_from = await self._around.bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
-            for group in priority.ranked(self._steps.earlier(), self._settings, step=step)
+            for group in strategies.ranked(self._steps.records.earlier(), self._settings, step=step)
             if all(part.position and part.position.offset >= kept_from[part.position.partition] for part in group.parts)
         ]
         self._teaches = {g.task_id: self._teaches[g.task_id] for g in ranked if g.task_id in self._teaches}
@@ -189,13 +185,13 @@ class BatchSteps:
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
         # A step that is to wait, too, leaves out all that it has.
-        before = dynamic_sampling.waiting(self._steps.earlier(), step=step)
+        before = strategies.waiting(self._steps.records.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
         left = self._left_out([*groups, *older])
         taught = await asyncio.to_thread(teach, choice.without([*groups, *older], left), self._advantage)
-        if dynamic_sampling.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
-            return dynamic_sampling.left_waiting(groups), [], []
+        if strategies.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
+            return strategies.left_waiting(groups), [], []
         return left, named, older
 
     def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
@@ -225,9 +221,9 @@ class BatchSteps:
                 left = self._left_out([*groups, *older])
         chosen = StepBegun(
             trainer=self._steps.trainer,
-            incarnation=self._who.incarnation,
+            incarnation=self._around.incarnation,
             run=self._steps.run,
-            model=self._who.model,
+            model=self._around.model,
             step=step,
             batch_id=batch.batch_id,
             sequence=batch.sequence,

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Self
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, required
 from trinity_bus.hub import source_of
-from trinity_bus.training import checkpoint, layout_rules, resume
-from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress
+from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress, resume
+from trinity_bus.training.checkpoint.digests import model_digest
 from trinity_bus.training.checkpoint.manifest import read_manifest
-from trinity_bus.training.digests import model_digest
+from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.ranks import Followers
-from trinity_bus.training.resume import Shaping
+from trinity_bus.training.objectives import Need
+from trinity_bus.training.ranks.followers import Followers
 from workers.trainer.published_tensors import Publisher, make_publisher
 
 if TYPE_CHECKING:
-    from trinity_bus.training.megatron_engine import MegatronEngine
-    from trinity_bus.training.torch_engine import TorchEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.torch_engine import TorchEngine
 
 log = logging.getLogger(__name__)
 
@@ -71,18 +71,12 @@ class StartingPoint:
         return 0 if folder is None else checkpoint.step_of(folder)
 
 
-def load(
-    settings: Settings, directory: Path, followers: Followers | None, batches: LogIdentity
-) -> tuple[TrainingEngine, Publisher]:
-    engine = load_engine(settings, directory, followers, batches)
-    if (
-        engine.progress.step == 0
-        and settings.synchronizer.sync_method == "checkpoint"
-        and not checkpoint.latest(directory)
-    ):
+def open_publisher(settings: Settings, directory: Path, engine: TrainingEngine) -> Publisher:
+    is_new = engine.progress.step == 0 and not checkpoint.latest(directory)
+    if is_new and settings.synchronizer.sync_method == "checkpoint":
         # Version 0 must be somewhere to be taken from.
         engine.save_checkpoint(directory, engine.progress).result()
-    return engine, make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
+    return make_publisher(settings.trainer, settings.synchronizer, directory, engine.device_type)
 
 
 def load_engine(
@@ -128,8 +122,8 @@ def check(
     folder = checkpoint.latest(directory) or (None if origin is None else origin.latest())
     if folder is not None:
         # Here, since it imports torch: this module is imported by who trains nothing.
+        from trinity_bus.training.engines.saving import ensure_loadable
         from trinity_bus.training.objectives.objective import Objective
-        from trinity_bus.training.saving import ensure_loadable
 
         written = checkpoint.read_progress(folder, _engine_type(settings).written_by(settings.trainer))
         _compare(folder, written, run, shaping)
@@ -158,21 +152,21 @@ def _compare(folder: Path, written: TrainingProgress, run: RunIdentity, shaping:
 
 def _engine_type(settings: Settings) -> "type[MegatronEngine | TorchEngine]":
     if settings.trainer.engine == "torch":
-        from trinity_bus.training.torch_engine import TorchEngine
+        from trinity_bus.training.engines.torch_engine import TorchEngine
 
         return TorchEngine
-    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
     return MegatronEngine
 
 
 def _make(settings: Settings, followers: Followers | None) -> TrainingEngine:
-    from trinity_bus.training.micro_batch import fitted
+    from trinity_bus.training.engines.micro_batch import fitted
 
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
     trainer = fitted(settings.trainer, read_shape(source), settings.mesh.max_model_len)
     if followers is None or trainer.engine == "torch":
         return _engine_type(settings)(trainer)
-    from trinity_bus.training.multi_rank_engine import MultiRankEngine
+    from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
 
     return MultiRankEngine(trainer, followers)

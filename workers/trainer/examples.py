@@ -35,9 +35,9 @@ from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.examples import ExampleError, ExampleReader
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.steps.examples import ExampleError, ExampleReader
+from trinity_bus.training.steps.packing import TrainSample
 
 log = logging.getLogger(__name__)
 

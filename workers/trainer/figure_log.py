@@ -31,8 +31,8 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.errors import BusError, EncodeError, RecordTooLargeError
 from trinity_bus.telemetry.metrics import TOKEN_FIGURES_DROPPED
-from trinity_bus.training.choice import origins
-from trinity_bus.training.token_figures import SampleFigures
+from trinity_bus.training.steps.choice import origins
+from trinity_bus.training.steps.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
 

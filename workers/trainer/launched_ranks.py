@@ -1,7 +1,7 @@
-"""Ranks that a launcher such as ``torchrun`` has started, on this machine and on others: how they come to their orders.
+"""Ranks that a launcher such as ``torchrun`` has started, on this machine and on others: how they come to rank 0.
 
 All of them run ``trinity-bus run trainer``. Rank 0 is the service; every other one connects to it and makes its calls
-(``trinity_bus.training.rank``)::
+(``trinity_bus.training.ranks.rank``)::
 
     rank 0                                                      rank n
       listens at trainer.ranks_host
@@ -9,7 +9,7 @@ All of them run ``trinity-bus run trainer``. Rank 0 is the service; every other 
            <--------------------------------------------------- connects, again and again until it is let in;
                                                                 both prove that they know trainer.ranks_key
       PARKED --start()--> FOLLOWS --Leave--> it is let go        makes calls; connects again when it was let go
-        |--close() in order: Disband---------------------------> ended: 0
+        |--close() in order: Leave-----------------------------> ended: 0
         '--close() after an error, and every other end---------> ended: 1
       FOLLOWS --this process ends in whatever way--------------> ended: 1, by force after ABORT_S within a collective
       FOLLOWS --rank n ends, or is silent for SILENCE_S--------> lost: this process ends
@@ -44,10 +44,10 @@ from trinity_bus.config import Settings
 from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.launch import Launch, launch_of
-from trinity_bus.training.rank_lines import RankLine
-from trinity_bus.training.rank_protocol import LIMIT_S, ORDERS, SAMPLE_BYTES, Disband, Order
-from trinity_bus.training.ranks import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
+from trinity_bus.training.ranks.followers import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
+from trinity_bus.training.ranks.launch import Launch, launch_of
+from trinity_bus.training.ranks.rank_lines import RankLine
+from trinity_bus.training.ranks.rank_protocol import CALLS, LIMIT_S, SAMPLE_BYTES, Leave
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.listener import PeerListener
@@ -57,7 +57,7 @@ from workers.preconditions import ranks_key
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from trinity_bus.training.rank import Outcome
+    from trinity_bus.training.ranks.rank import Outcome
 
 log = getLogger(__name__)
 
@@ -205,7 +205,7 @@ class LaunchedRanks:
         for channel in parked.values() if in_order else ():
             # One that is gone has ended already.
             with contextlib.suppress(LinkError):
-                channel.send(ORDERS.encode(Order(0, Disband())))
+                channel.send(CALLS.encode(Leave()))
         self._listener.close()
 
     def _started(self, rank: int, channel: Channel) -> _Launched:
@@ -273,7 +273,7 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
             "0's that all of them reach"
         ) from error
     # Only now: it takes long, and imports all that trains.
-    from trinity_bus.training import rank as program
+    from trinity_bus.training.ranks import rank as program
 
     program.prepare(launch.rank, level)
     status = 0
@@ -298,7 +298,7 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
 
 
 def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
-    from trinity_bus.training import rank as program
+    from trinity_bus.training.ranks import rank as program
 
     over = threading.Event()
     threading.Thread(target=_end_with, args=(line, over), name="watch rank 0", daemon=True).start()

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import time
-import uuid
-from pathlib import Path
 from typing import Literal
 
 from opentelemetry import trace
@@ -12,8 +10,8 @@ from opentelemetry import trace
 from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
 from schemas.groups.trainable import Bounds
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
-from trinity_bus.bus import Bus, Producer, Reader, Start
-from trinity_bus.config import Settings, told_settings
+from trinity_bus.bus import Reader, Start
+from trinity_bus.config import told_settings
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready
@@ -21,17 +19,13 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.checkpoint.listing import oldest_need
-from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.families import read_shape
 from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.batch_steps import BatchSteps
-from workers.trainer.engines import EngineThread
-from workers.trainer.examples import ExampleLog
-from workers.trainer.figure_log import FigureLog
+from workers.trainer.context import TrainerContext
 from workers.trainer.published_tensors import Publisher, published_of
-from workers.trainer.step_log import StepLog
 from workers.trainer.training_loop import Trained, TrainingLoop
-from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
+from workers.trainer.version_publisher import VersionPublisher
 
 log = logging.getLogger(__name__)
 
@@ -44,51 +38,31 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
+        around: TrainerContext,
         policy: SyncPolicy,
         *,
-        directory: Path,
         rollback: Rollback | None,
-        bus: Bus,
-        producer: Producer,
-        thread: EngineThread,
-        engine: TrainingEngine,
         publisher: Publisher,
-        steps: StepLog,
-        figures: FigureLog,
-        examples: ExampleLog | None,
     ) -> None:
-        self._all_settings, self._settings = settings, settings.trainer
-        self._told_settings = told_settings(settings, "mesh", "trainer", "synchronizer")
+        self._around = around
+        self._settings = around.trainer
         self._rollback = rollback
-        self._model = settings.mesh.model
-        self._directory = directory
-        self._bus = bus
-        self._producer = producer
-        self._thread = thread
-        self._engine = engine
         self._publisher = publisher
-        self._figures = figures
-        self._incarnation = uuid.uuid4().hex
-        self._who = TrainerIdentity(self._settings.name, steps.trainer, self._incarnation, self._model, rollback)
         self._policy = policy
         # The last sequence that is met once more and trained already, because positions mean nothing any more.
         self._passes_over = 0
         # The version that was asked for last
         self._wanted = 0
-        self._steps = steps
-        self._examples = examples
-        self._last = Trained(engine.progress)
-        self._tensors = published_of(engine, settings)
+        self._last = Trained(around.engine.progress)
 
     @property
     def _progress(self) -> TrainingProgress:
-        return self._engine.progress
+        return self._around.engine.progress
 
     async def run(self) -> None:
-        progress = self._progress
+        around, progress = self._around, self._progress
         start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
-        end = (await self._bus.end_offsets(BATCHES))[0]
+        end = (await around.bus.end_offsets(BATCHES))[0]
         if progress.batches_offset > end:
             # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
             log.error(
@@ -97,49 +71,31 @@ class Trainer:
                 *(BATCHES.name, end, progress.batches_offset, progress.sequence),
             )
             self._passes_over, start = progress.sequence, "beginning"
-        await self._steps.replay()
-        told = await asyncio.to_thread(checkpoint.read_told, self._directory)
+        told = await asyncio.to_thread(checkpoint.read_told, around.directory)
         async with (
-            self._bus.reader(MODEL_VERSIONS, start="end") as announcements,
+            around.bus.reader(MODEL_VERSIONS, start="end") as announcements,
             # Of what explorers say, most is of single rollouts: nobody waits for what is looked for among it.
-            self._bus.reader(EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
-            self._bus.reader(COORDINATOR_EVENTS, start="end") as wishes,
-            self._bus.reader(BATCHES, start=start) as batches,
+            around.bus.reader(EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
+            around.bus.reader(COORDINATOR_EVENTS, start="end") as wishes,
+            around.bus.reader(BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
             versions = self._versions = VersionPublisher(
-                self._who,
-                self._settings,
-                directory=self._directory,
-                producer=self._producer,
-                thread=self._thread,
-                engine=self._engine,
-                tensors=self._tensors,
+                around,
+                rollback=self._rollback,
+                tensors=published_of(around.engine, around.settings),
                 publisher=self._publisher,
                 tasks=loops,
             )
-            shape = read_shape(self._engine.source)
+            shape = read_shape(around.engine.source)
             experts = shape.experts if self._settings.router_replay else 0
             source = BatchSteps(
-                self._settings,
-                self._who,
+                around,
                 bounds=Bounds(shape.vocabulary, shape.max_positions, experts=experts),
                 schedule=BatchSchedule(told, self._rollback, self._passes_over),
                 batches=batches,
-                steps=self._steps,
-                examples=self._examples,
-                bus=self._bus,
-                producer=self._producer,
             )
-            self._loop = TrainingLoop(
-                self._all_settings,
-                source,
-                self,
-                figures=self._figures,
-                directory=self._directory,
-                thread=self._thread,
-                engine=self._engine,
-            )
+            self._loop = TrainingLoop(around, source, self)
             loops.create_task(versions.served.serve(announcements), name="serve")
             loops.create_task(self._follow(synced, loops), name="follow explorers")
             loops.create_task(self._follow(wishes, loops), name="follow the coordinator")
@@ -150,23 +106,24 @@ class Trainer:
             mark_ready()
 
     async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
+        model, own = self._around.model, self._around.incarnation
         while True:
             for received in await events.batch(_POLL_S):
                 match received.record:
                     case WeightsSynced() as synced:
                         self._versions.served.compare(synced)
-                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == self._model:
+                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == model:
                         loops.create_task(self._versions.end_lineage(rollback))
-                    case VersionWanted(version=None) as wanted if wanted.model == self._model:
+                    case VersionWanted(version=None) as wanted if wanted.model == model:
                         if wanted.at_least <= self._versions.published_version:
                             loops.create_task(self._versions.repeat())
                         else:
                             loops.create_task(self._publish_wanted(wanted.at_least))
-                    case VersionWanted(version=int() as version) as wanted if wanted.model == self._model:
+                    case VersionWanted(version=int() as version) as wanted if wanted.model == model:
                         loops.create_task(self._versions.publish_again(version))
-                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == self._incarnation:
+                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == own:
                         raise SupersededError(
-                            f"another trainer of model {self._model!r} has begun in this namespace and has this one's "
+                            f"another trainer of model {model!r} has begun in this namespace and has this one's "
                             "place: stop one of the two, or give it its own TRINITY_BUS_MESH__NAMESPACE"
                         )
 
@@ -210,20 +167,21 @@ class Trainer:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
         if self._passes_over:
             return 0
-        return self._steps.needs_from(await asyncio.to_thread(oldest_need, self._directory))
+        return self._around.steps.records.needs_from(await asyncio.to_thread(oldest_need, self._around.directory))
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address
-        told = self._told_settings
+        around = self._around
+        told = told_settings(around.settings, "mesh", "trainer", "synchronizer")
         while True:
-            durable = await self._producer.send(
+            durable = await around.producer.send(
                 TRAINER_EVENTS,
                 self._settings.name,
                 TrainerHeartbeat(
                     trainer=self._settings.name,
-                    incarnation=self._incarnation,
+                    incarnation=around.incarnation,
                     state="training" if self._loop.is_training else "ready",
-                    model=self._model,
+                    model=around.model,
                     step=self._progress.step,
                     version=self._versions.published_version,
                     master_address=host,

@@ -5,6 +5,7 @@ without tasks has none, and its sequence is 0. Sequences are 1, 2, 3 ... in the 
 next belongs to another history than the checkpoint, and is an error.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,19 @@ from schemas import (
 )
 from schemas.groups.pieces import join_groups
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.errors import BatchError, way_out
+from trinity_bus.errors import TrinityError
 
 # What names the experiences of a task: a manifest, or the record of a step
 type Entry = ManifestEntry | StepGroup
+
+
+class BatchError(TrinityError):
+    """A batch cannot be trained on as its manifest says. To skip it is for an operator to say."""
+
+
+def way_out(batch_id: str) -> str:
+    """Return what an operator can do about a batch that cannot be trained on, as the end of a message."""
+    return f"`trinity-bus batches skip {shlex.quote(str(batch_id))} --reason ...` has the trainer pass over it"
 
 
 def batch_to_train(received: Received[Any], *, trained_sequence: int) -> BatchRecord | None:

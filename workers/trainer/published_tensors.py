@@ -27,32 +27,6 @@ if TYPE_CHECKING:
     from trinity_bus.weights.transport import Method
 
 
-class PublishedTensors(Protocol):
-    @property
-    def file(self) -> str: ...
-
-    def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        """To be iterated to the end, in the engine's thread."""
-        ...
-
-    def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-        """Return it as a checkpoint has it, after :meth:`now` was called once; CheckpointError where it cannot."""
-        ...
-
-    def folder_of(self, directory: Path, version: int) -> Path | None:
-        """Return the folder whose files have the very tensors of a version by the time that it is announced, if any."""
-        ...
-
-
-def published_of(engine: TrainingEngine, settings: Settings) -> PublishedTensors:
-    trainer = settings.trainer
-    if trainer.adapter_rank:
-        return AdapterAlone(engine, trainer)
-    # What was not trained yet is the model's own files, unless it has been rounded on the way through the engine.
-    is_as_read = settings.synchronizer.sync_dtype == "same" and not trainer.lora_rank
-    return MergedWeights(engine, durable=trainer.publish == "durable", is_as_read=is_as_read)
-
-
 class MergedWeights:
     """All weights, under their Hugging Face names.
 
@@ -72,21 +46,26 @@ class MergedWeights:
         self._names: list[str] = []
 
     def now(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """To be iterated to the end, in the engine's thread."""
         self._names.clear()
         for name, tensor in self._engine.hf_tensors():
             self._names.append(name)
             yield name, tensor
 
     def of_checkpoint(self, folder: Path) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Return it as a checkpoint has it, after :meth:`now` was called once; CheckpointError where it cannot."""
         return read_tensors(folder / WEIGHTS, tuple(self._names))
 
     def folder_of(self, directory: Path, version: int) -> Path | None:
+        """Return the folder whose files have the very tensors of a version by the time that it is announced, if any."""
         if version == 0:
             return self._engine.source if self._is_as_read else None
         return folder_of(directory, version) if self._durable else None
 
 
 class AdapterAlone:
+    """The adapter, with the methods of :class:`MergedWeights`."""
+
     file = STATE
 
     def __init__(self, engine: TrainingEngine, settings: TrainerSettings) -> None:
@@ -117,6 +96,18 @@ class AdapterAlone:
         import torch
 
         return BASE, torch.frombuffer(bytearray(identity(self._engine.source)), dtype=torch.uint8)
+
+
+type PublishedTensors = MergedWeights | AdapterAlone
+
+
+def published_of(engine: TrainingEngine, settings: Settings) -> PublishedTensors:
+    trainer = settings.trainer
+    if trainer.adapter_rank:
+        return AdapterAlone(engine, trainer)
+    # What was not trained yet is the model's own files, unless it has been rounded on the way through the engine.
+    is_as_read = settings.synchronizer.sync_dtype == "same" and not trainer.lora_rank
+    return MergedWeights(engine, durable=trainer.publish == "durable", is_as_read=is_as_read)
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch.Tensor]]":

@@ -28,20 +28,19 @@ from schemas.topics import EXPERIENCES, STEPS
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
-from trinity_bus.training import checkpoint, resume
-from trinity_bus.training.checkpoint import Follows
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import Follows, resume
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.ranks import ChildRanks
+from trinity_bus.training.objectives import Need, registry
+from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
 from workers.trainer.engines import StartingPoint
 from workers.trainer.manifest import positions_of
-from workers.trainer.recorded import Recorded, RecordedSteps
 from workers.trainer.service import learned_from
 from workers.trainer.shadow import ShadowSteps, ensure_kept
+from workers.trainer.step_records import Recorded, RecordedSteps
 from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)
@@ -108,15 +107,8 @@ class ReplayRequest:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPart:
-    settings: Settings
-    # The last of them
-    through: int
-
-
-def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[ReplayPart]:
-    """Return what is to be trained, in order. Pure.
+def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[Settings]:
+    """Return with which settings what is to be trained, in order. Pure.
 
     Args:
         changes: Whether settings are changed.
@@ -125,7 +117,7 @@ def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) ->
     """
     parts = [(request.live, request.from_step - 1)] if changes else []
     parts.append((request.changed, last))
-    return [ReplayPart(_own(request, settings, through), through) for settings, through in parts if begin < through]
+    return [_own(request, settings, through) for settings, through in parts if begin < through]
 
 
 def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
@@ -211,13 +203,13 @@ def _note(directory: Path, follows: Follows) -> None:
         )
 
 
-async def _train(request: ReplayRequest, part: ReplayPart, origin: StartingPoint, bus: Bus) -> None:
-    stage = Stage("", part.settings, request.directory, is_last=True)
+async def _train(request: ReplayRequest, settings: Settings, origin: StartingPoint, bus: Bus) -> None:
+    stage = Stage("", settings, request.directory, is_last=True)
     topic = await asyncio.to_thread(learned_from, stage)
-    seed, before = part.settings.trainer.seed, request.live.trainer.seed
+    seed, before = settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
         await train_without_batches(
-            part.settings,
+            settings,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),
             directory=stage.directory,

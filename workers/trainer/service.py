@@ -37,11 +37,11 @@ another rank, at any time    this process ends with an error that names it, and 
 
 With ``publish=durable`` a version is announced only when its checkpoint is durable, so no explorer ever serves weights
 that a crash can take back; with ``staged`` at once, and the steps since the newest checkpoint are trained again.
-A sample that no model could be trained on is left out (``trinity_bus/training/choice.py``). A batch that cannot be
-trained on as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a
-step that changes no weights.
-A loss that learns from examples (``workers/trainer/offline.py``), and one that follows another trainer
-(``workers/trainer/shadow.py``), publish nothing: ``workers/trainer/without_batches.py``. Stages
+A sample that no model could be trained on is left out (``training/steps/choice.py``). A batch that cannot be trained on
+as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a step that
+changes no weights.
+A loss that learns from examples, and one that follows another trainer (``workers/trainer/shadow.py``), publish
+nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 
@@ -49,8 +49,8 @@ On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a ru
 
 With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0. It starts the others
 itself, or they are started with it, here and on other machines, by a launcher such as ``torchrun``
-(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks.py``), and none of the rest.
-It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
+(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none
+of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
 """
 
 import asyncio
@@ -71,20 +71,17 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.objectives.needs import Need
-from trinity_bus.training.ranks import RankSource, followers_of
+from trinity_bus.training.objectives import Need
+from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
-from workers.trainer.engines import EngineThread, check, load
-from workers.trainer.errors import LineageEndedError
-from workers.trainer.examples import examples_of
-from workers.trainer.figure_log import FigureLog
+from workers.trainer.context import opened
+from workers.trainer.engines import check, open_publisher
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
-from workers.trainer.offline import ExampleSteps
 from workers.trainer.shadow import ShadowSteps
-from workers.trainer.step_log import StepLog
-from workers.trainer.without_batches import train_without_batches
+from workers.trainer.version_publisher import LineageEndedError
+from workers.trainer.without_batches import ExampleSteps, train_without_batches
 
 log = logging.getLogger(__name__)
 
@@ -222,41 +219,21 @@ async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, ranks: RankSource) -> None:
     settings, directory = stage.settings, stage.directory
-    async with (
-        Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus,
-        followers_of(settings.trainer.ranks, ranks) as followers,
-        EngineThread() as thread,
-    ):
+    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
         await bus.ensure_topics()
-        batches = await bus.identity(BATCHES)
-        log.info("loading %s", settings.trainer.model_path)
-        engine, publisher = await thread.call(lambda: load(settings, directory, followers, batches))
-        log.info("training in %s on %s", str(engine.dtype).removeprefix("torch."), engine.device_type)
-        try:
-            async with bus.producer() as producer, FigureLog(bus) as figures:
-                steps = StepLog.of(
-                    *(stage.writer, directory, engine.progress.step),
-                    reach=settings.trainer.reach,
-                    bus=bus,
-                    producer=producer,
-                )
-                trainer = Trainer(
-                    settings,
-                    policy,
-                    directory=directory,
-                    rollback=rollback,
-                    bus=bus,
-                    producer=producer,
-                    thread=thread,
-                    engine=engine,
-                    publisher=publisher,
-                    steps=steps,
-                    figures=figures,
-                    examples=await examples_of(settings.trainer, BATCHES, engine.source, bus=bus, producer=producer),
-                )
-                await trainer.run()
-        finally:
-            # What runs in threads ends soon, and its result is of no use any more.
-            engine.interrupt()
-            publisher.close()
-            await thread.call(engine.leave)
+        async with opened(
+            settings,
+            BATCHES,
+            directory=directory,
+            writer=stage.writer,
+            bus=bus,
+            ranks=ranks,
+            reach=settings.trainer.reach,
+        ) as around:
+            publisher = await around.thread.call(lambda: open_publisher(settings, directory, around.engine))
+            try:
+                await Trainer(around, policy, rollback=rollback, publisher=publisher).run()
+            finally:
+                # What runs in threads ends soon, and its result is of no use any more.
+                around.engine.interrupt()
+                publisher.close()

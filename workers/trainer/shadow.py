@@ -35,16 +35,17 @@ from schemas import ExperienceGroup, Position, StepBegun
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, STEPS
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.errors import RecordGoneError
-from trinity_bus.training import checkpoint, choice
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.steps import choice
+from trinity_bus.training.steps.packing import TrainSample
+from workers.trainer.context import TrainerContext
 from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.recorded import Recorded, RecordedSteps, contradicted, first_trainable, gap
-from workers.trainer.training_loop import StepInput
-from workers.trainer.without_batches import TrainerContext
+from workers.trainer.step_records import Recorded, RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.training_loop import StepInput, StepSource
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ _POLL_S = 1.0
 type Fetched = tuple[StepBegun, list[ExperienceGroup]]
 
 
-class ShadowSteps:
+class ShadowSteps(StepSource):
     """The steps of another trainer.
 
     Args:
@@ -67,7 +68,7 @@ class ShadowSteps:
         self, around: TrainerContext, reader: Reader, *, origin: Path | None = None, seed: int | None = None
     ) -> None:
         self._around = around
-        self._settings = around.settings.trainer
+        self._settings = around.trainer
         self._reader = reader
         self._origin = origin
         self._seed = seed

@@ -22,7 +22,7 @@ class StepLog:
     def __init__(self, trainer: str, run: str, records: StepRecords, *, bus: Bus, producer: Producer) -> None:
         self.trainer = trainer
         self.run = run
-        self._records = records
+        self.records = records
         self._bus = bus
         self._producer = producer
 
@@ -40,22 +40,12 @@ class StepLog:
     async def replay(self) -> None:
         async with self._bus.reader(STEPS, start="beginning") as steps:
             async for received in steps.replay():
-                self._records.take(received)
-
-    @property
-    def examples(self) -> int:
-        return self._records.examples
-
-    def earlier(self) -> list[StepBegun]:
-        return self._records.earlier()
-
-    def needs_from(self, oldest: int) -> int:
-        return self._records.needs_from(oldest)
+                self.records.take(received)
 
     async def begin(self, chosen: StepBegun) -> StepBegun:
         """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
         step = chosen.step
-        begun = self._records.binding(chosen)
+        begun = self.records.binding(chosen)
         if begun is None:
             begun = chosen
             await (await self._producer.send(STEPS, step_key(self.trainer, step), chosen))
@@ -67,7 +57,7 @@ class StepLog:
                 log.warning(
                     "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
                 )
-        self._records.note(begun)
+        self.records.note(begun)
         if begun.left_out:
             total = sum(len(one.samples) for one in begun.left_out)
             shown = "; ".join(

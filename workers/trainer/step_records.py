@@ -1,17 +1,24 @@
-"""What is said on ``steps``, and which of what was said binds a step that is taken again. Pure; see ``schemas.step``.
+"""What is said on ``steps``: by this trainer, which binds it, and by another one, which it follows. Pure.
 
 ::
 
     records of `steps` --take--> those of this trainer and run, the last one of each step
     a step that is due --> as it would be chosen now --binding--> what was written of it before, or None: write it
 
-    what was begun before it   --earlier--> what may be learned from once more (``trinity_bus/training/priority.py``)
+    what was begun before it   --earlier--> what may be learned from once more (``training/steps/strategies.py``)
+
+    records of another trainer --take--> of each step: whose run, where its record lies, what it needs
+    the steps to be trained    --gap--> the first of them that cannot be trained once more, and why; or None
+
+Another's records stay on the log: they may be large. See ``schemas.step``.
 
 Failures: a record of a step to be taken that cannot be read ends the trainer, and so does one of a step that is learned
-from once more. What has another key than the record of
-such a step is not looked at: the topic is everybody's who trains, and is kept for good.
+from once more. What has another key than the record of such a step is not looked at: the topic is everybody's who
+trains, and is kept for good.
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas import StepBegun
@@ -112,3 +119,83 @@ def _what(record: StepBegun) -> tuple[Any, ...]:
     # All but who chose, and what
     passed_over = record.skipped is not None
     return record.run, record.model, record.batch_id, record.sequence, record.groups, passed_over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    run: str
+    # Of its record in ``steps``
+    offset: int
+    # Of each partition of ``experiences`` the first offset that it was trained on
+    needs: Mapping[int, int] = field(default_factory=dict)
+    # Its batch, and whether that was passed over
+    what: tuple[str, bool] = ("", False)
+    # Why its record cannot be read; empty where it can
+    unreadable: str = ""
+
+
+class RecordedSteps:
+    def __init__(self, trainer: str) -> None:
+        self.trainer = trainer
+        # The run of the newest record; empty where there is none
+        self.run = ""
+        self._steps: dict[int, Recorded] = {}
+
+    def take(self, received: Received[Any]) -> None:
+        record, step = received.record, step_of_key(received.key, self.trainer)
+        if step is None:
+            return
+        if isinstance(record, Undecodable):
+            why = f"{received.place} cannot be read ({record.reason}: {record.detail})"
+            self._steps[step] = Recorded(run=self.run, offset=received.offset, unreadable=why)
+        elif not isinstance(record, StepBegun):
+            self._steps.pop(step, None)
+        elif (record.trainer, record.step) == (self.trainer, step):
+            self.run = record.run
+            what = (record.batch_id, record.skipped is not None)
+            self._steps[step] = Recorded(run=record.run, offset=received.offset, needs=_needs(record), what=what)
+
+    def of(self, run: str) -> dict[int, Recorded]:
+        return {step: said for step, said in self._steps.items() if said.run == run}
+
+
+def _needs(record: StepBegun) -> dict[int, int]:
+    first: dict[int, int] = {}
+    for group in (*record.groups, *record.replayed):
+        for part in group.parts:
+            if (at := part.position) is not None:
+                first[at.partition] = min(at.offset, first.get(at.partition, at.offset))
+    return first
+
+
+def gap(steps: Mapping[int, Recorded], first: int, last: int, kept_from: Mapping[int, int]) -> tuple[int, str] | None:
+    """Return the first step that cannot be trained once more, and why; None where all can.
+
+    ``kept_from`` has of each partition of ``experiences`` the first offset that is left.
+    """
+    for step in range(first, last + 1):
+        said = steps.get(step)
+        if said is None:
+            return step, "its record on steps is gone"
+        if said.unreadable:
+            return step, said.unreadable
+        if any(offset < kept_from.get(partition, 0) for partition, offset in said.needs.items()):
+            return step, "its experiences are gone from the log"
+    return None
+
+
+def first_trainable(
+    steps: Mapping[int, Recorded], starts: Iterable[int], last: int, kept_from: Mapping[int, int]
+) -> int | None:
+    """Return the first step from which on all can be trained once more; None where there is none.
+
+    ``starts``: after which steps there are weights to begin with; 0 for the model itself.
+    """
+    firsts = (start + 1 for start in sorted(starts) if start < last)
+    return next((first for first in firsts if gap(steps, first, last, kept_from) is None), None)
+
+
+def contradicted(own: Mapping[int, Recorded], theirs: Mapping[int, Recorded], trained: int) -> int | None:
+    """Return the first step that was trained here, and that the other trainer has taken otherwise; None for none."""
+    both = sorted(step for step in own.keys() & theirs.keys() if step <= trained)
+    return next((step for step in both if own[step].what != theirs[step].what), None)

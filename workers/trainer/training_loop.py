@@ -7,7 +7,7 @@
 
     source                             sink
     batches (``batch_steps``)          versions are published and announced (``loops``)
-    examples (``offline``)             checkpoints, and records on ``steps`` (``without_batches``)
+    examples (``without_batches``)     checkpoints, and records on ``steps`` (``without_batches``)
     another trainer's (``shadow``)     the same
 
 An engine whose updates are not finite again and again ends the loop, once its state is saved.
@@ -16,6 +16,7 @@ An engine whose updates are not finite again and again ends the loop, once its s
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,19 +27,16 @@ from opentelemetry.context import Context
 
 from schemas import ExperienceGroup, StepBegun
 from schemas.record import Metrics
-from trinity_bus.config import Settings
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME
 from trinity_bus.telemetry.occupancy import Occupancy
-from trinity_bus.training import choice
 from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.choice import LEFT_OUT, REASONS
-from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.token_figures import SampleFigures
-from workers.trainer.engines import EngineThread
-from workers.trainer.errors import diverged
-from workers.trainer.figure_log import FigureLog
+from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.steps import choice
+from trinity_bus.training.steps.choice import LEFT_OUT, REASONS
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.token_figures import SampleFigures
+from workers.trainer.context import TrainerContext
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")
@@ -60,22 +58,22 @@ class Trained:
     seconds: float = 0.0
 
 
-class StepSource(Protocol):
+class StepSource(ABC):
+    @abstractmethod
     async def open(self, progress: TrainingProgress) -> None:
         """Take in what there is, before the first step; it may wait."""
-        ...
 
-    async def wait(self, step: int) -> None:
-        """Return when it is known what a step is made of."""
-        ...
+    async def wait(self, _step: int) -> None:
+        """Return when it is known what a step is made of. It may be known from the beginning."""
+        return
 
+    @abstractmethod
     async def begin(self, step: int) -> StepInput:
         """Return what a step is made of, once it is durable that it begins. Within the step's span."""
-        ...
 
-    async def look_ahead(self, step: int) -> None:
+    async def look_ahead(self, _step: int) -> None:
         """Fetch what is there already of a step that is to come, while the one before it is trained."""
-        ...
+        return
 
 
 class StepSink(Protocol):
@@ -92,26 +90,14 @@ class StepSink(Protocol):
 
 
 class TrainingLoop:
-    def __init__(
-        self,
-        settings: Settings,
-        source: StepSource,
-        sink: StepSink,
-        *,
-        figures: FigureLog,
-        directory: Path,
-        thread: EngineThread,
-        engine: TrainingEngine,
-    ) -> None:
-        self._settings = settings.trainer
+    def __init__(self, around: TrainerContext, source: StepSource, sink: StepSink) -> None:
+        self._around = around
+        self._settings = around.trainer
         # Nobody is to take a shadow's metrics for those of the model that is served.
-        self._model = settings.trainer.name if settings.trainer.role == "shadow" else settings.mesh.model
+        self._model = around.trainer.name if around.trainer.role == "shadow" else around.model
         self._source = source
         self._sink = sink
-        self._figures = figures
-        self._directory = directory
-        self._thread = thread
-        self._engine = engine
+        self._engine = around.engine
         # Held while a step is trained or a version published: the two never mix
         self.stepping = asyncio.Lock()
         self.is_training = False
@@ -129,7 +115,7 @@ class TrainingLoop:
         await self._sink.settled()
         log.info("%d steps are trained", self._engine.progress.step)
         if (target := self._settings.export_dir) is not None:
-            await self._thread.call(lambda: self._engine.export_hf(target))
+            await self._around.thread.call(lambda: self._engine.export_hf(target))
             log.info("the trained model is in %s", target)
 
     async def _step(self) -> None:
@@ -146,7 +132,7 @@ class TrainingLoop:
             taken = await self._source.begin(number)
             now.move("training")
             metrics, by_token = await self._train_and_look_ahead(taken)
-            self._figures.offer(taken.begun, by_token)
+            self._around.figures.offer(taken.begun, by_token)
             progress, seconds = self._engine.progress, time.perf_counter() - began
             step = Trained(progress, taken.begun.batch_id, metrics, seconds)
             step_trained(self._model, step=number, version=progress.version, seconds=seconds, metrics=metrics)
@@ -165,7 +151,7 @@ class TrainingLoop:
             await self._sink.trained(taken.begun, step, last=ends or self._settings.is_done(number))
             if ends:
                 await self._sink.settled()
-                raise diverged(skipped, number, self._directory)
+                raise _diverged(skipped, number, self._around.directory)
 
     async def _train_and_look_ahead(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
         step, ahead = taken.begun.step, None
@@ -173,7 +159,7 @@ class TrainingLoop:
             ahead = asyncio.create_task(self._source.look_ahead(step + 1))
         self.is_training = True
         try:
-            trained = await self._thread.call(lambda: self._train(taken))
+            trained = await self._around.thread.call(lambda: self._train(taken))
             if ahead is not None:
                 await ahead
         finally:
@@ -188,16 +174,16 @@ class TrainingLoop:
         begun = taken.begun
         metrics = self._engine.train_step(taken.groups, seed=begun.seed, examples=taken.examples)
         metrics |= of_record(begun)
-        self._engine.progress = counted(self._engine.progress, begun)
+        self._engine.progress = self._engine.progress.after(begun)
         return metrics, self._engine.take_figures()
 
 
-def counted(progress: TrainingProgress, begun: StepBegun) -> TrainingProgress:
-    """Return the progress of an engine that has made a step, with what only its record knows. Pure."""
-    after = progress.model_copy(
-        update={"batches_offset": begun.next_offset, "sequence": begun.sequence, "examples": begun.examples}
+def _diverged(skipped: int, step: int, directory: Path) -> TrainingError:
+    return TrainingError(
+        f"{skipped} updates in a row, the last in step {step}, were skipped because their loss or gradients were not "
+        f"finite; the state is saved in {directory}: lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken "
+        "log-probabilities"
     )
-    return after if begun.skipped is None else after.passed_over(begun.batch_id, begun.skipped)
 
 
 def of_record(begun: StepBegun) -> Metrics:

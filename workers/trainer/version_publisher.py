@@ -27,21 +27,18 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 from opentelemetry import metrics, trace
 
 from schemas import ModelVersion, Rollback, StepTrained, VersionRefused, WeightsSynced
 from schemas.topics import TRAINER_EVENTS
-from trinity_bus.bus import Producer, Reader
-from trinity_bus.config import TrainerSettings
+from trinity_bus.bus import Reader
+from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
-from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError
-from workers.trainer.engines import EngineThread
-from workers.trainer.errors import LineageEndedError
+from workers.trainer.context import TrainerContext
 from workers.trainer.published_tensors import PublishedTensors, Publisher, Server
 from workers.trainer.release_policy import Action, AnnounceTrained, Note, ReleasePolicy, SaveCheckpoint, StageVersion
 from workers.trainer.training_loop import Trained
@@ -56,14 +53,8 @@ _POLL_S = 1.0
 _REMEMBERED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerIdentity:
-    trainer: str
-    # Its name on ``steps``
-    writer: str
-    incarnation: str
-    model: str
-    rollback: Rollback | None = None
+class LineageEndedError(TrinityError):
+    """An operator has ended the lineage of this incarnation: a new one begins, from an older version."""
 
 
 class ServedVersions:
@@ -133,28 +124,24 @@ class VersionPublisher:
 
     def __init__(
         self,
-        who: TrainerIdentity,
-        settings: TrainerSettings,
+        around: TrainerContext,
         *,
-        directory: Path,
-        producer: Producer,
-        thread: EngineThread,
-        engine: TrainingEngine,
+        rollback: Rollback | None,
         tensors: PublishedTensors,
         publisher: Publisher,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._who = who
-        self._settings = settings
-        self._policy = ReleasePolicy(settings.publish, settings.checkpoint_interval, durable=engine.progress.step)
-        self._directory = directory
-        self._producer = producer
-        self._thread = thread
-        self._engine = engine
+        self._around = around
+        self._directory = around.directory
+        self._engine = around.engine
+        self._policy = ReleasePolicy(
+            around.trainer.publish, around.trainer.checkpoint_interval, durable=around.engine.progress.step
+        )
+        self._rollback = rollback
         self._tensors = tensors
         self._publisher = publisher
         self._tasks = tasks
-        self.served = ServedVersions(publisher, model=who.model, incarnation=who.incarnation)
+        self.served = ServedVersions(publisher, model=around.model, incarnation=around.incarnation)
         # Held from a decision until all that it says is done. A checkpoint may be whole before its version is staged,
         # or before a later step is noted: it is told of behind that.
         self._deciding = asyncio.Lock()
@@ -195,11 +182,13 @@ class VersionPublisher:
 
     async def stage(self, version: int) -> None:
         with _tracer.start_as_current_span(
-            "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._who.model}
+            "publish version", attributes={names.RL_MODEL_VERSION: version, names.RL_MODEL: self._around.model}
         ) as span:
             async with self._staging:
                 folder = self._tensors.folder_of(self._directory, version)
-                checksum = await self._thread.call(lambda: self._publisher.stage(version, self._tensors.now(), folder))
+                checksum = await self._around.thread.call(
+                    lambda: self._publisher.stage(version, self._tensors.now(), folder)
+                )
         self.served.add(version, checksum)
         self._spans[version] = span
         self.staged_version = version
@@ -220,7 +209,7 @@ class VersionPublisher:
         """Somebody who should have heard of the newest version has not."""
         if self._published is not None:
             log.warning("telling of version %d once more: nobody has heard of it", self._published.version)
-            await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, self._published))
+            await self._tell(self._published)
 
     async def publish_again(self, version: int) -> None:
         """Make an older version available, or tell that it is gone."""
@@ -263,10 +252,10 @@ class VersionPublisher:
                     await self.announce(step, publish=publish)
 
     async def _save(self, step: Trained, *, last: bool) -> None:
-        as_hf = self._settings.saves_as_hf(last=last)
+        as_hf = self._around.trainer.saves_as_hf(last=last)
         progress = step.progress
         with _tracer.start_as_current_span("checkpoint", attributes={names.RL_STEP: progress.step}):
-            written = await self._thread.call(
+            written = await self._around.thread.call(
                 lambda: self._engine.save_checkpoint(self._directory, progress, as_hf=as_hf)
             )
         self._finishing = self._tasks.create_task(self._finish(progress.step, written), name=f"save {progress.step}")
@@ -279,14 +268,14 @@ class VersionPublisher:
     async def _refuse(self, version: int, error: CheckpointError) -> None:
         kept = {*checkpoint.steps(self._directory), self.published_version}
         refused = VersionRefused(
-            trainer=self._who.trainer,
-            incarnation=self._who.incarnation,
-            model=self._who.model,
+            trainer=self._around.trainer.name,
+            incarnation=self._around.incarnation,
+            model=self._around.model,
             version=version,
             reason=str(error),
             available=sorted(kept),
         )
-        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, refused))
+        await self._tell(refused)
 
     async def _stage_again(self, version: int) -> str:
         if version == self.published_version:
@@ -312,10 +301,10 @@ class VersionPublisher:
         progress = last.progress
         folder = checkpoint.latest(self._directory) if again is None else checkpoint.of_step(self._directory, again)
         step = StepTrained(
-            trainer=self._who.trainer,
-            writer=self._who.writer,
-            incarnation=self._who.incarnation,
-            model=self._who.model,
+            trainer=self._around.trainer.name,
+            writer=self._around.steps.trainer,
+            incarnation=self._around.incarnation,
+            model=self._around.model,
             step=progress.step if again is None else again,
             version=progress.version if again is None else again,
             publish=publish,
@@ -329,10 +318,13 @@ class VersionPublisher:
             checkpoint=None if folder is None else str(folder.resolve()),
             seconds=last.seconds,
             skipped=[batch for batch in progress.skipped if again is None or batch.step <= again],
-            rollback=self._who.rollback,
+            rollback=self._rollback,
             dtype=str(self._engine.dtype).removeprefix("torch."),
             source=progress.source,
         )
         if publish and again is None:
             self._published = step
-        await (await self._producer.send(TRAINER_EVENTS, self._who.trainer, step))
+        await self._tell(step)
+
+    async def _tell(self, news: StepTrained | VersionRefused) -> None:
+        await (await self._around.producer.send(TRAINER_EVENTS, self._around.trainer.name, news))

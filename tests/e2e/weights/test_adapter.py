@@ -17,8 +17,8 @@ from trinity_bus.config import ExplorerSettings, TrainerSettings
 from trinity_bus.inference.completion import completion_of
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
-from trinity_bus.training.adapters import FOLDER
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.engines.adapters import FOLDER
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.tensor_file import BASE

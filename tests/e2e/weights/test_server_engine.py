@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
@@ -19,9 +18,10 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineStartError, RequestRefusedError
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runtime.process import Child
-from trinity_bus.training import checkpoint, hf_folder
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.companions import write_companions
+from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.families import hf_folder
 from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import WeightTransferError
 
@@ -112,9 +112,7 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
         directory = tmp_path / "checkpoints"
         directory.mkdir()
         folder = checkpoint.begin(directory, 7)
-        weights = hf_folder.reader(models[1])
-        with safe_open(models[1] / "model.safetensors", "pt") as opened:
-            tensors = {name: weights(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+        tensors = load_file(models[1] / "model.safetensors")
         save_file({"exp_avg.model.norm.weight": torch.ones(3)}, folder / "optimizer.safetensors")
         write_companions(folder, models[1], None)
         hf_folder.write_weights(folder, tensors.items)

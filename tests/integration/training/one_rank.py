@@ -11,12 +11,13 @@ from torch.testing import assert_close
 
 from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, checks_of, same, saved, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import layout_rules, parallel
+from trinity_bus.training import layout_rules
 from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES, read_shape
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.rank_engine import RankEngine
+from trinity_bus.training.megatron import parallel
 
 LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),
@@ -116,11 +117,11 @@ def run(folder: Path, name: str, port: str) -> None:
             for check in checks:
                 print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
                 scratch = folder / "scratch" / name / family / check
-                subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, scratch, layout, objectives)
+                subject = Subject(MegatronEngine, folder / family, scratch, layout, objectives)
                 CHECKS[check](subject)
         for family in [family for family, chain in CHAINS.items() if name in chain]:
             print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
-            subject = Subject(lambda s: MegatronEngine(s, joined), folder / family, folder / "scratch", layout)
+            subject = Subject(MegatronEngine, folder / family, folder / "scratch", layout)
             number = CHAINS[family].index(name) + 1
             go_on(
                 subject.make(**CHAINED_WITH.get(family, {})),

@@ -15,11 +15,11 @@ from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from tests.support.training.conformance import LORA, VOCABULARY, Subject, batch, weights
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import parallel
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import FAMILIES
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron_engine import MegatronEngine
+from trinity_bus.training.megatron import parallel
 
 LIMIT_S = 1500.0
 """Two processes import Megatron: a quarter of a minute alone, minutes on a machine at its limit."""
@@ -37,7 +37,7 @@ def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_p
     for family in FAMILIES:
         # Where a pipeline's ends share the embedding it is added up over both.
         write_model(tmp_path / family, family=family, vocabulary=VOCABULARY, tied=family == "qwen3", layers=4)
-        subjects[family] = Subject(lambda s: MegatronEngine(s, layout), tmp_path / family, tmp_path, {})
+        subjects[family] = Subject(MegatronEngine, tmp_path / family, tmp_path, {})
     for family in CHAINS:
         engine = subjects[family].make(**CHAINED_WITH.get(family, {}))
         engine.train_step(batch(0))

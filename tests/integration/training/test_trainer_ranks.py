@@ -30,11 +30,11 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.runtime.process import start_time
-from trinity_bus.training import parallel
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.multi_rank_engine import MultiRankEngine
-from trinity_bus.training.ranks import ChildRanks, Followers, followers_of
-from trinity_bus.training.token_figures import SampleFigures
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.megatron import parallel
+from trinity_bus.training.ranks.followers import ChildRanks, Followers, followers_of
+from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
+from trinity_bus.training.steps.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
 from workers.trainer.published_tensors import AdapterAlone, published_of, read_tensors
 
@@ -105,8 +105,8 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     said = await together()
     assert [step.step for step in said] == [0, 1, 2, 2, 3]
     settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
-    with parallel.initialized(settings) as joined:
-        alone = MegatronEngine(settings, joined)
+    with parallel.initialized(settings):
+        alone = MegatronEngine(settings)
         weight_names = [name for name, _ in alone.hf_tensors()]
         assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
         for ours, groups in zip([*said[1:3], said[4]], batches, strict=True):

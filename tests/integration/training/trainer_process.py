@@ -23,9 +23,11 @@ from typing import Any
 
 from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
-from trinity_bus.training import checkpoint, hf_folder, saving
-from trinity_bus.training.rank_engine import RankEngine
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training import checkpoint
+from trinity_bus.training.engines import saving
+from trinity_bus.training.engines.rank_engine import RankEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
+from trinity_bus.training.families import hf_folder
 from workers.trainer.service import run
 from workers.trainer.version_publisher import VersionPublisher
 
@@ -34,7 +36,7 @@ def imports() -> None:
     """What an engine imports when it is made."""
     import transformers  # noqa: F401
 
-    import trinity_bus.training.megatron_engine  # noqa: F401
+    import trinity_bus.training.engines.megatron_engine  # noqa: F401
 
 
 def die() -> None:
@@ -71,7 +73,7 @@ def arm(point: str, step: int) -> None:
 
 
 def report_points(pipe: int) -> None:
-    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
     def reporting(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
         function: Callable[..., Any] = getattr(owner, name)

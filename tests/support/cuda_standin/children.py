@@ -30,7 +30,7 @@ def device() -> None:
     import torch
 
     from trinity_bus.runtime.device import uses_gpu
-    from trinity_bus.training.cpu_platform import on_cpu
+    from trinity_bus.training.megatron.cpu_platform import on_cpu
 
     tell(uses_gpu=uses_gpu(), on_cpu=on_cpu(), torch=torch.cuda.is_available())
 
@@ -119,8 +119,8 @@ def _steps(engine: Any, inner: Any, groups: Any, **facts: object) -> None:
 def trainer(*words: str) -> None:
     import torch
 
-    from trinity_bus.training import runner
-    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
+    from trinity_bus.training.megatron import runner
 
     seen: list[str] = []
     of = runner.ModelRunner.token_logprobs
@@ -151,7 +151,7 @@ def resumed(folder: str) -> None:
 
 @functools.cache
 def _engine_at(folder: str) -> Any:
-    from trinity_bus.training.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
     return MegatronEngine(_load(Path(folder), ["dtype=float32"])[0])
 
@@ -160,12 +160,11 @@ def experts() -> None:
     """A layer's experts, forwards and back, in bfloat16: what torch's grouped kernels want of shapes and strides."""
     import torch
 
-    from trinity_bus.training.experts import multiply
+    from trinity_bus.training.megatron.experts import multiply
 
     rows = torch.zeros(24, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weights = torch.zeros(4, 96, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    # As Megatron has counted them, on the host.
-    product = multiply(rows, weights, torch.tensor([8, 0, 15, 1]))
+    product = multiply(rows, weights, torch.tensor([8, 8, 23, 24], dtype=torch.int32).to("cuda"))
     product.sum().backward()
     found = {"product": product, "rows": rows.grad, "weights": weights.grad}
     tell(**{name: [str(tensor.device), list(tensor.shape)] for name, tensor in found.items()})
@@ -173,8 +172,8 @@ def experts() -> None:
 
 def ranks(*words: str) -> None:
     """Several ranks as children, over NCCL."""
-    from trinity_bus.training.multi_rank_engine import MultiRankEngine
-    from trinity_bus.training.ranks import ChildRanks, Followers
+    from trinity_bus.training.ranks.followers import ChildRanks, Followers
+    from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
 
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)

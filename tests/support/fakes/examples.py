@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tests.support.training.samples import train_sample
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.steps.packing import TrainSample
 
 _PROMPT, _LONGEST = 3, 9
 

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinity_bus.training.packing import TrainSample
+from trinity_bus.training.steps.packing import TrainSample
 
 if TYPE_CHECKING:
     import torch
 
-    from trinity_bus.training.megatron import PackedSeqParams
+    from trinity_bus.training.megatron.core import PackedSeqParams
 
 
 def train_sample(tokens: Any, prompt_length: int, **fields: Any) -> TrainSample:
@@ -24,7 +24,7 @@ def packed_bounds(lengths: list[int]) -> "tuple[PackedSeqParams, torch.Tensor]":
     """Megatron's description of packed sequences, and the position of each of their tokens."""
     import torch
 
-    from trinity_bus.training.megatron import PackedSeqParams
+    from trinity_bus.training.megatron.core import PackedSeqParams
 
     bounds, longest = torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths)
     limits = {"max_seqlen_q": longest, "max_seqlen_kv": longest}

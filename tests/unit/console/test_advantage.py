@@ -24,10 +24,10 @@ from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError
-from trinity_bus.training.choice import without
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage
-from trinity_bus.training.samples import prepare
+from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.steps.choice import without
+from trinity_bus.training.steps.samples import prepare
 
 LIVE = StepName(4, "trainer-0", None)
 TRAINER = {"trainer": "trainer-0", "incarnation": "t", "model": "policy"}

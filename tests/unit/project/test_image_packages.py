@@ -13,7 +13,7 @@ LOCKS = Path(__file__).parents[3] / "requirements" / "images"
 OWN = ("schemas", "trinity_bus", "workers")
 SERVICES = {
     "explorer": ("workers.explorer", "trinity_bus.weights.vllm", "trinity_bus.runners"),
-    "trainer": ("workers.trainer", "trinity_bus.training.rank"),
+    "trainer": ("workers.trainer", "trinity_bus.training.ranks.rank"),
 }
 """What runs in each image."""
 NOT_THERE = {

@@ -8,7 +8,7 @@ from schemas.groups.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
 from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest
 from trinity_bus.testing import ScriptedEngine, run_workflow
-from trinity_bus.training.choice import left_out
+from trinity_bus.training.steps.choice import left_out
 
 HOT, COLD = Sampling(temperature=1.0), Sampling(temperature=0.5, top_p=0.9)
 

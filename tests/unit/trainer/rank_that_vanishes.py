@@ -19,9 +19,9 @@ def loopback(flags: int) -> None:
 def main() -> None:
     # A process of several threads cannot have a network of its own any more, and imports start some.
     from trinity_bus.training.errors import RankError
-    from trinity_bus.training.launch import Launch
-    from trinity_bus.training.rank_protocol import Join
-    from trinity_bus.training.ranks import Followers
+    from trinity_bus.training.ranks.followers import Followers
+    from trinity_bus.training.ranks.launch import Launch
+    from trinity_bus.training.ranks.rank_protocol import Join
     from workers.trainer import launched_ranks
 
     launched_ranks.SILENCE_S = 2  # type: ignore[misc]  # so that a test need not wait for half a minute

@@ -10,7 +10,7 @@ from tests.support.fakes.received import received
 from trinity_bus.bus import Undecodable
 from trinity_bus.training.checkpoint import AnnouncedSteps
 from workers.trainer.batch_schedule import BatchSchedule
-from workers.trainer.errors import BatchError
+from workers.trainer.manifest import BatchError
 
 
 def finalized(sequence: int) -> BatchRecord:

@@ -9,13 +9,12 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, Position, ResultPart, StepBegun
 from schemas.groups.trainable import Bounds
 from schemas.topic import Topic
+from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_step_records import begun
-from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from workers.trainer.batch_schedule import Due
 from workers.trainer.batch_steps import BatchSteps
-from workers.trainer.errors import BatchError
-from workers.trainer.version_publisher import TrainerIdentity
+from workers.trainer.manifest import BatchError
 
 
 class FakeGap:
@@ -53,15 +52,10 @@ def batch(sequence: int, offset: int | None) -> BatchRecord:
 def inputs(*following: BatchRecord) -> BatchSteps:
     fake = FakeGap()
     return BatchSteps(
-        TrainerSettings(),
-        TrainerIdentity("trainer-0", "trainer-0", "life-2", "policy"),
+        context_of(steps=fake, bus=fake),
         bounds=Bounds(32, 128),
         schedule=cast("Any", SimpleNamespace(following=lambda: following)),
         batches=cast("Any", None),
-        steps=cast("Any", fake),
-        examples=None,
-        bus=cast("Any", fake),
-        producer=cast("Any", SimpleNamespace()),
     )
 
 

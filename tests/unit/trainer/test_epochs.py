@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.trainer.examples import _order, chosen
+from workers.trainer.examples import chosen
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 3))
@@ -17,10 +17,3 @@ def test_each_epoch_has_every_example_once(count: int, per_step: int, seed: int)
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     orders = {tuple(chosen(20, 20, seed=seed, step=step)) for seed in (0, 1) for step in (1, 2, 3)}
     assert len(orders) == 6
-
-
-def test_the_order_of_an_epoch_is_made_once() -> None:
-    _order.cache_clear()
-    for step in range(1, 9):
-        chosen(1000, 100, seed=5, step=step)
-    assert _order.cache_info().misses == 1

@@ -17,7 +17,7 @@ from tests.support.fakes.received import durable
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus
 from trinity_bus.errors import BrokerUnreachableError, RecordTooLargeError, SendError
-from trinity_bus.training.token_figures import SampleFigures
+from trinity_bus.training.steps.token_figures import SampleFigures
 from workers.trainer import figure_log
 from workers.trainer.figure_log import FigureLog, records_of
 

@@ -17,13 +17,13 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.frames import ProtocolError
-from trinity_bus.training import rank as program
-from trinity_bus.training import rank_protocol as protocol
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.launch import Launch
-from trinity_bus.training.rank import Outcome
-from trinity_bus.training.rank_protocol import Done, Gather, Join, Leave, Order, RankAnswer
-from trinity_bus.training.ranks import Followers
+from trinity_bus.training.ranks import rank as program
+from trinity_bus.training.ranks import rank_protocol as protocol
+from trinity_bus.training.ranks.followers import Followers
+from trinity_bus.training.ranks.launch import Launch
+from trinity_bus.training.ranks.rank import Outcome
+from trinity_bus.training.ranks.rank_protocol import Done, Gather, Join, Leave
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.transport import Source
@@ -69,10 +69,10 @@ def answering(line: launched_ranks._PeerLine) -> threading.Thread:
     """A rank that makes calls by saying so, until it is told to leave."""
 
     def body() -> None:
-        while (message := line.receive(protocol.ORDERS.limit)) is not None:
-            order = protocol.ORDERS.decode(message)
-            line.send([protocol.ANSWERS.encode(RankAnswer(order.number, Done(0)))])
-            if isinstance(order.call, Leave):
+        while (message := line.receive(protocol.CALLS.limit)) is not None:
+            call = protocol.CALLS.decode(message)
+            line.send([protocol.ANSWERS.encode(Done(0))])
+            if isinstance(call, Leave):
                 break
         line.close()
 
@@ -124,7 +124,7 @@ def test_a_stranger_costs_no_rank_and_learns_nothing(
 ) -> None:
     with socket.create_connection(ranks.address) as stranger:
         assert len(stranger.recv(1000)) == OPENING_BYTES, "the number of the protocol, and a random one"
-        stranger.sendall(protocol.ANSWERS.frame(RankAnswer(1, Done(0))))
+        stranger.sendall(protocol.ANSWERS.frame(Done(0)))
         assert stranger.recv(1000) == b""
     with pytest.raises(LinkError, match="did not prove itself"):
         connect(1, "another key of characters")
@@ -223,7 +223,7 @@ def test_a_message_over_the_limit_is_refused_on_both_sides(
     with contextlib.ExitStack() as stack:
         for started in ranks.start(3):
             stack.callback(started.line.close)
-            started.line.send([protocol.ORDERS.encode(Order(1, Gather()))])
+            started.line.send([protocol.CALLS.encode(Gather())])
         with pytest.raises(ProtocolError, match="over the limit of 2"):
             first.receive(2)
         monkeypatch.setattr(launched_ranks, "SAMPLE_BYTES", 10)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import ConfigError, TrinityError
-from trinity_bus.training.objectives.losses.dpo import DPO
+from trinity_bus.training.objectives.losses import DPO
 from trinity_bus.training.stages import Stage
 from workers.trainer.service import learned_from, planned
 

@@ -15,6 +15,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, STEPS
 from tests.support.fakes.received import durable, received
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_batch_steps import batch
 from tests.unit.trainer.test_version_publisher import Engine, Publisher
 from trinity_bus.bus import Received
@@ -104,21 +105,24 @@ async def test_batches_are_trained_in_their_order_and_announced(tmp_path: Path, 
     )
     settings = Settings().model_copy(update={"trainer": trainer})
     engine = Trains(write_model(tmp_path / "model"))
-    parts: dict[str, Any] = {"bus": bus, "producer": bus, "engine": engine, "publisher": Publisher()}
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     async with EngineThread() as thread:
         running = asyncio.create_task(
             Trainer(
-                settings,
+                context_of(
+                    trainer,
+                    directory=directory,
+                    thread=thread,
+                    steps=StepLog.of("trainer-0", directory, 0, bus=cast("Any", bus), producer=cast("Any", bus)),
+                    figures=FigureLog(cast("Any", bus)),
+                    bus=bus,
+                    producer=bus,
+                    engine=engine,
+                ),
                 sync_policy(settings),
-                directory=directory,
                 rollback=None,
-                thread=thread,
-                steps=StepLog.of("trainer-0", directory, 0, bus=cast("Any", bus), producer=cast("Any", bus)),
-                figures=FigureLog(cast("Any", bus)),
-                examples=None,
-                **parts,
+                publisher=cast("Any", Publisher()),
             ).run()
         )
         await asyncio.wait([running, asyncio.create_task(engine.exported.wait())], return_when=asyncio.FIRST_COMPLETED)

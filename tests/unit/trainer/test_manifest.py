@@ -8,8 +8,14 @@ from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.errors import BatchError
-from workers.trainer.manifest import batch_to_train, entries_to_train, first_replayable, groups_of, positions_of
+from workers.trainer.manifest import (
+    BatchError,
+    batch_to_train,
+    entries_to_train,
+    first_replayable,
+    groups_of,
+    positions_of,
+)
 
 
 def received(record: Any, topic: Topic = BATCHES, offset: int = 7) -> Received[Any]:

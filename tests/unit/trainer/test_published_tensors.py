@@ -9,8 +9,8 @@ import torch
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.staging import Staging
 from trinity_bus.weights.tensor_file import BASE, identity

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes.trainer_context import context_of
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer.engines import EngineThread
 from workers.trainer.training_loop import Trained
-from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
+from workers.trainer.version_publisher import VersionPublisher
 
 
 class Engine:
@@ -57,11 +58,15 @@ class Publisher(VersionPublisher):
 class Rig:
     def __init__(self, directory: Path, thread: EngineThread, tasks: asyncio.TaskGroup) -> None:
         self.engine = Engine()
-        parts = dict.fromkeys(("producer", "tensors", "publisher"))
+        parts = dict.fromkeys(("rollback", "tensors", "publisher"))
         self.versions = Publisher(
-            TrainerIdentity("trainer-0", "trainer-0", "life-1", "policy"),
-            TrainerSettings(publish="durable", checkpoint_interval=4),
-            **{**parts, "directory": directory, "thread": thread, "tasks": tasks, "engine": self.engine},
+            context_of(
+                TrainerSettings(publish="durable", checkpoint_interval=4),
+                directory=directory,
+                thread=thread,
+                engine=self.engine,
+            ),
+            **{**parts, "tasks": tasks},
         )
 
 

@@ -20,9 +20,8 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError, TrainingError
 from workers.preconditions import problems
-from workers.trainer.recorded import Recorded
-from workers.trainer.replay import ReplayPart, ReplayRequest, ensure_taught, parts_of
-from workers.trainer.training_loop import counted
+from workers.trainer.replay import ReplayRequest, ensure_taught, parts_of
+from workers.trainer.step_records import Recorded
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 
@@ -35,8 +34,8 @@ def request(**changes: Any) -> ReplayRequest:
     return ReplayRequest(settings(), settings(**changes), "replay-12", Path("own"), 12)
 
 
-def told(parts: list[ReplayPart]) -> list[tuple[int, str]]:
-    return [(part.through, part.settings.trainer.loss) for part in parts]
+def told(parts: list[Settings]) -> list[tuple[int | None, str]]:
+    return [(part.trainer.total_steps, part.trainer.loss) for part in parts]
 
 
 def test_what_lies_before_the_first_changed_step_is_trained_as_it_was() -> None:
@@ -51,11 +50,11 @@ def test_what_lies_before_the_first_changed_step_is_trained_as_it_was() -> None:
 
 def test_a_replay_is_a_shadow_that_ends_and_has_names_and_folders_of_its_own() -> None:
     (part,) = parts_of(request(), changes=False, begin=0, last=20)
-    own = part.settings.trainer
+    own = part.trainer
     assert (own.role, own.shadows, own.name, own.total_steps) == ("shadow", "trainer-0", "replay-12", 20)
     assert (own.checkpoint_dir, own.export_dir) == (Path("own"), None)
     first, last = parts_of(request(export_dir=Path("other")), changes=True, begin=0, last=20)
-    assert (first.settings.trainer.export_dir, last.settings.trainer.export_dir) == (None, Path("other"))
+    assert (first.trainer.export_dir, last.trainer.export_dir) == (None, Path("other"))
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:
@@ -124,10 +123,10 @@ def test_a_folder_of_a_trainer_that_follows_nobody_is_not_taken(tmp_path: Path) 
 
 def test_progress_takes_from_a_step_what_the_engine_does_not_know() -> None:
     made = TrainingProgress(step=3, version=3, trained_tokens=7)
-    after = counted(made, begun(examples=5))
+    after = made.after(begun(examples=5))
     assert (after.step, after.batches_offset, after.sequence, after.examples) == (3, 9, 3, 5)
     assert after.skipped == ()
-    (skipped,) = counted(made, begun(skipped="an operator said so")).skipped
+    (skipped,) = made.after(begun(skipped="an operator said so")).skipped
     assert (skipped.batch_id, skipped.step, skipped.reason) == ("batch-3", 3, "an operator said so")
 
 

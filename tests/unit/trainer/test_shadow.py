@@ -10,16 +10,16 @@ from msgspec.structs import replace
 
 from schemas import Position, ResultPart, StepBegun, StepGroup
 from schemas.topic import Topic
-from schemas.topics import BATCHES, EXPERIENCES, STEPS
+from schemas.topics import EXPERIENCES, STEPS
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_step_records import begun, received
 from trinity_bus.bus import Received
-from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
 from workers.trainer.shadow import ShadowSteps
-from workers.trainer.without_batches import TrainerContext
 
 GROUP = make_group(seed=1, task_id="task-1")
 PART = ResultPart(attempt=GROUP.attempt, samples=len(GROUP), position=Position(partition=0, offset=3))
@@ -56,13 +56,11 @@ class FakeLog:
 
 async def opened(log: FakeLog, folder: Path) -> ShadowSteps:
     trainer = TrainerSettings(name="shadow-0", role="shadow", shadows="trainer-0", checkpoint_dir=folder)
-    around = SimpleNamespace(
-        settings=Settings().model_copy(update={"trainer": trainer}), topic=BATCHES, directory=folder, bus=log,
-        steps=SimpleNamespace(trainer="shadow-0", run="own", begin=log.begin), examples=None, incarnation="life-1",
-    )  # fmt: skip
+    own = SimpleNamespace(trainer="shadow-0", run="own", begin=log.begin)
+    around = context_of(trainer, directory=folder, bus=log, steps=own)
     folder.mkdir()
     checkpoint.note_follows(folder, Follows(trainer="trainer-0", run="run-1"))
-    source = ShadowSteps(cast("TrainerContext", around), cast("Any", log))
+    source = ShadowSteps(around, cast("Any", log))
     progress = TrainingProgress(step=2)
     await source.open(progress)
     return source

@@ -12,9 +12,10 @@ from schemas import StepEnded
 from schemas.step import KEPT_STEPS
 from schemas.topic import Topic
 from tests.support.fakes.received import durable
+from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
@@ -22,11 +23,11 @@ from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog
 from workers.trainer.step_records import StepRecords
-from workers.trainer.training_loop import StepInput, StepSink, TrainingLoop
+from workers.trainer.training_loop import StepInput, StepSink, StepSource, TrainingLoop
 from workers.trainer.without_batches import CheckpointSink
 
 
-class FakeSource:
+class FakeSource(StepSource):
     """Steps of nothing. What it fetches ahead never comes, and takes some turns to give up, as a connection does."""
 
     def __init__(self) -> None:
@@ -34,9 +35,6 @@ class FakeSource:
         self.left = False
 
     async def open(self, progress: TrainingProgress) -> None:
-        pass
-
-    async def wait(self, step: int) -> None:
         pass
 
     async def begin(self, step: int) -> StepInput:
@@ -61,15 +59,8 @@ async def test_a_fetch_ahead_is_over_when_the_step_beside_it_fails(tmp_path: Pat
 
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress(), train_step=train_step))
     async with EngineThread() as thread:
-        trainer = TrainingLoop(
-            Settings(),
-            source,
-            cast("StepSink", None),
-            figures=FigureLog(cast("Bus", None)),
-            directory=tmp_path,
-            thread=thread,
-            engine=engine,
-        )
+        around = context_of(figures=FigureLog(cast("Bus", None)), directory=tmp_path, thread=thread, engine=engine)
+        trainer = TrainingLoop(around, source, cast("StepSink", None))
         with pytest.raises(TrainingError, match="the card is gone"):
             await trainer.run()
         assert source.left
@@ -110,15 +101,18 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
 
     engine.take_figures = list  # type: ignore[method-assign]
     engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
-    settings = Settings().model_copy(update={"trainer": TrainerSettings(total_steps=1, name="replay-1")})
     records = StepRecords("replay-1", "run-1", 0)
     steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
     async with EngineThread() as thread:
-        figures = FigureLog(cast("Bus", None))
-        sink = CheckpointSink(settings.trainer, steps=steps, directory=tmp_path, thread=thread, engine=engine)
-        trainer = TrainingLoop(
-            settings, Once(), sink, figures=figures, directory=tmp_path, thread=thread, engine=engine
+        around = context_of(
+            TrainerSettings(total_steps=1, name="replay-1"),
+            steps=steps,
+            figures=FigureLog(cast("Bus", None)),
+            directory=tmp_path,
+            thread=thread,
+            engine=engine,
         )
+        trainer = TrainingLoop(around, Once(), CheckpointSink(around))
         await trainer.run()
         await trainer.finish()
     ((key, ended),) = told_before_the_checkpoint

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,14 +12,14 @@ from safetensors.torch import save_file
 
 from schemas import ModelVersion, StepTrained, VersionRefused
 from tests.support.fakes.received import durable
-from trinity_bus.config import TrainerSettings
+from tests.support.fakes.trainer_context import context_of
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
 from workers.trainer.engines import EngineThread
 from workers.trainer.published_tensors import MergedWeights
 from workers.trainer.training_loop import Trained
-from workers.trainer.version_publisher import TrainerIdentity, VersionPublisher
+from workers.trainer.version_publisher import VersionPublisher
 
 
 class Engine:
@@ -78,15 +79,16 @@ class Trainer:
         self.directory = directory
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
-        parts: dict[str, Any] = {"producer": self.log, "engine": self.engine, "publisher": publisher, "tasks": None}
-        parts["tensors"] = MergedWeights(parts["engine"], durable=True)
-        self.versions = VersionPublisher(
-            TrainerIdentity("trainer-0", "trainer-0/grpo", "life-1", "policy"),
-            TrainerSettings(),
+        parts: dict[str, Any] = {"rollback": None, "publisher": publisher, "tasks": None}
+        parts["tensors"] = MergedWeights(cast("Any", self.engine), durable=True)
+        around = context_of(
             directory=directory,
             thread=thread,
-            **parts,
+            engine=self.engine,
+            producer=self.log,
+            steps=SimpleNamespace(trainer="trainer-0/grpo"),
         )
+        self.versions = VersionPublisher(around, **parts)
 
     async def step(self, *, keep: int = 3) -> None:
         self.engine.step(self.directory, keep=keep)

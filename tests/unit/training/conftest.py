@@ -10,11 +10,11 @@ from schemas import ExperienceGroup
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.rank_engine import RankEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron_engine import MegatronEngine
-from trinity_bus.training.parallel import initialized
-from trinity_bus.training.rank_engine import RankEngine
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.megatron.parallel import initialized
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +44,6 @@ def engine(request: pytest.FixtureRequest, model_folder: Path, layout: Layout) -
 
     def make(**settings: Any) -> RankEngine:
         made = TrainerSettings(**{"model_path": str(model_folder), "learning_rate": 1e-2, **settings})
-        return MegatronEngine(made, layout) if request.param == "megatron" else TorchEngine(made)
+        return MegatronEngine(made) if request.param == "megatron" else TorchEngine(made)
 
     return make

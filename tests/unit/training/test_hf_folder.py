@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trinity_bus.training import model
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, read_shape, tensors
-from trinity_bus.training.hf_folder import WEIGHTS, weights
+from trinity_bus.training.families.hf_folder import WEIGHTS, weights
 from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron import model
 
 type Tensors = dict[str, torch.Tensor]
 

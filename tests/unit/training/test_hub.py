@@ -26,10 +26,10 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.hf_folder import weights
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.families.hf_folder import weights
 from workers.cli.training.checkpoints import app as checkpoints
 from workers.trainer.engines import load_engine
 

@@ -21,11 +21,11 @@ from schemas.step import LeftOut
 from trinity_bus.config import TrainerSettings, values_told
 from trinity_bus.console.index.answers import SettingsRow, StepName, WholeGroup
 from trinity_bus.errors import ConfigError, TrinityError
-from trinity_bus.training.choice import unwanted, without
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage, TokenAdvantage
-from trinity_bus.training.samples import compared
+from trinity_bus.training.objectives.advantage import Advantage, TokenAdvantage
 from trinity_bus.training.stages import NAME as STAGE
+from trinity_bus.training.steps.choice import unwanted, without
+from trinity_bus.training.steps.samples import compared
 
 # What those advantages look at that compare the samples of one group
 _OF_TRAINER: Final = (

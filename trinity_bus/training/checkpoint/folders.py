@@ -11,6 +11,9 @@ from typing import Final
 from trinity_bus.training.errors import CheckpointError
 
 PROGRESS: Final = "progress.json"
+# Of a Hugging Face model folder, as a checkpoint is one
+CONFIG: Final = "config.json"
+INDEX: Final = "model.safetensors.index.json"
 # The file with the optimizer's state by kind and by Hugging Face's or PEFT's name of the weight, whole; the adapters;
 # and the random generators' state.
 STATE: Final = "optimizer.safetensors"

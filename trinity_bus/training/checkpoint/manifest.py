@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import ConfigDict, Field, ValidationError
 
 from trinity_bus.runtime.plain_files import read_plain
+from trinity_bus.training.checkpoint.digests import digests, text_digest
 from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first
 from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
-from trinity_bus.training.digests import digests, text_digest
 from trinity_bus.training.errors import CheckpointError
 
 FORMAT: Final = 2

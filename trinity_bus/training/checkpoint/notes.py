@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.skipped import Rollback
 from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, step_of
 from trinity_bus.training.checkpoint.progress import TrainingProgress
+from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.resume import Shaping
 
 _TOLD: Final = ".told"
 _RUN: Final = ".run"
@@ -74,13 +74,7 @@ def read_run(directory: Path) -> str:
 
 def read_follows(directory: Path) -> Follows | None:
     """Return on whose steps the checkpoints here were trained; None where they are of a trainer that follows nobody."""
-    path = directory / _FOLLOWS
-    try:
-        return Follows.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    return _read(Follows, directory / _FOLLOWS)
 
 
 def note_follows(directory: Path, follows: Follows) -> None:
@@ -119,13 +113,9 @@ def finish_rollback(directory: Path) -> Rollback | None:
     Returns:
         The last rollback of this lineage; None where there was none.
     """
-    path = directory / _ROLLBACK
-    try:
-        note = _RollbackNote.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    note = _read(_RollbackNote, directory / _ROLLBACK)
+    if note is None:
         return None
-    except (OSError, ValidationError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
     if not note.done:
         for folder in newest_first(directory):
             if step_of(folder) > note.rollback.to:
@@ -150,10 +140,15 @@ def note_told(directory: Path, progress: TrainingProgress) -> None:
 
 def read_told(directory: Path) -> AnnouncedSteps:
     """Return what others have heard of steps; of those that are in a checkpoint nobody asks."""
-    path = directory / _TOLD
+    return (
+        _read(AnnouncedSteps, directory / _TOLD, "; remove it to go on from the newest checkpoint") or AnnouncedSteps()
+    )
+
+
+def _read[M: BaseModel](kind: type[M], path: Path, way: str = "") -> M | None:
     try:
-        return AnnouncedSteps.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return AnnouncedSteps()
+        return None
     except (OSError, ValidationError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); remove it to go on from the newest checkpoint") from error
+        raise CheckpointError(f"{path} is damaged ({error}){way}") from error

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from schemas import StepBegun
 from schemas.skipped import MAX_SKIPPED, SkippedBatch
-from trinity_bus.training.resume import Shaping
+from trinity_bus.training.checkpoint.resume import Shaping
 
 
 class RunIdentity(BaseModel):
@@ -43,10 +44,20 @@ class TrainingProgress(BaseModel):
     # Batches that were passed over because an operator said so, the last ones; in the order of their steps.
     skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
 
-    def passed_over(self, batch_id: str, reason: str) -> "TrainingProgress":
-        """Return the same after a step that passed over a batch. To be called when the step is counted."""
-        skipped = SkippedBatch(batch_id=batch_id, step=self.step, reason=reason)
-        return self.model_copy(update={"skipped": (*self.skipped, skipped)[-MAX_SKIPPED:]})
+    def after(self, begun: StepBegun) -> "TrainingProgress":
+        """Return the progress of an engine that has made a step, with what only the step's record knows."""
+        skipped = self.skipped
+        if begun.skipped is not None:
+            passed_over = SkippedBatch(batch_id=begun.batch_id, step=self.step, reason=begun.skipped)
+            skipped = (*skipped, passed_over)[-MAX_SKIPPED:]
+        return self.model_copy(
+            update={
+                "batches_offset": begun.next_offset,
+                "sequence": begun.sequence,
+                "examples": begun.examples,
+                "skipped": skipped,
+            }
+        )
 
 
 class WrittenBy(BaseModel):

@@ -2,18 +2,31 @@
 
 import contextlib
 import fcntl
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trinity_bus.training.checkpoint.folders import PARTIAL, PROGRESS, flush, folder_of, newest_first, partial_folder
+from trinity_bus.runtime.plain_files import within
+from trinity_bus.training.checkpoint.digests import digests
+from trinity_bus.training.checkpoint.folders import (
+    CONFIG,
+    INDEX,
+    PARTIAL,
+    PROGRESS,
+    flush,
+    folder_of,
+    newest_first,
+    partial_folder,
+)
 from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
 from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
-from trinity_bus.training.digests import digests
 from trinity_bus.training.errors import CheckpointError
 
 _LOCK: Final = ".lock"
+# What a model folder has beside its weights
+_COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 @contextlib.contextmanager
@@ -73,6 +86,27 @@ def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *
     for old in newest_first(directory)[keep:]:
         _remove(old)
     return folder
+
+
+def write_companions(folder: Path, source: Path, dtype: str | None) -> None:
+    """Make a folder of weights, which exists already, a model folder that transformers and vLLM read.
+
+    Args:
+        dtype: What ``config.json`` is to say about the weights, in torch's words; None for what it says already.
+
+    Raises:
+        OSError: One cannot be read or written, or is a link that leads out of the folder.
+        ValueError: The configuration is no JSON.
+    """
+    for pattern in _COMPANIONS:
+        for path in source.glob(pattern):
+            if path.name not in (INDEX, CONFIG, PROGRESS):
+                shutil.copyfile(within(path, source), folder / path.name)
+    config: dict[str, Any] = json.loads(within(source / CONFIG, source).read_bytes())
+    if dtype is not None:
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype.removeprefix("torch.")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _remove(folder: Path) -> None:

@@ -1,18 +1,31 @@
-"""What a model family is to the trainer: how its ``config.json`` is read.
+"""The model families, and how the ``config.json`` of each is read.
 
 A family says which of its configurations it implements, and refuses every other by name: a model that is trained with
 one of its parts left out would learn something else, silently. Names and layouts of tensors are the same for all
-families that there are so far, see ``tensors``.
+families that there are so far, see ``tensors``. A family more is an entry of :data:`FAMILIES`; the tests of parity with
+transformers take it up from there.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
+from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families.shape import ModelShape
 
+type Config = Mapping[str, Any]
+
+# Of a ``config.json``: somebody else may have written it
+_MAX_BYTES: Final = 4 << 20
+_MAX_SIZE: Final = 1 << 31
+_SIZES: Final = ("layers", "hidden", "heads", "groups", "head_dim", "intermediate", "vocabulary", "max_positions")
+_UNREADABLE: Final = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 # What all families take where a field is absent
-DEFAULTS: Final[Mapping[str, object]] = {
+_DEFAULTS: Final[Config] = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -21,32 +34,33 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "tie_word_embeddings": False,
 }
 # What the dense Qwen models take beside them
-QWEN_DEFAULTS: Final[Mapping[str, object]] = {
+_QWEN_DEFAULTS: Final[Config] = {
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32_768,
 }
 # Of all families
-_IMPLEMENTED: Final[Mapping[str, object]] = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "is_causal": True}
+_IMPLEMENTED: Final[Config] = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "is_causal": True}
+# The figures that Megatron's implementation of Llama 3's scaling has built in; all Llama 3 models have them.
+_SCALING: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class UnsupportedError(ValueError):
     """A configuration asks for something that is not implemented."""
 
 
-class ModelFamily(ABC):
-    """One family of models, named as Hugging Face's ``model_type``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    title: str
+    # Returns the shape of a configuration that is implemented, with what the family takes for absent fields
+    shape_of: Callable[[Config], ModelShape]
+    # Fields, and the only value of each that is implemented: the one that the family takes where it is absent
+    implemented: Config
+    # What the family takes for other fields that are absent, beside what all take: as transformers' has it
+    defaults: Config
 
-    model_type: ClassVar[str]
-    title: ClassVar[str]
-    # Fields, and the only value of each that is implemented: the one that the family takes where it is absent.
-    implemented: ClassVar[Mapping[str, object]]
-    # What the family takes for other fields that are absent, where it is not :data:`DEFAULTS`: as transformers'
-    # configuration of the family has it.
-    defaults: ClassVar[Mapping[str, object]] = {}
-
-    def shape(self, config: Mapping[str, Any]) -> ModelShape:
+    def shape(self, config: Config) -> ModelShape:
         """Read a configuration. A field that is null says as much as one that is absent.
 
         Raises:
@@ -67,14 +81,57 @@ class ModelFamily(ABC):
             raise UnsupportedError(f"layer_types has {sorted(map(str, other))}; full_attention alone can be trained")
         if config.get("num_key_value_heads", 0) is None:
             given["num_key_value_heads"] = given.get("num_attention_heads")
-        return self._shape({**DEFAULTS, **self.defaults, **given})
-
-    @abstractmethod
-    def _shape(self, config: Mapping[str, Any]) -> ModelShape:
-        """Return the shape of a configuration that is implemented, with what the family takes for absent fields."""
+        return self.shape_of({**_DEFAULTS, **self.defaults, **given})
 
 
-def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_shape(folder: Path) -> ModelShape:
+    """Read what a model's ``config.json`` says.
+
+    Raises:
+        ConversionError: There is none, its family is not known, or it uses something that is not implemented.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(_read(path))
+        model_type = config["model_type"]
+    except FileNotFoundError as error:
+        raise ConversionError(f"{path} does not exist: give the folder of a Hugging Face model") from error
+    except _UNREADABLE as error:
+        raise ConversionError(f"{path} is no configuration of a model: {error!r}") from error
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ConversionError(f"{path}: model_type={model_type!r} cannot be trained here; {', '.join(FAMILIES)} can")
+    try:
+        return _possible(family.shape(config))
+    except UnsupportedError as error:
+        raise ConversionError(f"{path}: {error}") from error
+    except _UNREADABLE as error:
+        raise ConversionError(f"{path} is not a {family.title} configuration: {error!r}") from error
+
+
+def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        # Reading it may never end.
+        raise ValueError("no file")
+    with path.open("rb") as file:
+        found = file.read(_MAX_BYTES + 1)
+    if len(found) > _MAX_BYTES:
+        raise ValueError(f"more than {_MAX_BYTES} bytes")
+    return found
+
+
+def _possible(shape: ModelShape) -> ModelShape:
+    for name in _SIZES:
+        if not 0 < getattr(shape, name) <= _MAX_SIZE:
+            raise ValueError(f"{name} is not from 1 to {_MAX_SIZE}")
+    if not (0 < shape.norm_epsilon < math.inf and 0 < shape.rope_theta < math.inf):
+        raise ValueError("rms_norm_eps and rope_theta are finite, and above 0")
+    if not 0 <= shape.experts_per_token <= shape.experts <= _MAX_SIZE:
+        raise ValueError(f"{shape.experts_per_token} of {shape.experts} experts")
+    return shape
+
+
+def _rope_parameters(config: Config) -> Config:
     """Return what a configuration says about rotary positions, under the name of before or, without one, of today.
 
     UnsupportedError where layers differ in it, or a part of each head is not rotated.
@@ -89,44 +146,44 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope
 
 
-def rope_type(rope: Mapping[str, Any]) -> str:
+def _rope_type(rope: Config) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def number(config: Mapping[str, Any], field: str) -> float:
+def _number(config: Config, field: str) -> float:
     value = config.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} is missing" if value is None else f"{field}={value!r} is no number")
     return value
 
 
-def size(config: Mapping[str, Any], field: str) -> int:
-    value = number(config, field)
+def _size(config: Config, field: str) -> int:
+    value = _number(config, field)
     if value != int(value):
         raise ValueError(f"{field}={value!r} is no whole number")
     return int(value)
 
 
-def flag(config: Mapping[str, Any], field: str) -> bool:
+def _flag(config: Config, field: str) -> bool:
     if not isinstance(value := config.get(field), bool):
         raise TypeError(f"{field}={value!r} is neither true nor false")
     return value
 
 
-def dense_shape(
-    config: Mapping[str, Any], *, qk_norm: bool, qkv_bias: bool, llama3_rope_factor: float | None = None
+def _dense_shape(
+    config: Config, *, qk_norm: bool, qkv_bias: bool, llama3_rope_factor: float | None = None
 ) -> ModelShape:
     """Return the shape of a dense model, from the fields that all families spell alike.
 
     Without ``llama3_rope_factor`` scaled positions are refused.
     """
-    rope = rope_parameters(config)
-    kind = rope_type(rope)
+    rope = _rope_parameters(config)
+    kind = _rope_type(rope)
     expected = "default" if llama3_rope_factor is None else "llama3"
     if kind != expected:
         raise UnsupportedError(f"rope_type={kind!r} cannot be trained here; {expected!r} can")
-    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-    groups = size(config, "num_key_value_heads") if "num_key_value_heads" in config else heads
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    groups = _size(config, "num_key_value_heads") if "num_key_value_heads" in config else heads
     if heads < 1 or groups < 1 or heads % groups:
         raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}")
     if "head_dim" not in config and hidden % heads:
@@ -134,18 +191,87 @@ def dense_shape(
             f"hidden_size={hidden} is no multiple of num_attention_heads={heads}, and there is no head_dim"
         )
     return ModelShape(
-        layers=size(config, "num_hidden_layers"),
+        layers=_size(config, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         groups=groups,
-        head_dim=size(config, "head_dim") if "head_dim" in config else hidden // heads,
-        intermediate=size(config, "intermediate_size"),
-        vocabulary=size(config, "vocab_size"),
-        max_positions=size(config, "max_position_embeddings"),
-        norm_epsilon=float(number(config, "rms_norm_eps")),
-        rope_theta=float(number(config if rope.get("rope_theta") is None else rope, "rope_theta")),
-        tied=flag(config, "tie_word_embeddings"),
+        head_dim=_size(config, "head_dim") if "head_dim" in config else hidden // heads,
+        intermediate=_size(config, "intermediate_size"),
+        vocabulary=_size(config, "vocab_size"),
+        max_positions=_size(config, "max_position_embeddings"),
+        norm_epsilon=float(_number(config, "rms_norm_eps")),
+        rope_theta=float(_number(config if rope.get("rope_theta") is None else rope, "rope_theta")),
+        tied=_flag(config, "tie_word_embeddings"),
         qk_norm=qk_norm,
         qkv_bias=qkv_bias,
         llama3_rope_factor=llama3_rope_factor,
     )
+
+
+def _llama_shape(config: Config) -> ModelShape:
+    rope = _rope_parameters(config)
+    if _rope_type(rope) != "llama3":
+        return _dense_shape(config, qk_norm=False, qkv_bias=False)
+    told = {"original_max_position_embeddings": config["max_position_embeddings"], **rope}
+    for field, value in _SCALING.items():
+        if (found := _number(told, field)) != value:
+            raise UnsupportedError(f"{field}={found!r} cannot be trained here; {value!r} can")
+    return _dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=float(_number(rope, "factor")))
+
+
+def _qwen3_moe_shape(config: Config) -> ModelShape:
+    if dense := config.get("mlp_only_layers"):
+        raise UnsupportedError(f"mlp_only_layers={dense!r} cannot be trained here; [] can")
+    per_token, normalized = _size(config, "num_experts_per_tok"), _flag(config, "norm_topk_prob")
+    if normalized and per_token == 1:
+        raise UnsupportedError("norm_topk_prob=True with one expert for each token: its router would learn nothing")
+    return replace(
+        _dense_shape(config, qk_norm=True, qkv_bias=False),
+        intermediate=_size(config, "moe_intermediate_size"),
+        experts=_size({"num_experts": config.get("num_local_experts", 128), **config}, "num_experts"),
+        experts_per_token=per_token,
+        normalized_routing=normalized,
+    )
+
+
+# By ``model_type`` of ``config.json``
+FAMILIES: Final[dict[str, ModelFamily]] = {
+    # Llama 2 and 3 (Grattafiori et al., arXiv:2407.21783), and models that are built like them: no biases, no norms
+    # within attention; from 3.1 on low frequencies of positions are scaled.
+    "llama": ModelFamily(
+        title="Llama",
+        shape_of=_llama_shape,
+        implemented={"attention_bias": False, "mlp_bias": False},
+        defaults={"vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048},
+    ),
+    # Qwen2 and Qwen2.5 (arXiv:2407.10671, arXiv:2412.15115), dense: queries, keys and values have biases.
+    "qwen2": ModelFamily(
+        title="Qwen2",
+        shape_of=partial(_dense_shape, qk_norm=False, qkv_bias=True),
+        implemented={"use_sliding_window": False},
+        defaults=_QWEN_DEFAULTS,
+    ),
+    # Qwen3 (Yang et al., arXiv:2505.09388), dense: queries and keys are normalized in each head, no biases.
+    "qwen3": ModelFamily(
+        title="Qwen3",
+        shape_of=partial(_dense_shape, qk_norm=True, qkv_bias=False),
+        implemented={"attention_bias": False, "use_sliding_window": False},
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128},
+    ),
+    # The same with a mixture of experts: all layers have experts, none is shared.
+    "qwen3_moe": ModelFamily(
+        title="Qwen3 MoE",
+        shape_of=_qwen3_moe_shape,
+        implemented={"attention_bias": False, "use_sliding_window": False, "decoder_sparse_step": 1},
+        defaults={
+            **_QWEN_DEFAULTS,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+    ),
+}

@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from trinity_bus.training.objectives.losses.loss import bounded
+from trinity_bus.training.objectives.loss import bounded
 
 _HIGHEST: Final = 10.0
 

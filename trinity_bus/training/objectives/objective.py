@@ -15,13 +15,12 @@ import torch
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantages.advantage import Advantage, TokenAdvantage
-from trinity_bus.training.objectives.corrections.correction import Correction, importance_weights
+from trinity_bus.training.objectives import Need, registry
+from trinity_bus.training.objectives.advantage import Advantage, TokenAdvantage
+from trinity_bus.training.objectives.correction import Correction, importance_weights
 from trinity_bus.training.objectives.kl import ESTIMATORS, k3
-from trinity_bus.training.objectives.losses.loss import PolicyLoss, Tokens
-from trinity_bus.training.objectives.losses.sft import SFT
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives.loss import PolicyLoss, Tokens
+from trinity_bus.training.objectives.losses import SFT
 
 # Names of what every objective reports, in order. All are weighted sums over tokens, so they add up over micro-batches
 # to means over the mini-batch. ``rollout_k3`` estimates KL(rollout || trained) in nats, ``kl`` that to the reference.

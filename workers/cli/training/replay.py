@@ -11,7 +11,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console as log_to_console
-from trinity_bus.training.launch import launch_of
+from trinity_bus.training.ranks.launch import launch_of
 from workers.cli.connection import connected_settings, set_option
 from workers.preconditions import checkpoint_dir
 

@@ -14,14 +14,9 @@ from msgspec.structs import replace
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.objectives.advantages.advantage import RunAdvantage, ScoredSample
-from trinity_bus.training.objectives.advantages.distillation import Distillation
-from trinity_bus.training.objectives.advantages.grpo import GRPO
-from trinity_bus.training.objectives.advantages.opmd import OPMDAdvantage
-from trinity_bus.training.objectives.advantages.remax import ReMax
-from trinity_bus.training.objectives.advantages.rloo import RLOO
-from trinity_bus.training.objectives.advantages.stepwise import StepWise
-from trinity_bus.training.objectives.losses.loss import Tokens
+from trinity_bus.training.objectives.advantage import RunAdvantage, ScoredSample
+from trinity_bus.training.objectives.advantages import GRPO, RLOO, Distillation, OPMDAdvantage, ReMax, StepWise
+from trinity_bus.training.objectives.loss import Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 TOKENS = 3

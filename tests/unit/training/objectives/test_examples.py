@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy, log_softmax
 from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.packing import TrainSample
-from trinity_bus.training.torch_engine import TorchEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
+from trinity_bus.training.steps.packing import TrainSample
 
 
 def engine_of(folder: Path, **settings: Any) -> TorchEngine:

@@ -9,8 +9,8 @@ import torch
 from tests.support.training.objectives import evaluate, tokens
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.training.objectives.losses.loss import Tokens
-from trinity_bus.training.objectives.needs import Need
+from trinity_bus.training.objectives import Need
+from trinity_bus.training.objectives.loss import Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 

@@ -13,7 +13,7 @@ from tests.support.training.objectives import evaluate, tokens
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.losses.loss import PolicyLoss, TokenLosses, Tokens
+from trinity_bus.training.objectives.loss import PolicyLoss, TokenLosses, Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 ROOT = Path(__file__).parents[4]

@@ -1,0 +1,236 @@
+"""The same weights give the same logits here and in transformers, and come out as they went in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.fakes.tiny_trainer import ROPE
+from tests.support.training.samples import packed_bounds
+from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
+from trinity_bus.training.families.hf_folder import write_weights
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron import model
+from trinity_bus.training.megatron.core import GPTModel
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((family, *sizes), id=f"{family}, {name}")
+        for family in FAMILIES
+        for sizes, name in (((32, True), "tied"), ((61, False), "untied, odd vocabulary"))
+    ],
+)
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]
+) -> Path:
+    family, vocabulary, tied = request.param
+    return model_at(tmp_path_factory.mktemp("parity") / "model", family=family, vocabulary=vocabulary, tied=tied)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path, layout: Layout) -> tuple[list[GPTModel], ModelShape]:
+    shape = read_shape(folder)
+    built = model.build(shape, layout, torch.float32)
+    model.load(built, shape, layout, folder)
+    return built, shape
+
+
+@pytest.fixture(scope="module")
+def genuine(folder: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def logits_of(built: GPTModel, shape: ModelShape, tokens: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    packed, positions = packed_bounds(lengths)
+    hidden = built(tokens, positions[None], None, packed_seq_params=packed)
+    return (hidden @ model.output_weight(built).T)[..., : shape.vocabulary]
+
+
+def test_logits_and_gradients(
+    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module, layout: Layout
+) -> None:
+    (built,), shape = loaded
+    tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
+    ours = logits_of(built, shape, tokens.view(1, -1), [17] * 3).view(3, 17, -1)
+    theirs = genuine(tokens).logits
+    assert (ours - theirs).abs().max() < 1e-5
+    for module, logits in ((built, ours), (genuine, theirs)):
+        module.zero_grad()
+        logits.log_softmax(-1)[..., 3].sum().backward()
+    expected = {
+        hf_name: part
+        for name, parameter in genuine.named_parameters()
+        for hf_name, part in tensors.of_transformers(name, parameter.grad)
+    }
+    for hf_name, part in model.hf_tensors([built], shape, layout, lambda parameter: parameter.grad):
+        torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other(
+    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module
+) -> None:
+    (built,), shape = loaded
+    generator = torch.Generator().manual_seed(1)
+    lengths = [5, 17, 1, 9]
+    sequences = [torch.randint(0, shape.vocabulary, (n,), generator=generator) for n in lengths]
+    with torch.no_grad():
+        ours = logits_of(built, shape, torch.cat(sequences)[None], lengths)
+        theirs = torch.cat([genuine(sequence[None]).logits[0] for sequence in sequences])[None]
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_weights_come_out_as_they_went_in(
+    loaded: tuple[list[GPTModel], ModelShape], folder: Path, layout: Layout
+) -> None:
+    exported = dict(model.hf_tensors(*loaded, layout))
+    original = load_file(folder / "model.safetensors")
+    assert exported.keys() == original.keys()
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, original[name]), name
+
+
+def test_a_written_folder_is_a_hugging_face_model(
+    loaded: tuple[list[GPTModel], ModelShape], folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_companions(tmp_path, folder, "torch.float32")
+    write_weights(tmp_path, lambda: model.hf_tensors(*loaded, layout))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    tokens = torch.arange(10)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, genuine(tokens).logits)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("vocabulary", [32, 61])
+def test_shards_make_the_whole(ranks: int, vocabulary: int) -> None:
+    shape = ModelShape(
+        layers=1, hidden=8, heads=8, groups=4, head_dim=6, intermediate=16, vocabulary=vocabulary, max_positions=64,
+        norm_epsilon=1e-6, rope_theta=1e4, tied=False,
+        qk_norm=True, qkv_bias=True,
+    )  # fmt: skip
+    sizes: dict[str, list[tuple[int, ...]]] = {
+        "decoder.layers.0.self_attention.linear_qkv.weight": [(48, 8), (24, 8), (24, 8)],
+        "decoder.layers.0.self_attention.linear_qkv.bias": [(48,), (24,), (24,)],
+        "decoder.layers.0.self_attention.linear_proj.weight": [(8, 48)],
+        "decoder.layers.0.mlp.linear_fc1.weight": [(16, 8), (16, 8)],
+        "decoder.layers.0.mlp.linear_fc2.weight": [(8, 16)],
+        "decoder.layers.0.input_layernorm.weight": [(8,)],
+        "output_layer.weight": [(vocabulary, 8)],
+    }
+    for name, parts_sizes in sizes.items():
+        parts = [torch.randn(size) for size in parts_sizes]
+        whole = tensors.merge(name, parts, shape, ranks)
+        shards = [tensors.shard(name, whole, ranks, rank) for rank in range(ranks)]
+        back = tensors.split(name, tensors.unshard(name, shards), shape)
+        for part, original in zip(back, parts, strict=True):
+            assert torch.equal(part, original), name
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2' cannot be trained here; llama, qwen2, qwen3, qwen3_moe can"),
+        ({"model_type": ["qwen3"]}, "cannot be trained here"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias=True"),
+        ({"model_type": "llama", "rope_parameters": {**ROPE["llama"], "low_freq_factor": 2.0}}, "low_freq_factor=2.0"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type='yarn'"),
+        ({"hidden_size": "big"}, "not a Qwen3 configuration"),
+        ({"hidden_size": "64"}, "hidden_size='64' is no number"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is no whole number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' is neither true nor false"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_attention_heads=3 is no multiple of"),
+        ({"model_type": "llama", "hidden_size": 33, "head_dim": None}, "hidden_size=33 is no multiple of"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters of full_attention"),
+        ({"rope_parameters": "default"}, "rope_parameters='default' is no table"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has .*sliding_attention"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized \(fp8\)"),
+        ({"compression_config": {"format": "int-quantized"}}, "its weights are quantized"),
+    ],
+)
+def test_another_model_is_refused(
+    model_at: Callable[..., Path], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = model_at(tmp_path / "m")
+    edit(folder, **changes)
+    with pytest.raises(ConversionError, match=message):
+        read_shape(folder)
+
+
+def test_older_configurations_spell_rope_differently(model_at: Callable[..., Path], tmp_path: Path) -> None:
+    folder = model_at(tmp_path / "m")
+    edit(folder, rope_parameters=None, rope_theta=1e6)
+    assert read_shape(folder).rope_theta == 1e6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_configuration_leaves_out_is_what_transformers_takes(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    whole = read_shape(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    assert read_shape(tmp_path) == whole
+    ours = {"head_dim", "attention_bias", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings"}
+    edit(tmp_path, **dict.fromkeys([*ours, "quantization_config", "layer_types", "hidden_act"]))
+    assert read_shape(tmp_path) == whole
+
+
+def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tmp_path: Path, layout: Layout) -> None:
+    with pytest.raises(ConversionError, match="does not exist"):
+        read_shape(tmp_path / "nowhere")
+    folder = model_at(tmp_path / "m")
+    shape = read_shape(folder)
+    built = model.build(shape, layout, torch.float32)
+    weights = load_file(folder / "model.safetensors")
+    cut = {**weights, "model.norm.weight": weights["model.norm.weight"][:-1].clone()}
+    save_file(cut, folder / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight.*\(31,\).*\(32,\)"):
+        model.load(built, shape, layout, folder)
+    save_file({k: v for k, v in weights.items() if "norm.weight" not in k}, folder / "model.safetensors")
+    with pytest.raises(ConversionError, match=r"lacks model\.layers\.0"):
+        model.load(built, shape, layout, folder)
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ConversionError, match="cannot be read"):
+        model.load(built, shape, layout, folder)
+
+
+def test_weights_in_several_files(
+    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: tuple[list[GPTModel], ModelShape]
+) -> None:
+    folder = model_at(tmp_path / "m", seed=5)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    files = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    shape = read_shape(folder)
+    built = model.build(shape, layout, torch.float32)
+    model.load(built, shape, layout, folder)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.hf_tensors(built, shape, layout))

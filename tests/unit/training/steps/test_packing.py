@@ -1,0 +1,119 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import ExperienceGroup
+from tests.support.training.samples import train_sample
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.objectives.advantages import GRPO
+from trinity_bus.training.steps.packing import (
+    TrainSample,
+    context_part,
+    divided,
+    first_fit_decreasing,
+    lay,
+    pack,
+    unpack,
+)
+from trinity_bus.training.steps.samples import prepare
+
+lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
+
+
+@given(lengths_of_samples, st.integers(1, 400))
+def test_bins_hold_each_sample_once_and_stay_within_the_budget(lengths: list[int], budget: int) -> None:
+    bins = first_fit_decreasing(lengths, budget)
+    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
+    for indices in bins:
+        assert sum(lengths[i] for i in indices) <= budget or len(indices) == 1
+
+
+@given(lengths_of_samples)
+def test_bins_are_few(lengths: list[int]) -> None:
+    """No two bins could have been one, but for the order of arrival: at most one bin is half empty."""
+    bins = first_fit_decreasing(lengths, 300)
+    assert sum(sum(lengths[i] for i in indices) <= 150 for indices in bins) <= 1
+
+
+def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: list[bool]) -> TrainSample:
+    logprobs = -np.array(tokens[prompt_length:], np.float32)
+    of = {"mask": np.array(mask, np.bool_), "advantages": np.full(len(mask), advantage, np.float32)}
+    return train_sample(tokens, prompt_length, **of, rollout_logprobs=logprobs, old_logprobs=logprobs * 2)
+
+
+def test_layout_by_hand() -> None:
+    first = sample([10, 11, 12, 13], 2, advantage=1.5, mask=[True, False])
+    second = sample([20, 21], 1, advantage=-2.0, mask=[True])
+    arrays = pack([first, second], token_weight=0.5)
+    np.testing.assert_array_equal(arrays.tokens, [10, 11, 12, 13, 20, 21])
+    np.testing.assert_array_equal(arrays.positions, [0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(arrays.bounds, [0, 4, 6])
+    assert arrays.longest == 4
+    weighing = arrays.weight > 0
+    # Token 12 is predicted at the position of 11, token 21 at that of 20; token 13 is masked.
+    np.testing.assert_array_equal(weighing, [False, True, False, False, True, False])
+    np.testing.assert_array_equal(arrays.targets[weighing], [12, 21])
+    np.testing.assert_array_equal(arrays.weight[weighing], [0.5, 0.5])
+    np.testing.assert_array_equal(arrays.advantages[weighing], [1.5, -2.0])
+    np.testing.assert_array_equal(arrays.rollout_logprobs[weighing], [-12, -21])
+    np.testing.assert_array_equal(arrays.old_logprobs[weighing], [-24, -42])
+    assert arrays.ref_logprobs is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=6), st.sampled_from([1, 4]))
+def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]], multiple: int) -> None:
+    samples = [sample(list(range(p + r)), p, advantage=0.0, mask=[True] * r) for p, r in sizes]
+    arrays = pack(samples, token_weight=1.0, multiple=multiple)
+    assert not (np.diff(arrays.bounds) % multiple).any()
+    assert arrays.weight.sum() == sum(r for _, r in sizes)
+    for values, original in zip(unpack(arrays.rollout_logprobs, arrays, samples), samples, strict=True):
+        np.testing.assert_array_equal(values, original.rollout_logprobs)
+
+
+def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
+    groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
+    batch = prepare(groups, version=5, advantage=GRPO(TrainerSettings()))
+    assert len(batch.samples) == 2
+    assert [s.advantages[0] for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
+    metrics = batch.metrics
+    assert (metrics["groups"], metrics["groups_skipped"]) == (2, 1)
+    assert (metrics["samples"], metrics["samples_trained"]) == (5, 2)
+    assert metrics["reward_mean"] == pytest.approx(0.75)
+    assert (metrics["staleness_min"], metrics["staleness_max"]) == (2, 5)
+    assert metrics["trained_tokens"] == sum(int(s.mask.sum()) for s in batch.samples)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4))
+def test_parts_of_a_row_make_the_whole_and_mirror_each_other(sizes: list[int], ranks: int) -> None:
+    bounds = np.concatenate([[0], np.cumsum(sizes) * 2 * ranks]).astype(np.int32)
+    parts = [context_part(bounds, rank, ranks) for rank in range(ranks)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(bounds[-1]))
+    # What a token attends to is what lies before it: all ranks have as much of it.
+    assert len({int(part.sum()) for part in parts}) == 1
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 12))
+def test_bins_are_divided_into_as_many_as_there_can_be(sizes: list[int], wanted: int) -> None:
+    items = iter(range(sum(sizes)))
+    bins = [[next(items) for _ in range(size)] for size in sizes]
+    found = divided(bins, wanted)
+    assert [item for one in found for item in one] == list(range(sum(sizes)))
+    assert len(found) == max(len(sizes), min(wanted, sum(sizes)))
+    assert all(found)
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_what_is_laid_out_is_found_again(multiple: int) -> None:
+    samples = [
+        sample(list(range(n)), prompt, advantage=0.0, mask=[True] * (n - prompt))
+        for n, prompt in ((7, 3), (2, 1), (7, 5))
+    ]
+    values = [np.arange(1, len(s.mask) + 1, dtype=np.float32) for s in samples]
+    arrays = pack(samples, token_weight=1.0, multiple=multiple)
+    flat = lay(values, arrays, samples)
+    assert ((flat > 0) == (arrays.weight > 0)).all()
+    for found, expected in zip(unpack(flat, arrays, samples), values, strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,1 @@
+"""Megatron-core, fitted to the platform: the model, passes over it, its optimizer and process groups."""

@@ -1,0 +1,312 @@
+"""Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and naming its weights as there.
+
+On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
+the CPU always takes the latter, and so do adapters everywhere: Transformer Engine's linear layers do the norm before
+them inside, where an adapter cannot see its result. Experts are this project's in both specs. No test of this project
+has Transformer Engine.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - the field's name for it
+
+from trinity_bus.training.errors import ConversionError
+from trinity_bus.training.families import ModelShape, tensors
+from trinity_bus.training.families.hf_folder import readable, weights
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron.attention import SDPAttention
+from trinity_bus.training.megatron.core import (
+    GPTModel,
+    ModuleSpec,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+    set_tensor_model_parallel_attributes,
+)
+from trinity_bus.training.megatron.cpu_platform import on_cpu
+from trinity_bus.training.megatron.experts import Experts
+from trinity_bus.training.megatron.norm import Norm
+from trinity_bus.training.megatron.rotary import RotaryModel
+
+_OUTPUT: Final = "output_layer.weight"
+
+
+def have_transformer_engine() -> bool:
+    return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
+
+
+def transformer_config(
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool, local: bool
+) -> TransformerConfig:
+    # Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
+    fused = not on_cpu()
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.groups,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.intermediate,
+        layernorm_epsilon=shape.norm_epsilon,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        num_moe_experts=shape.experts or None,
+        moe_ffn_hidden_size=shape.intermediate if shape.experts else None,
+        moe_router_topk=shape.experts_per_token or 2,  # Megatron's own default, of no use to a dense model
+        # The weights of those that are chosen are a softmax over them alone, or over all.
+        moe_router_pre_softmax=not shape.normalized_routing,
+        moe_router_dtype="fp32",
+        moe_enable_routing_replay=replay,
+        # What a policy learns is its reward; it was balanced before.
+        moe_router_load_balancing_type="none",
+        # The only one that lets ranks bring different numbers of tokens; a dense model has no use for it, but Megatron
+        # refuses its default beside the lengths below.
+        moe_token_dispatcher_type="alltoall",  # noqa: S106 - not that kind of token
+        tensor_model_parallel_size=layout.tensor_parallel,
+        sequence_parallel=layout.sequence_parallel,
+        pipeline_model_parallel_size=layout.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        # Two stages that hold two stretches each send both ways at once, which Megatron keeps apart only so.
+        overlap_p2p_comm=layout.virtual_pipeline > 1,
+        batch_p2p_comm=layout.virtual_pipeline == 1,
+        context_parallel_size=layout.context_parallel,
+        expert_model_parallel_size=layout.expert_parallel,
+        # Micro-batches are packed, each to its own length.
+        variable_seq_lengths=layout.pipeline_parallel > 1,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        calculate_per_token_loss=True,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+        # None; Megatron's own default is a spelling that it warns about.
+        cuda_graph_scope=[],
+        # Weights always come from a model folder.
+        perform_initialization=False,
+        use_cpu_initialization=on_cpu(),
+        # Its backward pass computes the gate again: of five tensors as wide as the MLP three are kept.
+        bias_activation_fusion=True,
+        # These go through torch.compile or Transformer Engine's kernels.
+        bias_dropout_fusion=fused,
+        apply_rope_fusion=not local,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> ModuleSpec | TransformerBlockSubmodules:
+    if not local:
+        spec = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
+        )
+    else:
+        spec = get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
+        )
+        attention = spec.submodules.self_attention.submodules
+        attention.core_attention = SDPAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = Norm
+        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
+    if config.num_moe_experts is not None:
+        spec.submodules.mlp.submodules.experts = Experts
+    else:
+        # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
+        spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
+    return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
+
+
+def build(
+    shape: ModelShape,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    recompute: bool = False,
+    replay: bool = False,
+    adapters: bool = False,
+) -> list[GPTModel]:
+    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
+
+    Args:
+        recompute: Whether activations are computed again in the backward pass.
+        replay: Whether routers can be told what to choose.
+        adapters: Whether adapters are put beside its linear layers.
+    """
+    local = adapters or not have_transformer_engine()
+    config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
+    return [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
+
+
+def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int, *, local: bool) -> GPTModel:
+    model = (RotaryModel if local else GPTModel)(
+        config=config,
+        transformer_layer_spec=_block_spec(config, shape.layers // layout.stages, local=local),
+        vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
+        max_sequence_length=shape.max_positions,
+        pre_process=stage == 0,
+        post_process=stage == layout.stages - 1,
+        vp_stage=None if layout.virtual_pipeline == 1 else stage // layout.pipeline_parallel,
+        parallel_output=True,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
+        rope_scaling=shape.llama3_rope_factor is not None,
+        rope_scaling_factor=shape.llama3_rope_factor or 1.0,
+    )
+    for name, parameter in model.named_parameters():
+        # Megatron sets these while it initializes weights, which it was told not to. Without them the gradient norm
+        # over tensor-parallel ranks would be wrong, silently.
+        axis = tensors.split_axis(name)
+        if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    if model.post_process:
+        # Logits are computed with the loss, of the tokens that it needs and a part at a time: see ``logprobs``.
+        model.output_layer.forward = lambda hidden, **_: (hidden, None)
+    return model.to(layout.device)
+
+
+def output_weight(model: GPTModel) -> torch.Tensor:
+    """Return this rank's part of the output layer of a last stage, [vocabulary, hidden]."""
+    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
+    return model.output_layer.weight if weight is None else weight
+
+
+def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:
+    """Fill a model, in place, from the safetensors of a Hugging Face folder.
+
+    Raises:
+        ConversionError: The folder does not hold this model and nothing else (see ``hf_folder``), or a tensor has
+            another shape than the configuration says.
+    """
+    read = weights(folder, shape)
+    with torch.no_grad(), readable(folder):
+        for parameter, shard in shards_of(chunks, shape, layout, read, folder):
+            parameter.copy_(shard)
+
+
+def shards_of(
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    read: Callable[[str], torch.Tensor],
+    folder: Path,
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return this rank's parameters, each with its shard of what is read whole under its Hugging Face names."""
+    own = _own_experts(shape, layout)
+    for name, parameter in _named_parameters(chunks, shape, layout):
+        shards = []
+        for one in (stacked := tensors.expert_names(name, own)) or [name]:
+            parts = [read(part) for part in _sources(one, shape)]
+            whole = tensors.merge(one, parts, shape, layout.tensor_parallel)
+            shard = tensors.shard(one, whole, layout.tensor_parallel, layout.tensor_rank)
+            expected = parameter.shape[1:] if stacked else parameter.shape
+            if shard.shape != expected:
+                raise ConversionError(
+                    f"{folder}: {_sources(one, shape)} make {one} {tuple(shard.shape)}; "
+                    f"config.json asks for {tuple(expected)}"
+                )
+            shards.append(shard)
+        yield parameter, torch.stack(shards) if stacked else shards[0]
+
+
+def _own_experts(shape: ModelShape, layout: Layout) -> range:
+    count = shape.experts // layout.expert_parallel
+    return range(layout.expert_rank * count, (layout.expert_rank + 1) * count)
+
+
+def _named_parameters(
+    chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    # By their names in the whole model; its experts of a layer are stacks
+    layers = shape.layers // layout.stages
+    for stage, chunk in zip(layout.own_stages, chunks, strict=True):
+        for name, parameter in chunk.named_parameters():
+            if ".adapter." in name:
+                continue  # see ``lora``
+            yield tensors.global_name(name, stage * layers), parameter
+
+
+def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
+    # A tied output layer is the embedding
+    return tensors.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
+
+
+def _shards(
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    of: Callable[[torch.nn.Parameter], torch.Tensor],
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    # Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
+    own = dict(_named_parameters(chunks, shape, layout))
+    stages, experts, own_experts = layout.pipeline_group, layout.expert_group, _own_experts(shape, layout)
+    for name, stage, size in _everything(own, shape, layout):
+        mine = None if (parameter := own.get(name)) is None else of(parameter)
+        names = tensors.expert_names(name, range(shape.experts))
+        for expert, one in enumerate(names or [name]):
+            is_here = not names or expert in own_experts
+            if mine is not None and is_here:
+                tensor = (mine[expert - own_experts.start] if names else mine).contiguous()
+            else:
+                tensor = torch.empty(size[1:] if names else size, dtype=dtype, device=layout.device)
+            if stages is not None and is_here:
+                dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
+            if experts is not None and names:
+                dist.broadcast(tensor, src=layout.rank_of_experts(expert // len(own_experts)), group=experts)
+            yield one, tensor
+
+
+def _everything(
+    own: Mapping[str, torch.Tensor], shape: ModelShape, layout: Layout
+) -> Iterator[tuple[str, int, torch.Size]]:
+    # In the model's order: the name, the stage that holds it, its size on a rank
+    per_stage = shape.layers // layout.stages
+    first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
+    layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
+    vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
+    yield "embedding.word_embeddings.weight", 0, vocabulary
+    for number in range(shape.layers):
+        yield from ((f"decoder.layers.{number}.{name}", number // per_stage, size) for name, size in layer)
+    yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
+    if not shape.tied:
+        yield _OUTPUT, layout.stages - 1, vocabulary
+
+
+def hf_tensors(
+    chunks: Sequence[GPTModel],
+    shape: ModelShape,
+    layout: Layout,
+    of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
+    dtype: torch.dtype | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
+
+    Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets all.
+    ``of`` gives what is returned of each parameter, of its shape: its value, or such a thing as its gradient.
+    """
+    group = layout.tensor_group
+    for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):
+        tensor = shard
+        if group is not None and tensors.split_axis(name) is not None:
+            shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
+            dist.all_gather(shards, tensor.contiguous(), group=group)
+            tensor = tensors.unshard(name, shards)
+        for hf_name, part in zip(tensors.hf_names(name), tensors.split(name, tensor, shape), strict=True):
+            yield hf_name, part.contiguous()

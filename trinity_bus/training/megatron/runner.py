@@ -1,0 +1,327 @@
+"""A model in memory, and passes over it: forward alone, or forward and backward, in packed micro-batches.
+
+The model is wrapped for data parallelism: gradients are kept in float32 and summed over the ranks that hold the same
+shard. On one rank the wrapper is there too; a step is the same everywhere.
+
+Some layouts want a certain number of micro-batches: as many on all ranks that share experts, since tokens meet there,
+and a multiple of the pipeline's ranks where stages are interleaved. Larger ones are divided then, and where there is
+nothing left to divide, one is run again that weighs nothing.
+
+Where samples are split over ranks, each computes its part of the log-probabilities. They are gathered before the loss,
+which all of these ranks compute alike, and each takes the gradient of its own part.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from schemas.experience import Float32
+from trinity_bus.config import TrainerSettings
+from trinity_bus.training.engines.micro_batch import MicroBatchBudget
+from trinity_bus.training.families import ModelShape
+from trinity_bus.training.layout import Layout
+from trinity_bus.training.megatron import model
+from trinity_bus.training.megatron.core import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    Float16Module,
+    GPTModel,
+    PackedSeqParams,
+    RouterReplay,
+    RouterReplayAction,
+    TopKRouter,
+    finalize_model_grads,
+    get_forward_backward_func,
+    mappings,
+)
+from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
+from trinity_bus.training.megatron.lora import Adapters
+from trinity_bus.training.steps import packing
+from trinity_bus.training.steps.packing import PackedArrays, TrainSample
+
+
+class ModelRunner:
+    """Holds a model and runs it. What ``before_each`` micro-batch raises ends the pass."""
+
+    def __init__(
+        self,
+        source: Path,
+        shape: ModelShape,
+        layout: Layout,
+        *,
+        dtype: torch.dtype,
+        settings: TrainerSettings,
+        budget: MicroBatchBudget,
+        before_each: Callable[[], None],
+    ) -> None:
+        self._shape = shape
+        self._layout = layout
+        self._budget = budget
+        self._temperature = settings.temperature
+        self._before_each = before_each
+        self._model = model.build(
+            shape,
+            layout,
+            dtype,
+            recompute=settings.recompute,
+            replay=settings.router_replay,
+            adapters=settings.lora_rank > 0,
+        )
+        self.load(source)
+        self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
+        bf16 = dtype is torch.bfloat16
+        self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
+        self._options: Final = {"fp32_output": False} if bf16 else {}
+        self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
+        self._schedule = get_forward_backward_func()
+
+    def load(self, folder: Path) -> None:
+        model.load(self._model, self._shape, self._layout, folder)
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        # What adapters add is added.
+        if self._adapters is None:
+            return model.hf_tensors(self._model, self._shape, self._layout)
+        return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the adapters by PEFT's names; a collective. None where all weights are trained."""
+        return iter(()) if self._adapters is None else self._adapters.tensors()
+
+    def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
+        if self._adapters is None:
+            return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+        return self._adapters.tensors(of, torch.float32)
+
+    def shards_of(
+        self, read: Callable[[str], torch.Tensor], folder: Path
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return what is trained on this rank, each with its shard of what is read by its names in checkpoints."""
+        if self._adapters is None:
+            return model.shards_of(self._model, self._shape, self._layout, read, folder)
+        return self._adapters.shards_of(read, folder)
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]:
+        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
+        return (parameter for parameter in everything if parameter.requires_grad)
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._layout.device)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
+        return model.output_weight(self._model[-1])
+
+    def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
+        states, tensors = hidden[0].to(self.output_weight.dtype), self._layout.tensor_group
+        if self._layout.sequence_parallel:
+            return mappings.gather_from_sequence_parallel_region(states, group=tensors)
+        return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
+
+    def token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each position's target, and the entropy there, both [tokens]; 0 outside responses.
+
+        ``hidden``: [1, this rank's tokens, hidden] as the last layer has left them; or a sequence-parallel part.
+        """
+        mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
+        wanted = np.flatnonzero(arrays.responses[mine])
+        rows = self.tensor(wanted)
+        values = vocab_parallel_logprobs(
+            states.index_select(0, rows),
+            weight,
+            self.tensor(arrays.targets[mine][wanted]),
+            vocabulary=self._shape.vocabulary,
+            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
+            group=self._layout.tensor_group,
+            # Where ranks sum gradients while others are computed they have to see each.
+            sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
+        )
+        logprobs, entropy = (value.new_zeros(len(states)).index_copy(0, rows, value) for value in values)
+        group = self._layout.context_group
+        if group is None:
+            return logprobs, entropy
+        # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
+        both = mappings.gather_from_sequence_parallel_region(
+            torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
+        )
+        ranks = range(self._layout.context_parallel)
+        order = np.concatenate([packing.context_part(arrays.bounds, rank, len(ranks)) for rank in ranks])
+        whole = both[self.tensor(np.argsort(order))]
+        return whole[:, 0], whole[:, 1]
+
+    def _own_tokens(self, arrays: PackedArrays) -> slice | packing.Int64:
+        if self._layout.context_parallel == 1:
+            return slice(None)
+        return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
+        """Return the log-probabilities of each sample's response tokens under the present weights, on every stage."""
+        found: dict[int, Float32] = {}
+
+        def collect(
+            indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor, *, non_loss_data: bool
+        ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
+            del non_loss_data  # Megatron says so to functions that may also be asked for a loss
+            return indices, arrays, self.token_logprobs(hidden, arrays)[0]
+
+        with torch.no_grad():
+            outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
+        for indices, arrays, values in outputs:
+            mine = [samples[i] for i in indices]
+            found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
+        if (stages := self._layout.pipeline_group) is not None:
+            # Plain arrays of known lengths in one collective: what a stage does not have is zero.
+            sizes = [len(sample.rollout_logprobs) for sample in samples]
+            flat = np.concatenate([found.get(i, np.zeros(n, np.float32)) for i, n in enumerate(sizes)])
+            summed = torch.from_numpy(flat).to(self._layout.device)
+            dist.all_reduce(summed, group=stages)
+            return np.split(summed.cpu().numpy(), np.cumsum(sizes)[:-1])
+        return [found[i] for i in range(len(samples))]
+
+    def run(
+        self,
+        samples: Sequence[TrainSample],
+        function: Callable[..., Any],
+        *,
+        token_weight: float,
+        forward_only: bool,
+    ) -> list[Any]:
+        """Run this rank's samples, in micro-batches.
+
+        Args:
+            samples: At least one; the same on the ranks that hold shards or stages of one model.
+            function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted
+                it returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
+                anything.
+            token_weight: See :func:`trinity_bus.training.steps.packing.pack`.
+            forward_only: Whether to leave out the backward pass. Else gradients are added to the model's, and summed
+                over ranks at the end.
+
+        Returns:
+            The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
+        """
+        micro_batches = self._micro_batches(samples)
+        longest = max(sum(len(samples[i].tokens) for i in indices) for indices, _ in micro_batches)
+
+        def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+            self._before_each()
+            indices, weight = next(iterator)
+            arrays = packing.pack(
+                [samples[i] for i in indices],
+                token_weight=weight * token_weight,
+                temperature=self._temperature,
+                multiple=self._layout.tokens_multiple,
+            )
+            bounds = self.tensor(arrays.bounds)
+            packed = PackedSeqParams(
+                qkv_format="thd",
+                cu_seqlens_q=bounds,
+                cu_seqlens_kv=bounds,
+                max_seqlen_q=arrays.longest,
+                max_seqlen_kv=arrays.longest,
+            )
+            mine = self._own_tokens(arrays)
+            if self._routes is not None:
+                chosen = None if arrays.routes is None else arrays.routes[mine]
+                self._routes.choose(
+                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                )
+            tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
+            # Float16Module would make float32 of them; whoever computes with them does so in chunks.
+            hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
+            return hidden, functools.partial(function, indices, arrays)
+
+        iterators = [iter(micro_batches) for _ in self.chunks]
+        result: list[Any] = self._schedule(
+            forward_step_func=step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks,
+            num_microbatches=len(micro_batches),
+            seq_length=max(self._budget.tokens, longest),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        return result
+
+    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
+        # Which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again.
+        layout, wanted = self._layout, 0
+
+        def count(fewest: int) -> int:
+            nonlocal wanted
+            wanted = fewest
+            if layout.expert_parallel > 1:
+                # All who share experts with some that this rank shares experts with.
+                most = torch.tensor(wanted, device=layout.device)
+                dist.all_reduce(most, op=dist.ReduceOp.MAX, group=layout.copies_group)
+                wanted = int(most)
+            if layout.virtual_pipeline > 1:
+                wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
+            return wanted
+
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
+        again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
+        return [(indices, 1.0) for indices in micro_batches] + again
+
+
+class _Routers:
+    # Those of a model, which are told to choose the experts that were chosen before, with Megatron's own replay.
+    # Megatron keeps all routers of a process in one list; here each is asked by itself, so that a process may hold
+    # several models. A choice is good for the forward pass that comes next: activations are not computed again with it.
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], layout: Layout) -> None:
+        self._layout = layout
+        self._routers: dict[torch.nn.Module, list[tuple[int, RouterReplay]]] = {
+            chunk: [(m.layer_number - 1, m.router_replay) for m in chunk.modules() if isinstance(m, TopKRouter)]
+            for chunk in chunks
+        }
+
+    def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
+        """Say what the routers of a stage choose in the next forward pass.
+
+        ``routes``: [this rank's tokens, layers of the model, k]; None: what they find best.
+        """
+        if routes is not None and self._layout.sequence_parallel:
+            routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]
+        for layer, router in self._routers[chunk]:
+            router.clear_indices()
+            if routes is None:
+                router.clear_router_replay_action()
+            else:
+                router.set_target_indices(routes[:, layer].long())
+                router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+
+
+def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:
+    config = stages[0].config
+    chunks = [
+        DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                use_distributed_optimizer=distributed_optimizer,
+                overlap_grad_reduce=bf16,
+                # Weights are read between steps, by exports and checkpoints: they must be whole by then.
+                overlap_param_gather=False,
+            ),
+            Float16Module(config, stage) if bf16 else stage,
+        )
+        for stage in stages
+    ]
+    # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
+    config.finalize_model_grads_func = lambda models, _tokens=None, **kwargs: finalize_model_grads(
+        models, None, **kwargs
+    )
+    config.no_sync_func = [chunk.no_sync for chunk in chunks] if len(chunks) > 1 else chunks[0].no_sync
+    return chunks

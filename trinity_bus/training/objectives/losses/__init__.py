@@ -1,1 +1,0 @@
-"""What each token costs, given its advantage."""

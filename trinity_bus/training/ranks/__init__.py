@@ -1,0 +1,1 @@
+"""A trainer of several ranks: rank 0 calls, the others follow. Importing ``followers`` imports no torch."""

@@ -1,0 +1,168 @@
+"""The engine of a trainer with several ranks, as rank 0 sees it: every call goes to the other ranks first.
+
+Each is one call of ``rank_protocol``, within which all ranks meet in collectives::
+
+    call to the others --> the same call here --> answers of the others, whose engines must be at the same step
+
+A step is planned here, and each rank is sent its shard of it: the samples that it trains on, and nothing of the others.
+
+Ranks meet in a store that rank 0 opens where its others can reach it: on the loopback interface where they are its
+children. On GPUs each takes the one of its number on its machine.
+
+Failures: ``RankError`` where another rank is lost, late, or elsewhere. After any error the engine is of no use; only
+``leave`` is left, which kills the others where they cannot be asked.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from schemas.experience import ExperienceGroup
+from schemas.record import Metrics
+from trinity_bus.config import TrainerSettings, required
+from trinity_bus.runtime.ports import is_loopback
+from trinity_bus.runtime.rendezvous import serve_store
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.micro_batch import fitted
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.families import read_shape
+from trinity_bus.training.megatron import parallel
+from trinity_bus.training.megatron.parallel import World
+from trinity_bus.training.ranks import shared_folder
+from trinity_bus.training.ranks.followers import Followers
+from trinity_bus.training.ranks.rank_protocol import (
+    LIMIT_S,
+    Build,
+    Call,
+    Export,
+    Gather,
+    Join,
+    Leave,
+    Load,
+    Save,
+    train_call,
+)
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.token_figures import SampleFigures
+
+log = logging.getLogger(__name__)
+
+
+class MultiRankEngine(TrainingEngine):
+    """Rank 0's engine, and the others behind it. Not safe for two threads at once, but for :meth:`interrupt`."""
+
+    def __init__(self, settings: TrainerSettings, followers: Followers) -> None:
+        world_size, host = followers.world_size, followers.host
+        self._followers = followers
+        self._join(settings.checkpoint_dir)
+        if settings.micro_batch_tokens == "auto":
+            # Here, for all: ranks that hold parts of one model run the same micro-batches.
+            settings = fitted(
+                settings, read_shape(Path(required(settings.model_path, "mesh.model_path", "to know what to train")))
+            )
+        store = serve_store(host, timeout_s=LIMIT_S)
+        with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
+            world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
+            self._engine = MegatronEngine(settings, world)
+        self.source, self.device_type, self.dtype = self._engine.source, self._engine.device_type, self._engine.dtype
+
+    def _join(self, directory: Path | None) -> None:
+        # Have the others show that they can take part, before anything is loaded
+        parallel.check_device(0)
+        with contextlib.ExitStack() as stack:
+            join = Join(version("trinity-bus"))
+            if directory is not None:
+                # As they are to find it: relative to where this process is, another one need not be.
+                folder = directory.absolute()
+                join = Join(join.version, str(folder), stack.enter_context(shared_folder.marked(folder)))
+            self._followers.begin(join)
+            self._followers.settle(0)
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """The others learn all but the step when a checkpoint is written."""
+        return self._engine.progress
+
+    @progress.setter
+    def progress(self, progress: TrainingProgress) -> None:
+        self._engine.progress = progress
+
+    def train_step(
+        self,
+        groups: Sequence[ExperienceGroup],
+        *,
+        seed: int | None = None,
+        examples: Sequence[TrainSample] = (),
+    ) -> Metrics:
+        began = time.perf_counter()
+        engine, layout = self._engine, self._engine.layout
+        step = engine.plan(groups, seed, examples)
+        shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
+        calls = [train_call(shard) for shard in shards]
+        with self._together(lambda rank: calls[layout.data_rank_of(rank)]):
+            metrics = engine.train(shards[0])
+        return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
+
+    def take_figures(self) -> list[SampleFigures]:
+        """Those of all ranks."""
+        return [*self._engine.take_figures(), *self._followers.take_figures()]
+
+    def interrupt(self) -> None:
+        # The others then wait in vain until :meth:`leave` kills them.
+        self._engine.interrupt()
+
+    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whoever stops on the way can make no further call."""
+        return self._gathered(Gather(), self._engine.hf_tensors())
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whoever stops on the way can make no further call."""
+        return self._gathered(Gather(adapter=True), self._engine.adapter_tensors())
+
+    def _gathered(
+        self, call: Gather, tensors: Iterator[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        with self._together(call):
+            yield from tensors
+
+    def export_hf(self, path: Path) -> None:
+        with self._together(Export(str(path))):
+            self._engine.export_hf(path)
+
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
+        with self._together(Save(str(directory), progress.model_dump_json().encode())):
+            return self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
+
+    def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
+        with self._together(Load(str(directory), through)):
+            return self._engine.load_latest(directory, through=through)
+
+    def leave(self) -> None:
+        """End the other ranks, politely where they can listen, and leave the process groups."""
+        try:
+            if self._followers.ready:
+                self._followers.begin(Leave())
+                self._engine.leave()
+                self._followers.settle(None)
+        except RankError as error:
+            # It would have ended anyway, and nothing that is worth keeping was left to do.
+            log.warning("while the ranks left: %s", error)
+        finally:
+            self._followers.end()
+            self._engine.leave()
+
+    @contextlib.contextmanager
+    def _together(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> Iterator[None]:
+        # Within, this rank makes the call that the others make.
+        self._followers.begin(call)
+        with self._followers.explained():
+            yield
+        self._followers.settle(self._engine.progress.step)

@@ -1,0 +1,171 @@
+"""A rank of a trainer other than the first: it makes the calls that rank 0 makes, which a line (``rank_lines``) tells.
+
+It builds an engine and does what it is told (``rank_protocol``); it knows of no log and publishes nothing.
+
+::
+
+    WAITING --call--> CALLED --made: Done--> WAITING --Leave--------------------------> LEFT
+       |                  '--an error: Failed-----------------------------------------> FAILED
+       |--Leave, in place of Join----------------------------------------------------> DISMISSED
+       '--rank 0 ends the line without a word----------------------------------------> ORPHANED
+
+``python -m trinity_bus.training.ranks.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the
+other end of a socket pair.
+
+Failures: an error ends it, after it has told rank 0 why. Rank 0 dies: the guard that a child runs under kills it, also
+within a collective; a rank that a launcher has started sees to that itself. SIGTERM and SIGINT are for rank 0 to act
+on, and ignored here.
+"""
+
+import logging
+import signal
+import socket
+import sys
+import warnings
+from collections import deque
+from enum import Enum, auto
+from importlib.metadata import version
+from pathlib import Path
+
+from trinity_bus.config import TrainerSettings
+from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.ports import is_loopback
+from trinity_bus.runtime.rendezvous import join_store
+from trinity_bus.telemetry.logs import FORMAT, console
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.megatron import parallel
+from trinity_bus.training.ranks import rank_protocol, shared_folder
+from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
+from trinity_bus.training.ranks.rank_protocol import (
+    Build,
+    Call,
+    Done,
+    Export,
+    Failed,
+    Gather,
+    Join,
+    Leave,
+    Load,
+    Save,
+    Train,
+)
+from trinity_bus.training.steps.packing import TrainSample
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    # As it was told; another training may come
+    LEFT = auto()
+    # It could not make a call, and has said why
+    FAILED = auto()
+    # Rank 0 has ended as it should, and nothing is to be trained
+    DISMISSED = auto()
+    # Rank 0 is gone without a word
+    ORPHANED = auto()
+
+
+class Rank:
+    def __init__(self, rank: int, local_rank: int, line: RankLine) -> None:
+        self._rank = rank
+        self._local_rank = local_rank
+        self._line = line
+        self._engine: MegatronEngine | None = None
+
+    def make(self, call: Call) -> Done:
+        match call:
+            case Join():
+                self._join(call)
+            case Build():
+                self._engine = self._build(call)
+            case Leave():
+                self._engine = None
+                parallel.shut_down()
+            case _:
+                if self._engine is None:
+                    raise RankError(f"{type(call).__name__} came before Build")
+                self._follow(self._engine, call)
+        engine = self._engine
+        return Done(0) if engine is None else Done(engine.progress.step, engine.take_figures())
+
+    def _join(self, call: Join) -> None:
+        if call.version != (ours := version("trinity-bus")):
+            raise RankError(
+                f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
+            )
+        if call.folder:
+            shared_folder.look_for(Path(call.folder), call.mark)
+        parallel.check_device(self._local_rank)
+
+    def _build(self, call: Build) -> MegatronEngine:
+        settings = TrainerSettings.model_validate_json(call.settings)
+        store = join_store(call.store_host, call.store_port, timeout_s=rank_protocol.LIMIT_S)
+        world = parallel.World(
+            self._rank, call.world_size, self._local_rank, store, on_this_machine=is_loopback(call.store_host)
+        )
+        return MegatronEngine(settings, world)
+
+    def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
+        match call:
+            case Load(directory, through):
+                engine.load_latest(Path(directory), through=through)
+            case Train():
+                engine.train(rank_protocol.step_of(call, self._sample))
+            case Save(directory, progress):
+                engine.save_checkpoint(Path(directory), TrainingProgress.model_validate_json(progress))
+            case Gather(adapter):
+                deque(engine.adapter_tensors() if adapter else engine.hf_tensors(), maxlen=0)
+            case Export(path):
+                engine.export_hf(Path(path))
+
+    def _sample(self) -> TrainSample:
+        body = self._line.receive(rank_protocol.SAMPLE_BYTES)
+        if body is None:
+            raise RankError("rank 0 ended within a batch")
+        return rank_protocol.decode_sample(body)
+
+
+def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
+    follower, is_first = Rank(rank, local_rank, line), True
+    while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
+        call = rank_protocol.CALLS.decode(body)
+        if is_first and isinstance(call, Leave):
+            return Outcome.DISMISSED
+        is_first = False
+        try:
+            answer: Done | Failed = follower.make(call)
+        except Exception as error:
+            if not isinstance(error, TrinityError):
+                log.exception("%s cannot be made", type(call).__name__)
+            answer = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
+        try:
+            line.send([rank_protocol.ANSWERS.encode(answer)])
+        except OSError:
+            break  # rank 0 is gone
+        if isinstance(answer, Failed):
+            return Outcome.FAILED
+        if isinstance(call, Leave):
+            return Outcome.LEFT
+    return Outcome.ORPHANED
+
+
+def prepare(rank: int, level: int) -> None:
+    """Make this process one that follows: its log says which rank it is, and signals are for rank 0 to act on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    console(level, template=FORMAT.replace("%(name)s", f"rank {rank} %(name)s"))
+    # Rank 0 has the same to warn of.
+    warnings.simplefilter("ignore")
+
+
+def main() -> None:
+    descriptor, rank, level = map(int, sys.argv[1:])
+    prepare(rank, level)
+    outcome = follow(PairLine(socket.socket(fileno=descriptor)), rank, rank)
+    sys.exit(int(outcome is Outcome.FAILED))
+
+
+if __name__ == "__main__":
+    main()

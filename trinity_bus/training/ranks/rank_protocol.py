@@ -1,0 +1,227 @@
+"""What rank 0 tells the other ranks of a trainer, and what they answer. Pure; ``followers``, ``rank`` move the bytes.
+
+All ranks run the same program: each makes the same *calls* on its own engine, in the same order, and they meet in the
+collectives within. Rank 0 decides which call comes next, sends it to the others, and makes it itself. A call is
+*settled* when every other rank has answered it, and none is sent before the one before it is settled::
+
+    rank 0                            rank 1, rank 2, ...
+      Join ------------------------>  are of this version, see the same folder of checkpoints, have a device
+      Build ----------------------->  join the process groups, build the engine
+      Load ------------------------>  go back to the newest checkpoint
+      Train, sample, sample, ... -->  train on its shard of them   <--- collectives among all ranks --->
+      Save ------------------------>  write their part of the checkpoint
+      Gather ---------------------->  give their part of the weights
+      Export ---------------------->  the same
+      Leave ----------------------->  leave the process groups, end; in place of Join: end, and without an answer
+      <-- Done(step) after each, or Failed(why), after which the rank ends
+
+    PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
+                            |                   |--another step than rank 0: RankError
+                            '-------------------'--Failed, or an end: LOST, for good; RankError says rank and reason
+
+Join has no collective in it: whoever cannot take part is refused before anything waits for it. All are messages on a
+line (``rank_lines``), which loses none and keeps their order; the samples of a rank's shard are messages of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from msgspec import Struct, msgpack, structs
+
+from schemas.experience import ExperienceGroup
+from trinity_bus.runtime.frames import Dialect
+from trinity_bus.training.errors import RankError
+from trinity_bus.training.steps import token_figures
+from trinity_bus.training.steps.packing import TrainSample
+from trinity_bus.training.steps.step_plan import StepPlan, Update
+from trinity_bus.training.steps.token_figures import SampleFigures
+
+# How long a rank may wait for the others, within a collective or for an answer, before it fails.
+LIMIT_S: Final = 600.0
+# Most of one sample: advantages and log-probabilities of several policies come to what is on the log. No message is
+# larger.
+SAMPLE_BYTES: Final = 4 * ExperienceGroup.MAX_BYTES
+# Characters of the reason of a failure
+MAX_WHY: Final = 2000
+
+
+class Join(Struct, frozen=True, tag=True):
+    # Of this project, which must be the same on all machines
+    version: str
+    # Of the checkpoints, which all machines share; empty where there are none
+    folder: str = ""
+    # In that folder; see ``shared_folder``
+    mark: str = ""
+
+
+class Build(Struct, frozen=True, tag=True):
+    world_size: int
+    # Of the store in which all ranks meet
+    store_host: str
+    store_port: int
+    # ``TrainerSettings`` as JSON
+    settings: bytes
+
+
+class Load(Struct, frozen=True, tag=True):
+    directory: str
+    through: int | None = None
+
+
+class UpdateShard(Struct, frozen=True):
+    # In the messages that follow
+    samples: int
+    divisor: float
+    weight: float
+
+
+class Train(Struct, frozen=True, tag=True):
+    updates: tuple[UpdateShard, ...]
+    trained_tokens: int
+
+
+class Save(Struct, frozen=True, tag=True):
+    directory: str
+    # ``TrainingProgress`` as JSON
+    progress: bytes
+
+
+class Gather(Struct, frozen=True, tag=True):
+    # Not these, but what is trained beside them
+    adapter: bool = False
+
+
+class Export(Struct, frozen=True, tag=True):
+    path: str
+
+
+class Leave(Struct, frozen=True, tag=True):
+    pass
+
+
+type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
+
+
+class Done(Struct, frozen=True, tag=True):
+    # At which the rank's engine is; 0 where it has none any more
+    step: int
+    # What it has kept of single tokens, after Train
+    figures: list[SampleFigures] = []
+
+
+class Failed(Struct, frozen=True, tag=True):
+    why: str
+
+
+CALLS: Dialect[Call] = Dialect(Join | Build | Load | Train | Save | Gather | Export | Leave, limit=1 << 20)
+# Twice what figures may be: a sample of few tokens has as much beside them
+ANSWERS: Dialect[Done | Failed] = Dialect(Done | Failed, limit=2 * token_figures.MAX_BYTES)
+# Of a sample's arrays; all others are float32
+_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
+
+
+def train_call(step: StepPlan) -> tuple[Train, list[bytes]]:
+    """Return the call that trains on a rank's shard of a step, and the samples that follow it."""
+    updates = tuple(UpdateShard(len(u.samples), u.divisor, u.weight) for u in step.updates)
+    return Train(updates, step.trained_tokens), [encode_sample(s) for u in step.updates for s in u.samples]
+
+
+def step_of(call: Train, read: Callable[[], TrainSample]) -> StepPlan:
+    """Return the step of :func:`train_call`, whose samples are ``read`` one after another."""
+    return StepPlan(
+        updates=[
+            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight) for u in call.updates
+        ],
+        trained_tokens=call.trained_tokens,
+    )
+
+
+def encode_sample(sample: TrainSample) -> bytes:
+    values = structs.asdict(sample)
+    return msgpack.encode({n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in values.items()})
+
+
+def decode_sample(body: bytes) -> TrainSample:
+    values = msgpack.decode(body)
+    arrays = {n: np.frombuffer(v, _DTYPES.get(n, np.float32)) if isinstance(v, bytes) else v for n, v in values.items()}
+    if (routes := arrays["routes"]) is not None:
+        arrays["routes"] = routes.reshape(len(arrays["tokens"]), -1)
+    return TrainSample(**arrays)
+
+
+@dataclass(slots=True)
+class PendingCalls:
+    """Rank 0's side: what was called, who has answered, who is lost."""
+
+    world_size: int
+    # Who was lost first, and why
+    lost: str | None = None
+    _call: Call | None = None
+    # At which step each rank is that has answered
+    _steps: dict[int, int] = field(default_factory=dict)
+    _figures: list[SampleFigures] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have not answered yet; nothing is waited for where the call is settled."""
+        return [] if self._call is None else [rank for rank in range(1, self.world_size) if rank not in self._steps]
+
+    @property
+    def leaving(self) -> bool:
+        return isinstance(self._call, Leave)
+
+    def call(self, call: Call) -> None:
+        """RankError where a rank is lost, or has not answered the call before."""
+        if self.lost is not None:
+            raise RankError(self.lost)
+        if self.waiting:
+            raise RankError(f"{_name(call)} was called before {_name(self._call)} was settled")
+        self._call, self._steps, self._figures = call, {}, []
+
+    def answered(self, rank: int, answer: Done | Failed) -> None:
+        if rank not in self.waiting:
+            self._lose(rank, "answered what it was not asked")
+        elif isinstance(answer, Failed):
+            self._lose(rank, f"failed in {_name(self._call)}: {answer.why}")
+        else:
+            self._steps[rank] = answer.step
+            self._figures += answer.figures
+
+    def take_figures(self) -> list[SampleFigures]:
+        """Return what the answers to the last call brought, once."""
+        figures, self._figures = self._figures, []
+        return figures
+
+    def spoke_nonsense(self, rank: int, why: str) -> None:
+        self._lose(rank, f"sent what cannot be read ({why})")
+
+    def ended(self, rank: int, how: str) -> None:
+        """Take note that a rank has ended; after Leave that is as it should be.
+
+        ``how``: such as ``"(process 42) was ended by SIGKILL"``.
+        """
+        if self.leaving:
+            # A rank that died over it owes an answer no more.
+            self._steps.setdefault(rank, 0)
+        else:
+            self._lose(rank, how)
+
+    def check(self, step: int) -> None:
+        """RankError where a rank's engine is at another step than rank 0's, once a call is settled."""
+        for rank, theirs in sorted(self._steps.items()):
+            if theirs != step:
+                raise RankError(f"rank {rank} is at step {theirs}, rank 0 at step {step}: they have drifted apart")
+
+    def late(self, limit_s: float) -> str:
+        ranks = ", ".join(map(str, self.waiting))
+        return f"rank {ranks} of {self.world_size} did not answer {_name(self._call)} within {limit_s:g} s"
+
+    def _lose(self, rank: int, how: str) -> None:
+        if self.lost is None:
+            self.lost = f"rank {rank} of {self.world_size} {how}"
+
+
+def _name(call: Call | None) -> str:
+    return type(call).__name__

@@ -1,0 +1,1 @@
+"""What a step trains on, from a manifest's experiences to micro-batches. No module here imports torch."""

@@ -1,0 +1,162 @@
+"""What of a batch is trained on: which samples are left out, and why. Pure.
+
+The rule needs the groups, the model's shape and one setting. It is applied once, before a step begins, and written to
+``steps``; a step that is taken again takes what is written there (``schemas.step``).
+
+=====================  ===============================================================================================
+reason                 the sample
+=====================  ===============================================================================================
+of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.groups.trainable``
+``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, by top-p, top-k,
+                       min-p, penalties and the like, so its log-probabilities are not those that a trainer computes;
+                       trained on all the same with ``trainer.limited_sampling=train``
+``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
+``baseline``           the same, where the advantage compares the others with it
+``empty``              it has no response
+``all_masked``         none of its response is the model's own, or none is to be trained on
+``waiting``            too few groups of the batch teach something: see ``strategies``
+=====================  ===============================================================================================
+
+The others of its group are trained on as if such a sample had never been drawn. Of the three kinds before the last
+there is nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are
+told of.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import numpy as np
+from msgspec.structs import replace
+
+from schemas.event import Position
+from schemas.experience import Bool, ExperienceGroup
+from schemas.groups.pieces import join_groups, piece
+from schemas.groups.trainable import Bounds, FlawKind, flaws
+from schemas.record import Metrics
+from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
+from trinity_bus.training.steps.examples import ExampleFlaw
+
+# The metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind.
+LEFT_OUT = "samples_left_out"
+
+
+class Unfit(StrEnum):
+    LIMITED_SAMPLING = "limited_sampling"
+    GREEDY = "greedy"
+    BASELINE = "baseline"
+    EMPTY = "empty"
+    ALL_MASKED = "all_masked"
+    WAITING = "waiting"
+
+
+REASONS = tuple(kind.value for kinds in (FlawKind, Unfit, ExampleFlaw) for kind in kinds)
+_COUNTS_ALL_THE_SAME = frozenset({Unfit.BASELINE.value, Unfit.EMPTY.value, Unfit.ALL_MASKED.value})
+_DRAWN_GREEDILY = frozenset({Unfit.GREEDY.value, Unfit.BASELINE.value})
+# Which are no samples of a task, though one may have the same id
+_OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
+_DETAILS = {
+    Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
+    Unfit.GREEDY: "it was drawn at temperature 0",
+    Unfit.BASELINE: "it was drawn at temperature 0, and the others are compared with it",
+    Unfit.EMPTY: "it has no response",
+    Unfit.ALL_MASKED: "nothing of its response is to be trained on",
+}
+
+
+def left_out(
+    groups: Sequence[ExperienceGroup], bounds: Bounds, *, train_limited: bool, wants_greedy: bool
+) -> list[LeftOut]:
+    """Return what of a batch is not trained on, in the order of its groups.
+
+    ``wants_greedy``: whether the advantage compares with greedy samples.
+    """
+    greedy = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
+    return [one for group in groups for one in _of_group(group, bounds, greedy, train_limited=train_limited)]
+
+
+def _of_group(group: ExperienceGroup, bounds: Bounds, greedy: Unfit, *, train_limited: bool) -> Iterable[LeftOut]:
+    reasons: dict[int, tuple[str, str]] = {}
+    for kind, which in _unfit(group, greedy):
+        if kind is Unfit.LIMITED_SAMPLING and train_limited:
+            continue
+        for sample in np.flatnonzero(which).tolist():
+            reasons.setdefault(sample, (kind.value, _DETAILS[kind]))
+    # What is wrong with a sample comes before what is only not wanted.
+    for flaw in flaws(group, bounds):
+        reasons[flaw.sample] = (flaw.kind.value, flaw.detail)
+    if not reasons:
+        return
+    samples = defaultdict(list)
+    for sample, (reason, _) in sorted(reasons.items()):
+        samples[reason].append(sample)
+    for reason, indices in samples.items():
+        detail = reasons[indices[0]][1][:MAX_WHY_CHARS]
+        yield LeftOut(task_id=group.task_id, reason=reason, samples=indices, detail=detail)
+
+
+def _unfit(group: ExperienceGroup, greedy: Unfit) -> Iterable[tuple[Unfit, Bool]]:
+    if group.sampling is not None:
+        temperature, limits = group.sampling[:, 0], group.sampling[:, 1:]
+        known = ~np.isnan(temperature)
+        yield greedy, temperature == 0
+        yield Unfit.LIMITED_SAMPLING, known & (limits != np.array([1, 0, 0], np.float32)).any(1)
+    responses = group.lengths - group.prompt_lengths
+    ends = np.cumsum(responses)
+    trained = np.concatenate([[0], np.cumsum(group.mask)])
+    yield Unfit.EMPTY, responses == 0
+    yield Unfit.ALL_MASKED, trained[ends] == trained[ends - responses]
+
+
+def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:
+    """Return what another trainer has left out, with greedy samples as this one's advantage has them."""
+    wanted = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
+    return [
+        replace(one, reason=wanted.value, detail=_DETAILS[wanted]) if one.reason in _DRAWN_GREEDILY else one
+        for one in left
+    ]
+
+
+def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[ExperienceGroup]:
+    """Return the groups as if what is left out had never been drawn; a group of which nothing is left is gone."""
+    gone = unwanted(left)
+    kept = (_kept(group, gone[group.task_id]) if group.task_id in gone else group for group in groups)
+    return [group for group in kept if group is not None]
+
+
+def origins(begun: StepBegun) -> list[tuple[str, Position, int]]:
+    """Return where each sample lies that is left of a step's groups by :func:`without`: task, record, number in it."""
+    gone = unwanted(begun.left_out)
+    found = []
+    for group in (*begun.groups, *begun.replayed):
+        first = 0
+        for part in group.parts:
+            if part.position is not None:
+                found += [
+                    (group.task_id, part.position, number)
+                    for number in range(part.samples)
+                    if first + number not in gone.get(group.task_id, ())
+                ]
+            first += part.samples
+    return found
+
+
+def unwanted(left: Sequence[LeftOut]) -> dict[str, set[int]]:
+    """Return which samples of each task are as if they had never been drawn."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for one in left:
+        if one.reason not in _COUNTS_ALL_THE_SAME | _OF_EXAMPLES:
+            found[one.task_id].update(one.samples)
+    return found
+
+
+def _kept(group: ExperienceGroup, gone: set[int]) -> ExperienceGroup | None:
+    pieces = [piece(group, sample, sample + 1) for sample in range(len(group)) if sample not in gone]
+    return join_groups(pieces) if pieces else None
+
+
+def counts(left: Sequence[LeftOut]) -> Metrics:
+    kinds: dict[str, int] = defaultdict(int)
+    for one in left:
+        kinds[one.reason] += len(one.samples)
+    return {LEFT_OUT: float(sum(kinds.values())), **{f"{LEFT_OUT}/{kind}": float(n) for kind, n in kinds.items()}}
