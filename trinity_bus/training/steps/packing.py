@@ -7,7 +7,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -90,6 +90,8 @@ class PackedArrays:
     longest: int
     # [tokens, layers * k]; None where a sample has none
     routes: UInt8 | None = None
+    # None where each token is computed
+    shared: "SharedPrompts | None" = None
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -111,12 +113,28 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
-def units(samples: Sequence[TrainSample]) -> list[list[int]]:
-    """Return the indices of samples that cannot be parted, in the order of the first of each."""
-    found: dict[tuple[bool, int], list[int]] = {}
+def units(samples: Sequence[TrainSample], budget: int = 0) -> list[list[int]]:
+    """Return the indices of samples that go together, in the order of the first of each.
+
+    Those of a pair cannot be parted. Those of a prompt are best not: it is computed once then, see
+    :func:`shared_prompts`. They fill half a budget at most, so that bins are filled as well as ever; without a budget
+    each goes alone.
+    """
+    found: dict[tuple[int | bytes, bool], list[int]] = {}
     for index, sample in enumerate(samples):
-        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
-    return list(found.values())
+        of = sample.tokens[: sample.prompt_length].tobytes() if sample.pair is None else sample.pair
+        found.setdefault((of, sample.routes is None), []).append(index)
+    parts: list[list[int]] = []
+    for (of, _), alike in found.items():
+        room = 0
+        for index in alike:
+            length = len(samples[index].tokens)
+            if index == alike[0] or (length > room and isinstance(of, bytes)):
+                parts.append([])
+                room = budget // 2
+            parts[-1].append(index)
+            room -= length
+    return sorted(parts)
 
 
 def micro_batches(
@@ -126,7 +144,7 @@ def micro_batches(
 
     ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`.
     """
-    parts = units(samples)
+    parts = units(samples, budget)
     bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
     # Routers are told what to choose for all of a micro-batch or for none of it.
     told = [all(samples[i].routes is not None for i in part) for part in parts]
@@ -144,7 +162,12 @@ def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
 
 
 def pack(
-    samples: Sequence[TrainSample], *, token_weight: float, temperature: float = 1.0, multiple: int = 1
+    samples: Sequence[TrainSample],
+    *,
+    token_weight: float,
+    temperature: float = 1.0,
+    multiple: int = 1,
+    share: bool = False,
 ) -> PackedArrays:
     """Lay samples one after another.
 
@@ -154,6 +177,7 @@ def pack(
         temperature: Of samples that do not say theirs.
         multiple: What the tokens of each are padded to a multiple of. Padding comes after a sample, which does not see
             it, and weighs nothing.
+        share: Whether prompts that are alike are computed once. They are not where routers are told what to choose.
     """
     own = np.array([len(sample.tokens) for sample in samples])
     prompts = np.array([sample.prompt_length for sample in samples])
@@ -175,6 +199,7 @@ def pack(
 
     weight = over_responses([sample.mask for sample in samples])
     weight *= np.repeat(np.array([token_weight * sample.scale for sample in samples], np.float32), lengths)
+    routes = _routes(samples, lengths.tolist())
     references = [sample.ref_logprobs for sample in samples if sample.ref_logprobs is not None]
     return PackedArrays(
         tokens=tokens,
@@ -188,7 +213,8 @@ def pack(
         ref_logprobs=over_responses(references) if references else None,
         bounds=bounds,
         longest=int(lengths.max()),
-        routes=_routes(samples, lengths.tolist()),
+        routes=routes,
+        shared=shared_prompts(samples, starts.tolist(), total, multiple) if share and routes is None else None,
         drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
         pairs=(
             None if samples[0].pair is None else np.array([-1 if s.pair is None else s.pair for s in samples], np.int32)
@@ -212,6 +238,34 @@ def lay(values: Sequence[Float32], arrays: PackedArrays, samples: Sequence[Train
     for of_sample, sample, start in zip(values, samples, arrays.bounds[:-1].tolist(), strict=True):
         flat[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1] = of_sample
     return flat
+
+
+class SharedPrompts(NamedTuple):
+    # [computed] positions of a micro-batch that a model computes, each prompt once
+    computed: Int64
+    # [tokens] where among these the states of each position are
+    places: Int64
+
+
+def shared_prompts(
+    samples: Sequence[TrainSample], starts: Sequence[int], total: int, multiple: int
+) -> SharedPrompts | None:
+    """Find prompts that are alike, of samples that begin at ``starts``; None where no two are.
+
+    What a model computes for a token hangs on the tokens before it alone, so one prompt stands for all: with a group of
+    eight, long prompts and short answers a fifth of the tokens is left. The number of computed positions is a multiple
+    of ``multiple``; the last one is computed again for that.
+    """
+    first: dict[bytes, int] = {}
+    same = np.arange(total)
+    for sample, start in zip(samples, starts, strict=True):
+        prompt = sample.tokens[: sample.prompt_length]
+        at = first.setdefault(prompt.tobytes(), start)
+        same[start : start + len(prompt)] = np.arange(at, at + len(prompt))
+    computed, places = np.unique(same, return_inverse=True)
+    if len(computed) == total:
+        return None
+    return SharedPrompts(np.pad(computed, (0, -len(computed) % multiple), mode="edge"), places)
 
 
 def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | None:
