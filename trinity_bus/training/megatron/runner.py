@@ -276,7 +276,7 @@ class ModelRunner:
                 wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
-        micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count, share=self._shares_prompts)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 

@@ -20,6 +20,10 @@ LOGITS_AT_ONCE: Final = 1 << 22
 # Times as many on a GPU: products of a few rows, and a sum over the output layer for each, took a tenth of a step.
 ON_GPU: Final = 32
 
+# What a token takes in attention alone, of the memory of one that is computed: of SmolLM2 on a CPU 0.27, where queries,
+# keys, values and what comes of them are float32; less on a GPU.
+ATTENDED: Final = 0.3
+
 type Int64 = NDArray[np.int64]
 
 
@@ -113,43 +117,60 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
     return bins
 
 
-def units(samples: Sequence[TrainSample], budget: int = 0) -> list[list[int]]:
-    """Return the indices of samples that go together, in the order of the first of each.
-
-    Those of a pair cannot be parted. Those of a prompt are best not: it is computed once then, see
-    :func:`shared_prompts`. They fill half a budget at most, so that bins are filled as well as ever; without a budget
-    each goes alone.
-    """
-    found: dict[tuple[int | bytes, bool], list[int]] = {}
+def units(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    found: dict[tuple[bool, int], list[int]] = {}
     for index, sample in enumerate(samples):
-        of = sample.tokens[: sample.prompt_length].tobytes() if sample.pair is None else sample.pair
-        found.setdefault((of, sample.routes is None), []).append(index)
-    parts: list[list[int]] = []
-    for (of, _), alike in found.items():
-        room = 0
-        for index in alike:
-            length = len(samples[index].tokens)
-            if index == alike[0] or (length > room and isinstance(of, bytes)):
-                parts.append([])
-                room = budget // 2
-            parts[-1].append(index)
-            room -= length
-    return sorted(parts)
+        found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
+    return list(found.values())
 
 
 def micro_batches(
-    samples: Sequence[TrainSample], budget: int, count: Callable[[int], int] = lambda fewest: fewest
+    samples: Sequence[TrainSample],
+    budget: int,
+    count: Callable[[int], int] = lambda fewest: fewest,
+    *,
+    share: bool = False,
 ) -> list[list[int]]:
     """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
 
-    ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`.
+    ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`. With ``share`` samples
+    of one prompt are put together as far as half a budget goes, so that bins are filled as well as ever.
     """
-    parts = units(samples, budget)
-    bins = first_fit_decreasing([sum(len(samples[i].tokens) for i in part) for part in parts], budget)
+    parts, sizes = _of_prompts(samples, budget // 2) if share else _alone(samples)
+    bins = first_fit_decreasing(sizes, budget)
     # Routers are told what to choose for all of a micro-batch or for none of it.
     told = [all(samples[i].routes is not None for i in part) for part in parts]
     bins = [alike for chosen in bins for kind in (True, False) if (alike := [p for p in chosen if told[p] is kind])]
     return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
+
+
+def _alone(samples: Sequence[TrainSample]) -> tuple[list[list[int]], list[int]]:
+    parts = units(samples)
+    return parts, [sum(len(samples[i].tokens) for i in part) for part in parts]
+
+
+def _of_prompts(samples: Sequence[TrainSample], most: int) -> tuple[list[list[int]], list[int]]:
+    # Parts, and the tokens that each counts as: a prompt that is not computed again is in attention all the same.
+    found: dict[object, list[int]] = {}
+    for index, sample in enumerate(samples):
+        prompt = sample.tokens[: sample.prompt_length].tobytes()
+        of = (prompt, sample.routes is None) if sample.pair is None else sample.pair
+        found.setdefault(of, []).append(index)
+    parts: list[list[int]] = []
+    sizes: list[int] = []
+    for alike in found.values():
+        for index in alike:
+            sample = samples[index]
+            whole = len(sample.tokens)
+            again = whole if sample.routes is not None else whole - int(sample.prompt_length * (1 - ATTENDED))
+            if index == alike[0] or (sample.pair is None and sizes[-1] + again > most):
+                parts.append([])
+                sizes.append(0)
+                again = whole
+            parts[-1].append(index)
+            sizes[-1] += again
+    return parts, sizes
 
 
 def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
