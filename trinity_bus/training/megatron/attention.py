@@ -8,6 +8,9 @@ On a CPU packed sequences are padded inside the attention only, since SDPA there
 layers work on the tokens alone; on CUDA the same holds in float32. In bfloat16, torch's variable-length flash attention
 takes them there as they are; it knows no float32.
 
+Where prompts are computed once, see ``packing.shared_prompts``, queries, keys and values are laid out for all sequences
+here, and of what comes of it only what is computed is kept: all other layers have fewer tokens.
+
 With context parallelism (which Megatron leaves to Transformer Engine) each rank has two parts of every sequence, as
 ``packing.context_part`` says. It gathers all keys and values, of which there are few where heads share them, and
 attends for its own queries with a mask of positions.
@@ -67,6 +70,21 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
         del attention_mask
         grouped = query.shape[-2] != key.shape[-2]
         query, key = (rotate(x, packed_seq_params.rotation) for x in (query, key))
+        dtype, shared = query.dtype, packed_seq_params.shared
+        if shared is not None:
+            query, key, value = (_laid_out(x, shared[1]) for x in (query, key, value))
+        attended = self._attend(query, key, value, packed_seq_params, grouped=grouped)
+        return attended if shared is None else attended.to(dtype).index_select(0, shared[0])
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        packed_seq_params: PlacedSeqParams,
+        *,
+        grouped: bool,
+    ) -> torch.Tensor:
         if self.context_group is not None:
             return _of_parts(query, key, value, packed_seq_params, scale=self.scale, group=self.context_group)
         if query.is_cuda and query.dtype is not torch.float32:
@@ -79,6 +97,12 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
             )  # fmt: skip
             return packed.reshape(query.shape[0], -1)
         return _padded_inside(query, key, value, packed_seq_params, self.scale, grouped=grouped)
+
+
+def _laid_out(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    # Gradients of what stands for several are summed, in float32 on a CPU, by what is the same in every run.
+    rows = F.embedding(places, (x if x.is_cuda else x.float()).flatten(1))
+    return rows.view(-1, *x.shape[1:])
 
 
 def _padded_inside(

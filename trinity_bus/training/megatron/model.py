@@ -38,6 +38,11 @@ from trinity_bus.training.megatron.rotary import RotaryModel
 _OUTPUT: Final = "output_layer.weight"
 
 
+def is_local(*, adapters: bool) -> bool:
+    """Whether layers are of the local spec, with the project's attention, and not Transformer Engine's."""
+    return adapters or not have_transformer_engine()
+
+
 def have_transformer_engine() -> bool:
     return not on_cpu() and importlib.util.find_spec("transformer_engine") is not None
 
@@ -147,7 +152,7 @@ def build(
         replay: Whether routers can be told what to choose.
         adapters: Whether adapters are put beside its linear layers.
     """
-    local = adapters or not have_transformer_engine()
+    local = is_local(adapters=adapters)
     config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
     return [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
 

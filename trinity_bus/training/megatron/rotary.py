@@ -29,7 +29,13 @@ class Rotation(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class PlacedSeqParams(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
+class SharedSeqParams(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
+    # Both of ``packing.SharedPrompts``; None where each token is computed
+    shared: tuple[torch.Tensor, torch.Tensor] | None
+
+
+@dataclass(kw_only=True)
+class PlacedSeqParams(SharedSeqParams):
     rotation: Rotation
 
 
@@ -47,7 +53,7 @@ class RotaryModel(GPTModel):  # type: ignore[misc]  # Megatron has no types
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None,
         *,
-        packed_seq_params: PackedSeqParams,
+        packed_seq_params: SharedSeqParams,
     ) -> torch.Tensor:
         """Return the last hidden states, or what the next stage is given.
 

@@ -33,7 +33,6 @@ from trinity_bus.training.megatron.core import (
     DistributedDataParallelConfig,
     Float16Module,
     GPTModel,
-    PackedSeqParams,
     RouterReplay,
     RouterReplayAction,
     TopKRouter,
@@ -43,6 +42,7 @@ from trinity_bus.training.megatron.core import (
 )
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron.lora import Adapters
+from trinity_bus.training.megatron.rotary import SharedSeqParams
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
@@ -79,6 +79,8 @@ class ModelRunner:
         bf16 = dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
         self._options: Final = {"fp32_output": False} if bf16 else {}
+        # Where the project's own attention lays them out again
+        self._shares_prompts = model.is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
         self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
@@ -135,9 +137,10 @@ class ModelRunner:
         """
         mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
         wanted = np.flatnonzero(arrays.responses[mine])
-        rows = self.tensor(wanted)
+        of = wanted if arrays.shared is None else arrays.shared.places[wanted]
         values = vocab_parallel_logprobs(
-            states.index_select(0, rows),
+            # Gradients of a row that several want are summed by what is the same in every run.
+            torch.nn.functional.embedding(self.tensor(of), states),
             weight,
             self.tensor(arrays.targets[mine][wanted]),
             vocabulary=self._shape.vocabulary,
@@ -146,7 +149,8 @@ class ModelRunner:
             # Where ranks sum gradients while others are computed they have to see each.
             sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
         )
-        logprobs, entropy = (value.new_zeros(len(states)).index_copy(0, rows, value) for value in values)
+        rows, tokens = self.tensor(wanted), len(arrays.targets[mine])
+        logprobs, entropy = (value.new_zeros(tokens).index_copy(0, rows, value) for value in values)
         group = self._layout.context_group
         if group is None:
             return logprobs, entropy
@@ -221,16 +225,18 @@ class ModelRunner:
                 token_weight=weight * token_weight,
                 temperature=self._temperature,
                 multiple=self._layout.tokens_multiple,
+                share=self._shares_prompts,
             )
-            bounds = self.tensor(arrays.bounds)
-            packed = PackedSeqParams(
+            bounds, shared = self.tensor(arrays.bounds), arrays.shared
+            packed = SharedSeqParams(
                 qkv_format="thd",
                 cu_seqlens_q=bounds,
                 cu_seqlens_kv=bounds,
                 max_seqlen_q=arrays.longest,
                 max_seqlen_kv=arrays.longest,
+                shared=None if shared is None else (self.tensor(shared.computed), self.tensor(shared.places)),
             )
-            mine = self._own_tokens(arrays)
+            mine = self._own_tokens(arrays) if shared is None else shared.computed
             if self._routes is not None:
                 chosen = None if arrays.routes is None else arrays.routes[mine]
                 self._routes.choose(
@@ -270,7 +276,7 @@ class ModelRunner:
                 wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
-        micro_batches = packing.micro_batches(samples, self._budget.tokens, count)
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count, share=self._shares_prompts)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 
