@@ -224,7 +224,7 @@ class TrainerSettings(Section):
     micro_batch_tokens: Literal["auto"] | Size = "auto"
     """Tokens that go through the model at once; bounds memory. ``auto``: up to 16,384, as many as what is free holds
     beside the weights when the trainer starts: of a GPU; on a CPU of the machine and the control group, and no more
-    than take an eighth of what weights, gradients and optimizer do, or 256 MiB. Where not even a sample of
+    than take a quarter of what weights, gradients and optimizer do, or 256 MiB. Where not even a sample of
     ``mesh.max_model_len`` tokens would fit, activations are computed again (``recompute``), or the start is refused.
     The log tells the number: set it where losses have to be equal bit for bit after a restart with other memory.
     """

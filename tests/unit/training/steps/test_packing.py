@@ -15,6 +15,7 @@ from trinity_bus.training.steps.packing import (
     divided,
     first_fit_decreasing,
     lay,
+    micro_batches,
     pack,
     unpack,
 )
@@ -71,6 +72,42 @@ def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]], multiple: i
     assert arrays.weight.sum() == sum(r for _, r in sizes)
     for values, original in zip(unpack(arrays.rollout_logprobs, arrays, samples), samples, strict=True):
         np.testing.assert_array_equal(values, original.rollout_logprobs)
+
+
+prompts_and_answers = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=12)
+
+
+@given(prompts_and_answers, st.sampled_from([1, 4]))
+def test_prompts_that_are_alike_are_computed_once(sizes: list[tuple[int, int]], multiple: int) -> None:
+    samples = [
+        sample([7] * (p + 1) + list(range(100 * i, 100 * i + r)), p + 1, advantage=0.0, mask=[True] * r)
+        for i, (p, r) in enumerate(sizes, 1)
+    ]
+    arrays = pack(samples, token_weight=1.0, multiple=multiple, share=True)
+    kinds = {p for p, _ in sizes}
+    if arrays.shared is None:
+        assert len(kinds) == len(samples)
+        return
+    computed, places = arrays.shared
+    assert len(kinds) < len(samples)
+    assert len(computed) % multiple == 0
+    if multiple == 1:
+        assert len(computed) == sum(r for _, r in sizes) + sum(p + 1 for p in kinds)
+    for values in (arrays.tokens, arrays.positions):
+        np.testing.assert_array_equal(values[computed][places], values)
+
+
+@given(prompts_and_answers, st.integers(8, 40))
+def test_samples_of_a_prompt_go_together_and_stay_within_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
+    samples = [sample([p] * 4 + [9] * r, 4, advantage=0.0, mask=[True] * r) for p, r in sizes]
+    found = micro_batches(samples, budget, share=True)
+    assert sorted(i for indices in found for i in indices) == list(range(len(samples)))
+    for indices in found:
+        arrays = pack([samples[i] for i in indices], token_weight=1.0, share=True)
+        computed = len(arrays.tokens) if arrays.shared is None else len(arrays.shared.computed)
+        assert computed <= budget or len(indices) == 1
+    if sum(r + 4 for _, r in sizes) <= budget // 2:
+        assert len(found) == 1
 
 
 def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
