@@ -56,12 +56,11 @@ class Log:
 
 def coordinator(log: Log, machine: CoordinatorMachine) -> bool:
     events = log.unread("coordinator", topics.EXPLORER_EVENTS, topics.TRAINER_EVENTS)
-    tasks = log.unread("coordinator", topics.TASKS)
-    arrived = [TaskArrived(received.record, Origin(0, received.offset)) for received in tasks]
+    arrived = [TaskArrived(task.record, Origin(0, task.offset)) for task in log.unread("coordinator", topics.TASKS)]
     for effect in machine.handle_all([*(EventArrived(received.record) for received in events), *arrived], now=0.0):
         if isinstance(effect, Write):
             log.append(effect.topic, effect.record)
-    return bool(events or tasks)
+    return bool(events or arrived)
 
 
 async def explorer(log: Log, engine: ScriptedEngine, orders: OrderFilter, weights: dict[int, Odds]) -> bool:

@@ -102,9 +102,10 @@ def known_series() -> set[str]:
 
 def gateway_series() -> set[str]:
     """All that a gateway's ``/metrics`` can tell, by the literals of its code."""
-    code = (COMPOSE.parents[1] / "workers" / "gateway" / "metrics.py").read_text()
-    counters = set(re.findall(r'CounterMetricFamily\("(\w+)"', code))
-    histograms = set(re.findall(r'HistogramMetricFamily\("(\w+)"', code))
+    folder = COMPOSE.parents[1] / "workers" / "gateway"
+    code = "".join((folder / name).read_text() for name in ("metrics.py", "request_gate.py"))
+    counters = set(re.findall(r'Counter(?:MetricFamily)?\(\s*"(\w+)"', code))
+    histograms = set(re.findall(r'Histogram(?:MetricFamily)?\(\s*"(\w+)"', code))
     gauges = {f"gateway_{name}" for name in re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)}
     parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     return parts | {f"{name}_total" for name in counters | gauges} | gauges

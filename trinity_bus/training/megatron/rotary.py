@@ -31,7 +31,7 @@ class Rotation(NamedTuple):
 @dataclass(kw_only=True)
 class SharedSeqParams(PackedSeqParams):  # type: ignore[misc]  # Megatron has no types
     # Both of ``packing.SharedPrompts``; None where each token is computed
-    shared: tuple[torch.Tensor, torch.Tensor] | None
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(kw_only=True)
