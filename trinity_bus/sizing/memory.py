@@ -37,7 +37,7 @@ weights              b (P + V h): packed for the processor, and the output   vLL
                      layer, which may be the embedding too, not packed also
 next version         as weights, made ready beside those that serve; where   ``trinity_bus/weights/vllm/loading.py``
                      versions are adapters, or none come, it is not there
-received version     b P: kept, as the base of the next and for others       ``trinity_bus/weights/receiver.py``
+received version     b P: kept for others that take it from here             ``trinity_bus/weights/receiver.py``
 activations          4 (2 h + 2 f) of the tokens of a step                   one layer at a time
 logits               6 x 4 V of each sequence: copies on the way to a token  assumed
 KV cache             for ``max_num_seqs`` of ``max_model_len`` tokens, but   ``trinity_bus/inference/launch.py``

@@ -142,7 +142,14 @@ def micro_batches(
     # Routers are told what to choose for all of a micro-batch or for none of it.
     told = [all(samples[i].routes is not None for i in part) for part in parts]
     bins = [alike for chosen in bins for kind in (True, False) if (alike := [p for p in chosen if told[p] is kind])]
-    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, count(len(bins)))]
+    wanted = count(len(bins))
+    if wanted > len(bins) and share:
+        # Better a prompt computed twice than a micro-batch run again for nothing.
+        own = units(samples)
+        of = {index: unit for unit, indices in enumerate(own) for index in indices}
+        bins = [list(dict.fromkeys(of[i] for part in chosen for i in parts[part])) for chosen in bins]
+        parts = own
+    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, wanted)]
 
 
 def _alone(samples: Sequence[TrainSample]) -> tuple[list[list[int]], list[int]]:
@@ -163,7 +170,8 @@ def _of_prompts(samples: Sequence[TrainSample], most: int) -> tuple[list[list[in
         for index in alike:
             sample = samples[index]
             whole = len(sample.tokens)
-            again = whole if sample.routes is not None else whole - int(sample.prompt_length * (1 - ATTENDED))
+            shares = sample.routes is None and sample.pair is None
+            again = whole - int(sample.prompt_length * (1 - ATTENDED)) if shares else whole
             if index == alike[0] or (sample.pair is None and sizes[-1] + again > most):
                 parts.append([])
                 sizes.append(0)

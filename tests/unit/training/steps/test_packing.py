@@ -110,6 +110,12 @@ def test_samples_of_a_prompt_go_together_and_stay_within_the_budget(sizes: list[
         assert len(found) == 1
 
 
+def test_a_group_is_divided_where_more_micro_batches_are_wanted() -> None:
+    samples = [sample([7] * 5 + [i], 5, advantage=0.0, mask=[True]) for i in range(8)]
+    assert micro_batches(samples, 1000, share=True) == [list(range(8))]
+    assert sorted(map(len, micro_batches(samples, 1000, lambda _: 4, share=True))) == [2, 2, 2, 2]
+
+
 def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
     groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
     batch = prepare(groups, version=5, advantage=GRPO(TrainerSettings()))

@@ -43,9 +43,8 @@ def test_each_item_is_dealt_once(sizes: list[int], ranks: int) -> None:
 def test_no_rank_has_much_more_than_another(sizes: list[int], ranks: int) -> None:
     sums = [sum(sizes[i] for i in indices) for indices in balanced(sizes, ranks)]
     assert max(sums) - min(sums) <= max(sizes, default=0)
-    # Graham's bound, against what no way of dealing can be better than.
-    least = max(max(sizes, default=0), sum(sizes) / ranks, sum(sorted(sizes, reverse=True)[ranks - 1 : ranks + 1]))
-    assert max(sums) <= (4 / 3 - 1 / (3 * ranks)) * least + 1e-9
+    # The last item of the fullest rank went to the one with the least then, which had no more than the mean of the others.
+    assert max(sums) <= sum(sizes) / ranks + (1 - 1 / ranks) * max(sizes, default=0) + 1e-9
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 6), st.integers(1, 5))
