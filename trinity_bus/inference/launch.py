@@ -303,6 +303,10 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     _add_options(arguments, settings, [field.name for field in fields(AsyncEngineArgs)], on_cpu=on_cpu)
+    if on_cpu:
+        # What samples of a prompt, and turns, share is found by whole blocks, which have 128 tokens on CPUs unless told
+        # otherwise: 128 samples of 16 prompts of 41 tokens took 2.2 s in place of 4.7.
+        arguments.setdefault("block_size", 32)
     if eager and on_cpu:
         _disable_compiler()
     if on_cpu:

@@ -43,7 +43,7 @@ def test_each_item_is_dealt_once(sizes: list[int], ranks: int) -> None:
 def test_no_rank_has_much_more_than_another(sizes: list[int], ranks: int) -> None:
     sums = [sum(sizes[i] for i in indices) for indices in balanced(sizes, ranks)]
     assert max(sums) - min(sums) <= max(sizes, default=0)
-    # The last item of the fullest rank went to the one with the least then, which had no more than the mean of the others.
+    # The last item of the fullest rank went to the one with the least then: no more than the mean of the others.
     assert max(sums) <= sum(sizes) / ranks + (1 - 1 / ranks) * max(sizes, default=0) + 1e-9
 
 
