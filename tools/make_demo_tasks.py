@@ -26,8 +26,11 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
             "workflow": "math",
             "messages": [
                 # In place of the template's own, which is longer than the question.
-                {"role": "system", "content": "Write only the number."},
-                {"role": "user", "content": f"{' + '.join(words)} = ?"},
+                {"role": "system", "content": ""},
+                # Without an example one answer in fifty is right at first, with it one in eight.
+                {"role": "user", "content": "27 + 35"},
+                {"role": "assistant", "content": "= 62"},
+                {"role": "user", "content": " + ".join(words)},
             ],
             "answer": str(sum(map(int, words))),
         },

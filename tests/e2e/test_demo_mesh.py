@@ -208,8 +208,8 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
 
     summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
     assert (summary["subject"], summary["model_version"], summary["held_out_tasks"]) == ("sums", STEPS, 200)
-    assert 0.0 < summary["exact_before"] < 0.2
-    assert summary["exact_after"] > 0.0
+    assert 0.2 < summary["exact_before"] < 0.5
+    assert summary["exact_after"] > 0.2
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert (Path(summary["model"]) / "chat_template.jinja").is_file()
     asked = subprocess.run(
@@ -218,7 +218,11 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
             "-m",
             "workers.cli.app",
             "ask",
-            "35 + 48 = ?",
+            "--system",
+            "",
+            "27 + 35",
+            "= 62",
+            "41 + 35",
             "--model",
             summary["model"],
         ],

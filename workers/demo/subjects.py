@@ -89,27 +89,27 @@ TOOLS: Final = DemoSubject(
 SUMS: Final = DemoSubject(
     name="sums",
     tasks="sums_",
-    max_tokens=12,
-    batch_size=16,
+    max_tokens=8,
+    batch_size=32,
     explorers=1,
-    steps=12,
-    learned=0.8,
+    steps=10,
+    learned=0.6,
     limit_s=900.0,
     settings={
         "mesh.max_model_len": 128,
         "coordinator.group_size": 8,
-        # Where all answers of a group are wrong they teach nothing, and at 1 hardly any is right.
-        "explorer.temperature": 0.7,
         "explorer.cpu_threads": 2,
         # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
         "explorer.slots": 64,
-        "trainer.learning_rate": 2e-5,
+        "trainer.learning_rate": 1e-5,
         "trainer.warmup_steps": 0,
-        "trainer.mini_batches": 2,
+        # With a rate that falls within the run, or half as many updates, it learned half as fast.
+        "trainer.decay_steps": 100,
+        "trainer.mini_batches": 4,
         "trainer.threads": 2,
         "trainer.bucket_mib": 16,
     },
-    try_it='{program} ask "35 + 48 = ?" --model {model}',
+    try_it='{program} ask --system "" "27 + 35" "= 62" "41 + 35" --model {model}',
 )
 
 SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}

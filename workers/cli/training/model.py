@@ -1,6 +1,7 @@
 """``trinity-bus model`` and ``ask``: a tiny model to try a mesh with, and a question to a trained one."""
 
 import asyncio
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +30,15 @@ def model(
 
 @app.command()
 def ask(
-    prompt: Annotated[str, typer.Argument(help='Such as "copy 3 1 4 =".')],
+    turns: Annotated[
+        list[str],
+        typer.Argument(metavar="PROMPT", help="The prompt. Of several turns, the user's and the model's in turn."),
+    ],
     model: Annotated[
         Path | None, typer.Option("--model", help="A Hugging Face folder. Unset: that of the newest run in ./runs.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="The system message. Unset: what the chat template has.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest response, in tokens.")] = 32,
 ) -> None:
@@ -41,10 +48,18 @@ def ask(
     from workers.demo.local_engine import LocalEngine
 
     # On the CPU, straight from its folder; the prompt goes through the chat template where the model has one.
+    if len(turns) % 2 == 0:
+        raise typer.BadParameter(f"the last turn is the user's, and there are {len(turns)}")
     engine = LocalEngine(model if model is not None else newest_run(MODEL) / MODEL)
     if engine.tokenizer.chat_template:
-        token_ids = renderer_for(engine.tokenizer).prompt([{"role": "user", "content": prompt}], None)
+        said = [] if system is None else [{"role": "system", "content": system}]
+        said += [
+            {"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
+        ]
+        token_ids = renderer_for(engine.tokenizer).prompt(said, None)
+    elif len(turns) > 1 or system is not None:
+        raise typer.BadParameter("this model has no chat template: it takes one prompt")
     else:
-        token_ids = encoder_of(engine.tokenizer).prompt(prompt)
+        token_ids = encoder_of(engine.tokenizer).prompt(turns[0])
     (answer,) = asyncio.run(engine.generate(token_ids, Sampling(temperature=0.0, max_tokens=max_tokens)))
     typer.echo(engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True))
