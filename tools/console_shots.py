@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import aiohttp
 from PIL import Image
@@ -50,6 +51,7 @@ _LISTS: Final = (
     Shown("steps", "/steps"),
     Shown("samples", "/samples"),
     Shown("versions", "/versions"),
+    Shown("compare", "/compare"),
     Shown("dead-letters", "/dead-letters"),
     Shown("configuration", "/configuration"),
     Shown("settings", _RUNNING),
@@ -190,6 +192,8 @@ async def _pages(http: aiohttp.ClientSession, url: str, shown: dict[str, str]) -
             text = "" if found is None else await html(found[0])
         if (found := re.search(pattern, text)) is not None:
             pages.append(Shown(name, found[0]))
+    if runs := re.findall(r'name="run" value="([^"]+)"', await html("/compare"))[:2]:
+        pages.append(Shown("compare-two", "/compare?" + urlencode([("run", run) for run in runs])))
     if slider := re.search(r'type="range"[^>]* min="([\d.]+)" max="([\d.]+)"', await html("/")):
         pages.append(Shown("earlier", f"/?until={(float(slider[1]) + float(slider[2])) / 2:.3f}"))
     if shown:

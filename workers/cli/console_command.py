@@ -60,7 +60,7 @@ def _reopened(run_dir: Path, stack: ExitStack) -> Settings:
     settings = Settings(mesh=_of_run(run_dir, mesh_file))
     changed: dict[str, object] = {}
     if settings.console.folder is None and run_dir.absolute().parent == RUNS.absolute():
-        # Beside those of this user's other runs.
+        # Beside those of this user's other runs, to be compared with them.
         changed["console"] = settings.console.model_copy(update={"folder": RUNS.absolute() / "console"})
     own = settings.broker.model_copy(update={"port": 0, "data_dir": data})
     kafka = KafkaSettings(namespace=settings.kafka.namespace)

@@ -47,6 +47,7 @@ class PageContext:
             path=request.path,
             names=request.match_info,
             query={name: value for name, value in request.query.items() if name != "until"},
+            pairs=[(name, value) for name, value in request.query.items() if name != "until"],
             until=until,
             begin=None if extent is None else extent.first_at,
             now=self._clock(),

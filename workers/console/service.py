@@ -36,6 +36,7 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions
+from workers.console.compare import Compare
 from workers.console.configuration import Configuration
 from workers.console.dead_letter_pages import DeadLetterPages
 from workers.console.live import Live
@@ -91,7 +92,7 @@ class Console:
         door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         context = PageContext(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Actions):
+        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions):
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)

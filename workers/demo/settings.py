@@ -77,7 +77,7 @@ def mesh_settings(options: DemoOptions, kafka: KafkaSettings) -> dict[str, objec
         "trainer.seed": options.seed,
         "trainer.threads": 1,
         "trainer.bucket_mib": 8,
-        # Beside those of other runs.
+        # Beside those of other runs, to be compared with them.
         "console.folder": options.run_dir.parent.resolve() / "console",
         "telemetry.run_dir": options.run_dir.resolve(),
         **({} if subject.module is None else {"explorer.workflow_modules": subject.module}),

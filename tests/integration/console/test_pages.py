@@ -101,6 +101,7 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     assert "the mesh" in await readings(), "it is not ready while that stands still"
     place = site.places[FIRST_TASK]
     group = f"{place.partition}-{place.offset}"
+    name = site.bus.settings.namespace
     wanted = {
         "/": ["held_out", "explorer-0", "0.5"],
         "/batches": ["train-1", "train-2", "eval-after", "step 2"],
@@ -123,6 +124,16 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         "/versions/newest": ["Serve the newest version again?", "Every explorer takes the newest version"],
         "/dead-letters": ["not_json", "bad-1"],
         "/dead-letters?reason=other": ["No dead letters like that"],
+        "/compare": [
+            "rollout/reward/mean",
+            "loss",
+            site.bus.settings.namespace,
+            "explorer.temperature",
+            "0.7",
+            "unset",
+            f"{site.bus.settings.namespace}/replay-2",
+        ],
+        f"/compare?run={name}&run={name}/replay-2": [f"{name}/replay-2: nobody has told its settings"],
         "/versions/1/serve": ["Serve version 1?"],
         "/versions/1/go-back": ["Go back to version 1?", "discarded for good", 'name="why"'],
     }
@@ -138,6 +149,12 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     place = site.places["task/2/0"]
     html = await site.page(f"/samples/{place.partition}-{place.offset}-0")
     assert re.findall(r"By <a[^>]*>step (\d)</a>( of replay-2)? trained on", html) == [("2", ""), ("2", " of replay-2")]
+    await site.page(f"/compare?run={name}/nobody", 400)
+    chart = re.search(
+        r"<figcaption>loss.*?</figure>", await site.page(f"/compare?run={name}&run={name}/replay-2"), re.DOTALL
+    )
+    assert chart is not None
+    assert "0.125" in chart[0], "the replay's loss beside the live run's"
     for link in sorted(links):
         await site.page(link)
     # What was written is there to be read, though.
@@ -164,7 +181,7 @@ async def _the_past(site: Site) -> None:
     assert extent is not None
     assert extent.first_at is not None
     before = extent.first_at - 10
-    for path in ("/", "/batches", "/steps", "/samples", "/versions", "/dead-letters"):
+    for path in ("/", "/batches", "/steps", "/samples", "/versions", "/dead-letters", "/compare"):
         html = await site.page(f"{path}?until={before:.0f}")
         assert "as of" in html
         assert "train-1" not in html

@@ -155,6 +155,7 @@ async def test_a_link_that_no_page_can_show_is_told_in_a_line(tmp_path: Path) ->
             "/samples?step=-1",
             "/versions/x/serve",
             f"/samples?text={'x' * 3000}",
+            "/compare?run=../../etc",
         ):
             async with client.get(path) as answer:
                 assert answer.status in {400, 403, 404}, path
@@ -164,7 +165,7 @@ async def test_a_link_that_no_page_can_show_is_told_in_a_line(tmp_path: Path) ->
 async def test_what_a_link_says_is_text(tmp_path: Path) -> None:
     async with console(tmp_path) as client:
         for path in (
-            "/no-such-page?run=<script>alert(1)</script>",
+            "/compare?run=<script>alert(1)</script>",
             "/?until=<script>",
             '/steps?x="><script>alert(1)</script>',
         ):

@@ -13,7 +13,8 @@ VISITOR = Visitor("me", "viewer", "proof")
 def frame(link: str, until: float | None = None) -> Frame:
     """Return that of a request for a link."""
     parts = urlsplit(link)
-    return Frame(namespace="here", visitor=VISITOR, path=parts.path, query=dict(parse_qsl(parts.query)), until=until)
+    pairs = parse_qsl(parts.query)
+    return Frame(namespace="here", visitor=VISITOR, path=parts.path, query=dict(pairs), pairs=pairs, until=until)
 
 
 def steps(link: str, after: str | None, until: float | None = None) -> dict[str, str]:
@@ -24,7 +25,8 @@ def steps(link: str, after: str | None, until: float | None = None) -> dict[str,
 
 
 def test_back_to_now_keeps_what_was_asked() -> None:
-    assert steps("/steps?trainer=x y", None, until=5.0)["Back to now"] == "/steps?trainer=x+y"
+    links = steps("/steps?run=a&run=b&metric=x y", None, until=5.0)
+    assert links["Back to now"] == "/steps?run=a&run=b&metric=x+y"
     assert steps("/steps", None, until=5.0)["Back to now"] == "/steps"
 
 

@@ -5,7 +5,7 @@ and again.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ MENU: Final = (
     ("/steps", "Steps", "s"),
     ("/samples", "Samples", "a"),
     ("/versions", "Versions", "v"),
+    ("/compare", "Compare", "c"),
     ("/dead-letters", "Dead letters", "d"),
     ("/configuration", "Configuration", "f"),
 )
@@ -40,6 +41,7 @@ class Frame:
     path: str
     names: Mapping[str, str] = field(default_factory=dict)  # What the path names: a step, a task
     query: Mapping[str, str]  # What the link asks, but for the moment
+    pairs: Sequence[tuple[str, str]] = ()  # The same, with what is asked more than once
     until: float | None = None  # The moment that is looked at; None: now
     begin: float | None = None  # The oldest moment that can be; None: not known
     now: float = 0.0
@@ -57,7 +59,7 @@ class Frame:
 
     @property
     def now_link(self) -> str:
-        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+        return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
 
     def here(self, **query: object) -> str:
         return self.url(self.path, **{**self.query, **query})

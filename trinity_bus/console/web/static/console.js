@@ -57,7 +57,7 @@ function replace(html) {
 
 // What scrolls and has nothing in it to go to is gone to itself, so that keys scroll it.
 function reach() {
-  for (const one of content.querySelectorAll(".wide, .raw, .runs")) {
+  for (const one of content.querySelectorAll(".wide, .raw, .runs, fieldset")) {
     const scrolls = one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight;
     if (scrolls && !one.querySelector("a, button, input, select, textarea, summary")) one.tabIndex = 0;
     else one.removeAttribute("tabindex");
