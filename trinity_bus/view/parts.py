@@ -91,6 +91,8 @@ class ExplorerView:
     model: str | None = None
     abilities: tuple[str, ...] = ()
     max_model_len: int = 0
+    address: str = ""
+    address_proof: str = ""
     heard_at: float = 0.0
     patience_s: float = 0.0  # It may be silent for so long at least
     syncs: int = 0

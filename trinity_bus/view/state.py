@@ -226,6 +226,7 @@ class MeshState:
         explorer.state, explorer.slots, explorer.model_version = beat.state, beat.slots, beat.model_version
         explorer.pool, explorer.follows, explorer.model = beat.pool, beat.follows, beat.model
         explorer.abilities, explorer.max_model_len = tuple(beat.abilities), beat.max_model_len
+        explorer.address, explorer.address_proof = beat.address, beat.address_proof
         explorer.patience_s = beat.silent_after_s(0.0)
         explorer.running, explorer.attempts = frozenset(one.task_id for one in beat.running), len(beat.running)
         explorer.samples.append((at, beat.tokens_generated))

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index.answers import Series, SettingsRow
-from trinity_bus.console.index.files import database
+from trinity_bus.console.index.answers import Point, SettingsRow
+from trinity_bus.console.index.files import NAME
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.web import charts
@@ -32,7 +33,7 @@ _MAX_NAME: Final = 200
 
 class _Told(NamedTuple):
     trouble: str  # A line for people; empty where there is none
-    series: Sequence[Series] = ()
+    points: Mapping[str, Sequence[Point]] = MappingProxyType({})
     names: Sequence[str] = ()  # Of all metrics
     settings: Sequence[SettingsRow] = ()
     others: Sequence[str] = ()  # Of its namespace, runs of other trainers than the one that the namespace stands for
@@ -74,9 +75,13 @@ class Compare:
 
 def _runs(folder: Path) -> list[str]:
     # The namespaces that have an index, the newest first
-    found = [path for path in folder.iterdir() if database(path).is_file()] if folder.is_dir() else []
-    newest = sorted(found, key=lambda path: database(path).stat().st_mtime, reverse=True)
+    found = [path for path in folder.iterdir() if _database(path).is_file()] if folder.is_dir() else []
+    newest = sorted(found, key=lambda path: _database(path).stat().st_mtime, reverse=True)
     return [path.name for path in newest[:_LISTED]]
+
+
+def _database(folder: Path) -> Path:
+    return folder / NAME
 
 
 def _namespace(run: str) -> str:
@@ -108,10 +113,9 @@ def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -
 def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[tuple[str, Any]]:
     lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
     for run, one in zip(runs, told, strict=True):
-        found = {series.name: series.points for series in one.series}
         for name, each in lines.items():
             # Also of a run that has none: the colours go by the order of the runs.
-            each.append(charts.Line(run, [(point.x, point.value) for point in found.get(name, ())]))
+            each.append(charts.Line(run, [(point.x, point.value) for point in one.points.get(name, ())]))
     return [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
 
 

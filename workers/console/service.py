@@ -7,6 +7,7 @@
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
                                               |-> actions, by an operator --commands--> coordinator
+                                              |-> a prompt asked again, by an operator --HTTP--> explorers
                                               '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
@@ -36,6 +37,7 @@ from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions
+from workers.console.ask_again import AskAgain
 from workers.console.compare import Compare
 from workers.console.configuration import Configuration
 from workers.console.dead_letter_pages import DeadLetterPages
@@ -92,7 +94,7 @@ class Console:
         door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
         door.install(app)
         context = PageContext(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions):
+        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)

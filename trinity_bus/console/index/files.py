@@ -15,7 +15,7 @@ from trinity_bus.broker.layout import xdg
 from trinity_bus.config import Settings
 from trinity_bus.console.index.questions import StoreBusyError, StoreError
 
-_NAME: Final = "index.sqlite"
+NAME: Final = "index.sqlite"
 _WRITE_CACHE_KIB: Final = 64 << 10
 _READ_CACHE_KIB: Final = 16 << 10
 _WAL_PAGES: Final = 4096  # Of 4 KiB: that many are gathered before they are copied into the tables
@@ -50,7 +50,7 @@ def lock(folder: Path) -> IO[bytes]:
 
 def writing(folder: Path) -> sqlite3.Connection:
     """Return the connection of whoever has the lock. Transactions are begun by hand."""
-    db = sqlite3.connect(folder / _NAME, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(folder / NAME, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     # A killed process loses nothing by it; a machine without power the last transactions, each as a whole.
     db.execute("PRAGMA synchronous = NORMAL")
@@ -61,7 +61,7 @@ def writing(folder: Path) -> sqlite3.Connection:
 
 def reading(folder: Path) -> sqlite3.Connection:
     db = sqlite3.connect(
-        f"{(folder / _NAME).as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        f"{(folder / NAME).as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
     db.execute(f"PRAGMA cache_size = {-_READ_CACHE_KIB}")
     return db
