@@ -18,6 +18,7 @@ from trinity_bus.config import values_told
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration import files
+from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.fields import fields, sections_of_fields
 from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
@@ -57,7 +58,7 @@ def _shape(path: str) -> ModelShape | None:
 
 
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
-_FILES: Final = ("mesh.toml", "tasks.toml")
+_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
@@ -103,12 +104,19 @@ class Configuration:
         name = request.match_info["file"]
         if not checked.is_sound or checked.settings is None:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
-        if name == "mesh.toml":
-            text = files.mesh_file(checked.draft)
-        elif checked.draft.rows is None:
-            raise BadLinkError("there are no rows to describe")
-        else:
-            text = files.tasks_file(checked.draft.rows)
+        match name:
+            case "mesh.toml":
+                text = files.mesh_file(checked.draft)
+            case "mesh.gpu.toml":
+                text = files.compose_mesh_file(checked.draft)
+            case "mesh.env":
+                text = files.compose_env(checked.settings, checked.draft.hardware)
+            case "values.yaml":
+                text = chart_values(checked)
+            case _:
+                if checked.draft.rows is None:
+                    raise BadLinkError("there are no rows to describe")
+                text = files.tasks_file(checked.draft.rows)
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/plain", headers=headers)
 

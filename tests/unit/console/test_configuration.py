@@ -18,6 +18,8 @@ from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.files import (
     changed_values,
+    compose_env,
+    compose_mesh_file,
     mesh_file,
     planned,
     tasks_file,
@@ -127,7 +129,7 @@ def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:
     assert found.is_sound, found.problems
     assert set(found.secrets) == {"TRINITY_BUS_KAFKA__SASL_PASSWORD", "TRINITY_BUS_EXPLORER__HTTP_KEY"}
     assert found.settings is not None
-    assert "whatever" not in mesh_file(found.draft)
+    assert "whatever" not in mesh_file(found.draft) + compose_mesh_file(found.draft)
 
 
 def test_rows_become_a_description_that_the_taskset_reads(tmp_path: Path) -> None:
@@ -167,6 +169,18 @@ def test_a_file_holds_every_character_as_it_is() -> None:
     path = "/models/a\x7f\"\\'é$"
     found = checked(SOUND, mesh__model_path=path)
     assert tomllib.loads(mesh_file(found.draft))["mesh"]["model_path"] == path
+
+
+def test_the_compose_stack_is_told_what_its_variables_are_for() -> None:
+    found = checked(SOUND, mesh__namespace="mine", hardware__trainer_gpus="1", hardware__explorer_gpus="1")
+    assert found.settings is not None
+    told = compose_env(found.settings, found.draft.hardware)
+    own = dict(line.split("=", 1) for line in told.splitlines() if not line.startswith("#"))
+    folder = Path(__file__).parents[3] / "deploy" / "docker-compose"
+    known = {line.split("=")[0] for line in (folder / ".env").read_text().splitlines()} | {"MODEL_DIR"}
+    assert own == {"NAMESPACE": "mine", "MODEL_DIR": "/models/small", "TRAINER_GPU": "0", "EXPLORER_GPU": "1"}
+    assert own.keys() <= known
+    assert tomllib.loads(compose_mesh_file(found.draft))["mesh"] == {"model_path": "/models/own"}
 
 
 def test_each_explorer_has_gpus_of_its_own() -> None:

@@ -1,7 +1,9 @@
 """What comes of a draft: files of settings without secrets, and the processes of a mesh."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
@@ -10,14 +12,33 @@ from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows
 from trinity_bus.sizing.hardware import Hardware
 
+# Where the containers of compose.gpu.yaml see what is elsewhere on the machine
+_OF_COMPOSE: Final = {"mesh.model_path": "/models/own", "trainer.checkpoint_dir": "/checkpoints"}
+_QUOTAS: Final = ("producer_write_bytes_s", "producer_read_bytes_s", "producer_request_percent")
+# What variables of the stack say
+_COMPOSE_SAYS: Final = frozenset({"mesh.namespace", "kafka.bootstrap_servers", "taskset.path"})
+
 
 def mesh_file(draft: Draft, tasks: str = TASKS) -> str:
     head = (
         "Settings of a mesh, as the console has written them: `trinity-bus --config mesh.toml config check` checks "
         "them. Paths count from the folder that a service is started in. Secrets go into the environment."
     )
-    values = {path: value for path, value in draft.values.items() if not fields()[path].is_secret}
-    return rendered(head, values | ({} if draft.rows is None else {"taskset.path": tasks}))
+    return rendered(head, _open_values(draft) | ({} if draft.rows is None else {"taskset.path": tasks}))
+
+
+def compose_mesh_file(draft: Draft) -> str:
+    """Return the file of settings that containers read: paths are theirs, and :func:`compose_env` says the rest."""
+    head = (
+        "Settings of the compose stack with compose.gpu.yaml, in the place of its mesh.gpu.toml. The namespace is in "
+        "its .env, and compose.yaml says what tasks are produced."
+    )
+    values = {path: value for path, value in _open_values(draft).items() if path not in _COMPOSE_SAYS}
+    return rendered(head, values | {path: there for path, there in _OF_COMPOSE.items() if path in values})
+
+
+def _open_values(draft: Draft) -> dict[str, object]:
+    return {path: value for path, value in draft.values.items() if not fields()[path].is_secret}
 
 
 def tasks_file(rows: TaskRows) -> str:
@@ -32,6 +53,36 @@ def tasks_file(rows: TaskRows) -> str:
     if rows.answer:
         lines.append(f"answer = {toml_value('${' + rows.answer + '}')}")
     return "\n".join(lines) + "\n"
+
+
+def compose_env(settings: Sections, hardware: Hardware) -> str:
+    """Return the variables of the compose stack that follow from settings, to go over those of its ``.env``."""
+    lines = [
+        "# Over the stack's own .env, which has the secrets, with mesh.gpu.toml as it was written beside:",
+        "#   docker compose -f compose.yaml -f compose.gpu.yaml --env-file .env --env-file mesh.env up --wait",
+    ]
+    if hardware.trainer_gpus > 1 or settings.explorer.tensor_parallel_size > 1:
+        lines.append(
+            "# compose.gpu.yaml gives the trainer one GPU, and each explorer one: they need more device_ids there."
+        )
+    values = {
+        "NAMESPACE": settings.mesh.namespace,
+        "MODEL_DIR": settings.mesh.model_path,
+        "TRAINER_GPU": 0 if hardware.trainer_gpus else None,
+        "EXPLORER_GPU": hardware.trainer_gpus if hardware.explorer_gpus else None,
+        **{name.upper(): getattr(settings.access, name) for name in _QUOTAS},
+    }
+    lines += [f"{name}={_quoted(value)}" for name, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: object) -> str:
+    # A value as compose reads it: in single quotes nothing has a meaning but a backslash and a quote
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z0-9_./-]*", text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def changed_values(settings: Sections) -> Mapping[str, object]:
