@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,11 +83,10 @@ class Configuration:
 
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        if request.query.get("from") != "running":
-            return await self._page(request, {}, None)
-        settings, left_out = await self._running()
-        answers = answers_of(files.changed_values(settings))
-        return await self._page(request, answers, await self._checked(answers, lay_out=False), left_out)
+        running = request.query.get("from") == "running"
+        answers = answers_of(files.changed_values((await self._running()).settings)) if running else {}
+        checked = None if not answers else await self._checked(answers, lay_out=False)
+        return await self._page(request, answers, checked)
 
     async def _check(self, request: web.Request) -> web.Response:
         self._let_in(request)
@@ -212,15 +211,10 @@ class Configuration:
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
-    async def _page(
-        self,
-        request: web.Request,
-        answers: Mapping[str, str],
-        checked: Checked | None,
-        left_out: Sequence[str] = (),
-    ) -> web.Response:
+    async def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
         mode = _mode(request)
         known = {**fields(), **EXTRA_FIELDS}
+        sound = checked is not None and checked.is_sound
         touched = {*answers, *(path for one in (checked.problems if checked else ()) for path in one.paths)}
         values: dict[str, Any] = {
             "mode": mode,
@@ -233,13 +227,18 @@ class Configuration:
             "extra": list(EXTRA_FIELDS.values()),
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
-            "left_out": left_out,
-            "mesh_toml": files.mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
+            "changes": [],
+            "running": None,
+            "mesh_toml": "",
             "may_run": self._may_run(request),
         }
+        if sound and checked is not None and checked.settings is not None:
+            values["running"] = running = await self._running()
+            values["changes"] = files.differences(running.settings, checked.settings)
+            values["mesh_toml"] = files.mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
 
-    async def _running(self) -> tuple[Sections, list[str]]:
+    async def _running(self) -> "RunningSettings":
         # The settings of the mesh that is looked at; the console's own where its index cannot be asked
         index = self._context.feed.index
         try:
@@ -260,25 +259,44 @@ async def _answers(request: web.Request) -> dict[str, str]:
     return {name: text for name, text in (await form(request)).items() if name != "proof"}
 
 
-def running_settings(own: Sections, told: Sequence[SettingsRow]) -> tuple[Sections, list[str]]:
-    """Return the settings of the mesh that is looked at, and what is left out of what its services have told.
+@dataclass(frozen=True, slots=True)
+class RunningSettings:
+    """The settings of the mesh that is looked at: what its services have told, over the console's own.
 
-    They stand over the console's own, the newest last; names are each service's own. What nobody tells, such as how
-    the broker is reached, is as the console has it. What cannot be is left out: it came off the log.
+    Of each kind of service the one counts that told last; names are each one's own. What nobody tells, such as how the
+    broker is reached, is as the console has it. What a service has told that cannot be, or not beside what others told,
+    is left out, and the page says so: it came off the log.
     """
-    known, values, left_out = fields(), dict(files.changed_values(own)), list[str]()
-    for row in sorted(told, key=lambda row: row.at):
-        for path in row.settings:
-            if path not in known or known[path].is_secret or path.endswith(".name"):
-                continue
-            # What it has not set is not set, whatever the console has.
-            values.pop(path, None)
-            try:
-                values |= values_told(row.settings, [path])
-            except ConfigError as error:
-                left_out.append(f"{row.name}: {error}")
-    settings, wrong = read_given(values)
-    if settings is None:
-        left_out += wrong.values()
-        settings, _ = read_given({path: value for path, value in values.items() if path not in wrong})
-    return settings or own, left_out
+
+    settings: Sections
+    # By whom, one of each kind; the others' are the console's own
+    told: list[SettingsRow] = field(default_factory=list)
+    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)  # Whose were left out, and why
+
+
+def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
+    known = fields()
+    values, settings = dict(files.changed_values(own)), own
+    newest = {row.service: row for row in sorted(told, key=lambda row: row.at)}
+    taken: list[SettingsRow] = []
+    refused: list[tuple[SettingsRow, str]] = []
+    for _, row in sorted(newest.items()):
+        paths = [path for path in row.settings if path in known and not known[path].is_secret]
+        paths = [path for path in paths if not path.endswith(".name")]
+        try:
+            its = values_told(row.settings, paths)
+        except ConfigError as error:
+            refused.append((row, str(error)))
+            continue
+        # What it has not set is not set, whatever the console has.
+        others = {path: value for path, value in values.items() if path not in paths}
+        found, wrong = read_given(others | its)
+        if found is None:
+            refused += [(row, why) for why in wrong.values()]
+            its = {path: value for path, value in its.items() if path not in wrong}
+            found, _ = read_given(others | its)
+        if found is None:
+            continue
+        values, settings = others | its, found
+        taken.append(row)
+    return RunningSettings(settings, taken, refused)

@@ -1,4 +1,7 @@
+from typing import Any
+
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings, TrainerSettings, told_settings
+from trinity_bus.console.configuration.files import differences
 from trinity_bus.console.index.answers import SettingsRow
 from workers.console.configuration import running_settings
 
@@ -9,6 +12,11 @@ def told(service: str, name: str, at: float = 1.0, **settings: str) -> SettingsR
     return SettingsRow(service, name, at, {path.replace("__", "."): text for path, text in settings.items()})
 
 
+def changes(before: Any, **trainer: Any) -> dict[str, tuple[str, str]]:
+    after = OWN.model_copy(update={"trainer": TrainerSettings(**trainer)})
+    return {one.path: (one.before, one.after) for one in differences(before, after)}
+
+
 def test_what_services_told_stands_over_the_consoles_own() -> None:
     trainer = told_settings(Settings(trainer=TrainerSettings(advantage="rloo", kl_coef=0.5)), "mesh", "trainer")
     rows = [
@@ -16,17 +24,22 @@ def test_what_services_told_stands_over_the_consoles_own() -> None:
         told("trainer", "before", 1.0, trainer__advantage='"opmd"'),
         told("explorer", "explorer-0", explorer__temperature="0.7", explorer__no_such_setting="1"),
     ]
-    found, left_out = running_settings(OWN, rows)
-    assert left_out == []
-    assert (found.kafka.bootstrap_servers, found.console.port) == ("there:1", 8901)
-    assert (found.trainer.advantage, found.trainer.kl_coef, found.explorer.temperature) == ("rloo", 0.5, 0.7)
+    found = running_settings(OWN, rows)
+    assert [row.name for row in found.told] == ["explorer-0", "trainer-0"]
+    assert found.refused == []
+    assert (found.settings.kafka.bootstrap_servers, found.settings.console.port) == ("there:1", 8901)
+    assert changes(found.settings, advantage="rloo", kl_coef=0.25) == {
+        "explorer.temperature": ("0.7", "1.0"),
+        "trainer.kl_coef": ("0.5", "0.25"),
+    }
 
 
 def test_what_a_service_has_not_set_is_not_the_consoles() -> None:
     own = Settings(trainer=TrainerSettings(overlong_buffer=4))
-    found, _ = running_settings(own, [told("trainer", "t", trainer__overlong_buffer="")])
-    assert found.trainer == TrainerSettings()
-    assert running_settings(own, [])[0].trainer.overlong_buffer == 4
+    assert (
+        running_settings(own, [told("trainer", "t", trainer__overlong_buffer="")]).settings.trainer == TrainerSettings()
+    )
+    assert running_settings(own, []).settings.trainer.overlong_buffer == 4
 
 
 def test_what_cannot_be_is_left_out_and_said() -> None:
@@ -35,9 +48,10 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
         told("trainer", "t", trainer__advantage='"cut'),
         told("coordinator", "c", coordinator__group_size="4"),
     ]
-    found, left_out = running_settings(OWN, rows)
-    assert [line.split("=")[0] for line in left_out] == [
-        "t: what was told of trainer.advantage is no value: '\"cut'",
-        "explorer.temperature",
+    found = running_settings(OWN, rows)
+    assert [row.name for row in found.told] == ["c", "e"]
+    assert [(row.name, why.split("=")[0]) for row, why in found.refused] == [
+        ("e", "explorer.temperature"),
+        ("t", "what was told of trainer.advantage is no value: '\"cut'"),
     ]
-    assert (found.coordinator.group_size, found.explorer.max_num_seqs) == (4, 9)
+    assert (found.settings.coordinator.group_size, found.settings.explorer.max_num_seqs) == (4, 9)

@@ -1,4 +1,4 @@
-"""What comes of a draft: files of settings without secrets, and the processes of a mesh."""
+"""What comes of a draft: files of settings without secrets, what they would change, and the processes of a mesh."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,13 @@ _OF_COMPOSE: Final = {"mesh.model_path": "/models/own", "trainer.checkpoint_dir"
 _QUOTAS: Final = ("producer_write_bytes_s", "producer_read_bytes_s", "producer_request_percent")
 # What variables of the stack say
 _COMPOSE_SAYS: Final = frozenset({"mesh.namespace", "kafka.bootstrap_servers", "taskset.path"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    path: str
+    before: str  # As in a file; empty: unset
+    after: str
 
 
 def mesh_file(draft: Draft, tasks: str = TASKS) -> str:
@@ -83,6 +90,13 @@ def _quoted(value: object) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def differences(before: Sections, after: Sections) -> Sequence[Difference]:
+    """Return the settings that differ, but for those that follow from others. Of secrets nothing is said."""
+    somebodys = {*changed_values(before), *changed_values(after)}
+    paths = (path for path in _differing(before, after) if path in somebodys)
+    return [Difference(path, _written(before, path), _written(after, path)) for path in paths]
 
 
 def changed_values(settings: Sections) -> Mapping[str, object]:
