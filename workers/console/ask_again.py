@@ -79,7 +79,7 @@ class AskAgain:
 
     async def _which(self, request: web.Request) -> web.Response:
         operator(request)
-        place = place_of(self._context.frame(request))
+        place = place_of(request.match_info)
         _, sample = await self._sample(request)
         trouble, versions = "", dict[int, list[str]]()
         try:
@@ -103,7 +103,7 @@ class AskAgain:
 
     async def _ask(self, request: web.Request) -> web.Response:
         who = operator(request).name
-        place, said = place_of(self._context.frame(request)), await form(request)
+        place, said = place_of(request.match_info), await form(request)
         version = whole(said.get("version", ""), "version")
         group, sample = await self._sample(request)
         sampling = _sampling(said, sample.sampling)
@@ -176,7 +176,7 @@ class AskAgain:
         }
 
     async def _sample(self, request: web.Request) -> tuple[ExperienceGroup, Sample]:
-        place = place_of(self._context.frame(request))
+        place = place_of(request.match_info)
         found, _ = await self._feed.index.ask(lambda index: sample_and_task(index, place, None))
         record = await self._feed.records.group([found.group])
         return record, list(record.samples())[place.number]

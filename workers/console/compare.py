@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 
 from trinity_bus.console.index.answers import Point, SettingsRow
-from trinity_bus.console.index.files import NAME
+from trinity_bus.console.index.files import database
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.web import charts
@@ -75,13 +75,9 @@ class Compare:
 
 def _runs(folder: Path) -> list[str]:
     # The namespaces that have an index, the newest first
-    found = [path for path in folder.iterdir() if _database(path).is_file()] if folder.is_dir() else []
-    newest = sorted(found, key=lambda path: _database(path).stat().st_mtime, reverse=True)
+    found = [path for path in folder.iterdir() if database(path).is_file()] if folder.is_dir() else []
+    newest = sorted(found, key=lambda path: database(path).stat().st_mtime, reverse=True)
     return [path.name for path in newest[:_LISTED]]
-
-
-def _database(folder: Path) -> Path:
-    return folder / NAME
 
 
 def _namespace(run: str) -> str:

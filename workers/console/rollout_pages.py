@@ -111,7 +111,7 @@ class RolloutPages:
     # -------------------------------------------------------------------------------------------------- one sample
 
     async def _sample(self, frame: Frame) -> Mapping[str, Any]:
-        place = place_of(frame)
+        place = place_of(frame.names)
         found, task = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
         by = frame.query.get("by") or "logprob"
@@ -203,7 +203,7 @@ class RolloutPages:
 
     async def _json(self, request: web.Request) -> web.Response:
         frame = self._context.frame(request)
-        place = place_of(frame)
+        place = place_of(frame.names)
         found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
         record = await self._context.feed.records.group([found.group])
         body = await asyncio.to_thread(rollouts.sample_json, record, place.number, self._index.texts)
@@ -223,7 +223,7 @@ class RolloutPages:
     # ----------------------------------------------------------------------------------------------- groups, tasks
 
     async def _group(self, frame: Frame) -> Mapping[str, Any]:
-        first = place_of(frame, number="-0")
+        first = place_of(frame.names, number="-0")
         found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
         whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
         nothing: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
@@ -268,9 +268,9 @@ def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tup
     return whole, index.settings(service="trainer", until=begun)
 
 
-def place_of(frame: Frame, *, number: str = "") -> SamplePlace:
+def place_of(names: Mapping[str, str], *, number: str = "") -> SamplePlace:
     try:
-        return SamplePlace.parse(frame.names["place"] + number)
+        return SamplePlace.parse(names["place"] + number)
     except ValueError as error:
         raise BadLinkError(str(error)) from None
 

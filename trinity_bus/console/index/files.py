@@ -15,7 +15,6 @@ from trinity_bus.broker.layout import xdg
 from trinity_bus.config import Settings
 from trinity_bus.console.index.questions import StoreBusyError, StoreError
 
-NAME: Final = "index.sqlite"
 _WRITE_CACHE_KIB: Final = 64 << 10
 _READ_CACHE_KIB: Final = 16 << 10
 _WAL_PAGES: Final = 4096  # Of 4 KiB: that many are gathered before they are copied into the tables
@@ -26,6 +25,10 @@ def store_folder(settings: Settings) -> Path:
     """Return the folder of a mesh's index: each namespace has one of its own. Absolute."""
     base = settings.console.folder or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "console"
     return base.expanduser().absolute() / settings.kafka.namespace
+
+
+def database(folder: Path) -> Path:
+    return folder / "index.sqlite"
 
 
 def lock(folder: Path) -> IO[bytes]:
@@ -50,7 +53,7 @@ def lock(folder: Path) -> IO[bytes]:
 
 def writing(folder: Path) -> sqlite3.Connection:
     """Return the connection of whoever has the lock. Transactions are begun by hand."""
-    db = sqlite3.connect(folder / NAME, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(database(folder), timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     db.execute("PRAGMA journal_mode = WAL")
     # A killed process loses nothing by it; a machine without power the last transactions, each as a whole.
     db.execute("PRAGMA synchronous = NORMAL")
@@ -61,7 +64,7 @@ def writing(folder: Path) -> sqlite3.Connection:
 
 def reading(folder: Path) -> sqlite3.Connection:
     db = sqlite3.connect(
-        f"{(folder / NAME).as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        f"{database(folder).as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
     db.execute(f"PRAGMA cache_size = {-_READ_CACHE_KIB}")
     return db

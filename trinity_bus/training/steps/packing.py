@@ -137,51 +137,41 @@ def micro_batches(
     ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`. With ``share`` samples
     of one prompt are put together as far as half a budget goes, so that bins are filled as well as ever.
     """
-    parts, sizes = _of_prompts(samples, budget // 2) if share else _alone(samples)
+    parts, sizes = _parts(samples, budget // 2, share=share)
     bins = first_fit_decreasing(sizes, budget)
     # Routers are told what to choose for all of a micro-batch or for none of it.
-    told = [all(samples[i].routes is not None for i in part) for part in parts]
+    told = [all(samples[i].routes is not None for unit in part for i in unit) for part in parts]
     bins = [alike for chosen in bins for kind in (True, False) if (alike := [p for p in chosen if told[p] is kind])]
-    wanted = count(len(bins))
-    if wanted > len(bins) and share:
-        # Better a prompt computed twice than a micro-batch run again for nothing.
-        own = units(samples)
-        of = {index: unit for unit, indices in enumerate(own) for index in indices}
-        bins = [list(dict.fromkeys(of[i] for part in chosen for i in parts[part])) for chosen in bins]
-        parts = own
-    return [[i for part in chosen for i in parts[part]] for chosen in divided(bins, wanted)]
+    # Better a prompt computed twice than a micro-batch run again for nothing: parts are divided, units are not.
+    of_units = [[unit for p in chosen for unit in parts[p]] for chosen in bins]
+    return [[i for unit in chosen for i in unit] for chosen in divided(of_units, count(len(bins)))]
 
 
-def _alone(samples: Sequence[TrainSample]) -> tuple[list[list[int]], list[int]]:
-    parts = units(samples)
-    return parts, [sum(len(samples[i].tokens) for i in part) for part in parts]
-
-
-def _of_prompts(samples: Sequence[TrainSample], most: int) -> tuple[list[list[int]], list[int]]:
-    # Parts, and the tokens that each counts as: a prompt that is not computed again is in attention all the same.
-    found: dict[object, list[int]] = {}
-    for index, sample in enumerate(samples):
-        prompt = sample.tokens[: sample.prompt_length].tobytes()
-        of = (prompt, sample.routes is None) if sample.pair is None else sample.pair
-        found.setdefault(of, []).append(index)
-    parts: list[list[int]] = []
+def _parts(samples: Sequence[TrainSample], most: int, *, share: bool) -> tuple[list[list[list[int]]], list[int]]:
+    # Units that go together, with ``share`` those of a prompt, and the tokens that each part counts as: a prompt that
+    # is not computed again is in attention all the same.
+    found: dict[object, list[list[int]]] = {}
+    for number, unit in enumerate(units(samples)):
+        one = samples[unit[0]]
+        alone = one.pair is not None or not share
+        of = number if alone else (one.tokens[: one.prompt_length].tobytes(), one.routes is None)
+        found.setdefault(of, []).append(unit)
+    parts: list[list[list[int]]] = []
     sizes: list[int] = []
     for alike in found.values():
-        for index in alike:
-            sample = samples[index]
-            whole = len(sample.tokens)
-            shares = sample.routes is None and sample.pair is None
-            again = whole - int(sample.prompt_length * (1 - ATTENDED)) if shares else whole
-            if index == alike[0] or (sample.pair is None and sizes[-1] + again > most):
+        for unit in alike:
+            one, whole = samples[unit[0]], sum(len(samples[i].tokens) for i in unit)
+            again = whole if one.routes is not None else whole - int(one.prompt_length * (1 - ATTENDED))
+            if unit is alike[0] or sizes[-1] + again > most:
                 parts.append([])
                 sizes.append(0)
                 again = whole
-            parts[-1].append(index)
+            parts[-1].append(unit)
             sizes[-1] += again
     return parts, sizes
 
 
-def divided(bins: Sequence[list[int]], wanted: int) -> list[list[int]]:
+def divided[Item](bins: Sequence[list[Item]], wanted: int) -> list[list[Item]]:
     """Divide bins, those with the most items first, until there are as many as wanted, or no two items in any."""
     bins = list(bins)
     while len(bins) < wanted and len(largest := max(bins, key=len)) > 1:
