@@ -5,7 +5,6 @@ import time
 import uuid
 from typing import Any
 
-from benchmarks._records import source
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
 from trinity_bus.bus import Bus
@@ -13,6 +12,7 @@ from trinity_bus.config import Settings
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.transport import source_of
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.weights import ServedVersion, WeightFollower
@@ -28,7 +28,7 @@ class BareReceiver:
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
-        where = source(announced, member.explorer)
+        where = source_of(announced, member.explorer)
 
         def on_end(progress: TransferProgress) -> None:
             loop.call_soon_threadsafe(ended.set_result, progress)

@@ -20,7 +20,7 @@ from schemas import (
 )
 from schemas.experience import Rollout
 from schemas.groups.grouping import build_group
-from trinity_bus.weights.transport import Method, Source
+from trinity_bus.weights.transport import Method
 
 NOWHERE: Final = ("127.0.0.1", 1)
 
@@ -128,19 +128,4 @@ def announce(
         master_port=address[1],
         checksum=checksum,
         secret=secrets.token_hex(32),
-    )
-
-
-def source(announced: ModelVersion, explorer: str, timeout_s: float = 30.0) -> Source:
-    """Return where an explorer's receiver finds an announced version."""
-    return Source(
-        method=announced.method,
-        host=announced.master_address,
-        port=announced.master_port,
-        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
-        version=announced.version,
-        checksum=announced.checksum,
-        secret=announced.secret or "",
-        folder=announced.checkpoint or "",
-        timeout_s=timeout_s,
     )

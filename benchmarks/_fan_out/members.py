@@ -12,10 +12,11 @@ import torch
 
 from benchmarks._children import Side
 from benchmarks._fan_out.network import enter
-from benchmarks._records import announce, source
+from benchmarks._records import announce
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 60.0
@@ -104,7 +105,7 @@ class Receivers:
         began = time.monotonic()
         for number, side in self._members.items():
             what = "take and die" if number == victim else "take"
-            side.pipe.send((source(announced, f"explorer-{number}", LIMIT_S), what))
+            side.pipe.send((source_of(announced, f"explorer-{number}", LIMIT_S), what))
         waited_for = [side for number, side in self._members.items() if number != victim]
         told = [side.hear() for side in waited_for]
         for side in waited_for:

@@ -22,10 +22,10 @@ from benchmarks._children import Side
 from benchmarks._gpu.figures import Figures, run_part
 from benchmarks._gpu.matrix import synchronize
 from benchmarks._gpu.sizes import SIZES
-from benchmarks._records import announce, source
+from benchmarks._records import announce
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Source, source_of
 from trinity_bus.weights.vllm.plugin import die_with_parent
 
 LIMIT_S = 20.0
@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         staged_s = time.perf_counter() - began
         announced = announce(version, checksum, server.address, method, "explorer-0")
         server.admit(announced)
-        other.pipe.send(source(announced, "explorer-0", LIMIT_S))
+        other.pipe.send(source_of(announced, "explorer-0", LIMIT_S))
         taken = other.pipe.recv()
         assert isinstance(taken, Taken), f"version {version} was not taken: {taken}"
         assert taken.digits == digits_of(weights), f"version {version} is not on the other's device what it was here"

@@ -35,7 +35,7 @@ import torch.distributed  # takes seconds, as the first link; engines and traine
 from safetensors.torch import save_file
 
 from benchmarks._receivers import follow
-from benchmarks._records import source, step_trained, trainer_beat
+from benchmarks._records import step_trained, trainer_beat
 from schemas import Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Bus, Producer
@@ -57,6 +57,7 @@ from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
@@ -157,7 +158,7 @@ class Engine:
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         self._post.die_if_told("rendezvous")
         self._receiver.cancel()
-        self._receiver.start(source(announced, member.explorer, self._post.sync_timeout_s))
+        self._receiver.start(source_of(announced, member.explorer, self._post.sync_timeout_s))
         try:
             while (progress := self._receiver.progress).state == "receiving":  # noqa: ASYNC110 - as the real one does
                 await asyncio.sleep(POLL_S)

@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, settled
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.transport import source_of
 from workers.trainer.published_tensors import Publisher, make_publisher
 
 type Rows = list[list[Any]]
@@ -73,7 +74,7 @@ class Trainer:
         folder = checkpoint.commit(self._folder, progress, WrittenBy(dtype="float32"), keep=3)
         checksum = self.publisher.stage(version, weights.items())
         announced = announcement(self.publisher, version, checksum, "a", checkpoint=folder)
-        receiver.start(source(announced, "a", 5))
+        receiver.start(source_of(announced, "a", 5))
         return settled(receiver)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from rich.console import Console
 from schemas import ModelVersion
 from schemas.codec import decode, encode
 from schemas.topics import MODEL_VERSIONS
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, settled
 from tests.support.mesh.certificates import certificate
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus, Producer
@@ -44,6 +44,7 @@ from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, StoreEntry, message_code
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.outputs import Outputs
@@ -73,7 +74,7 @@ def receiver() -> Iterator[WeightReceiver]:
 
 def assert_serves(publisher: Publisher, receiver: WeightReceiver, announced: ModelVersion) -> None:
     """Whatever has been done to it, the trainer serves a member."""
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     progress = settled(receiver)
     assert progress.state == "ready", progress.error
     assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
@@ -118,11 +119,11 @@ def test_a_stranger_hears_a_random_number_and_nothing_else(
 
 def test_a_member_with_another_secret_is_not_let_in(publisher: Publisher, receiver: WeightReceiver) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
-    receiver.start(replace(source(announced, "a", 1), secret=WRONG))
+    receiver.start(replace(source_of(announced, "a", 1), secret=WRONG))
     assert "did not prove itself" in settled(receiver).error
     receiver.cancel()
     # Nor is one that the announcement does not name, though it can read it.
-    receiver.start(source(announced, "b", 1))
+    receiver.start(source_of(announced, "b", 1))
     assert "did not prove itself" in settled(receiver).error
     receiver.cancel()
     assert_serves(publisher, receiver, announced)
@@ -147,7 +148,7 @@ def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
     with socket.create_server(("127.0.0.1", 0)) as liar:
         thread = threading.Thread(target=pretend)
         thread.start()
-        receiver.start(source(announced.model_copy(update={"master_port": liar.getsockname()[1]}), "a", 5))
+        receiver.start(source_of(announced.model_copy(update={"master_port": liar.getsockname()[1]}), "a", 5))
         progress = settled(receiver)
         thread.join()
     assert "does not know the secret" in progress.error
@@ -167,10 +168,10 @@ def test_an_announcement_without_a_secret_lets_nobody_in(publisher: Publisher, r
     announced = announcement(publisher, 0, checksum, "a", epoch=7)
     void = announced.model_copy(update={"secret": None, "epoch": 8})
     publisher.admit(void)
-    receiver.start(source(void, "a", 1))
+    receiver.start(source_of(void, "a", 1))
     assert "carries no secret" in settled(receiver).error
     receiver.cancel()
-    receiver.start(replace(source(void, "a", 1), secret=WRONG))
+    receiver.start(replace(source_of(void, "a", 1), secret=WRONG))
     assert "did not prove itself" in settled(receiver).error
 
 
@@ -179,7 +180,7 @@ def test_a_member_may_have_read_the_announcement_before_the_trainer(
 ) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
     later = announced.model_copy(update={"epoch": 2, "secret": "77" * 32})
-    receiver.start(source(later, "a", 5))
+    receiver.start(source_of(later, "a", 5))
     wait_until(lambda: len(_listener(publisher)._strangers) == 1)
     publisher.admit(later)
     assert settled(receiver).state == "ready"
@@ -222,7 +223,7 @@ def counted(publisher: Publisher, announced: ModelVersion, explorer: str) -> Ite
 
     Its thread does so a moment after both have proven themselves, and that of the next one might be quicker.
     """
-    channel = meet(source(announced, explorer, 5), threading.Event())
+    channel = meet(source_of(announced, explorer, 5), threading.Event())
     try:
         wait_until(lambda: _newest_of(publisher, explorer) == channel._connection.getsockname())
         yield channel
@@ -260,11 +261,11 @@ def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, r
     announced = announcement(publisher, 0, checksum, "a", "liar")
     lies = [b"", b"\xc1", msgpack.packb({"key": 5}), msgpack.packb([1]), b"\x80", os.urandom(1000)]
     for lie in lies:
-        met = meet(source(announced, "liar", 5), threading.Event())
+        met = meet(source_of(announced, "liar", 5), threading.Event())
         with contextlib.suppress(LinkError):
             met.send(lie)
         met.close()
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     assert settled(receiver).state == "ready"
 
 
@@ -344,7 +345,7 @@ def test_a_secret_is_in_the_record_and_nowhere_else() -> None:
     assert announced.secret is not None
     assert announced.secret not in repr(announced)
     assert announced.secret not in str(announced)
-    assert announced.secret not in repr(source(announced, "a", 5))
+    assert announced.secret not in repr(source_of(announced, "a", 5))
     assert decode(encode(announced), ModelVersion).secret == announced.secret
 
 
@@ -417,7 +418,7 @@ def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: We
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
     # Without TLS, and with another authority, nothing is told.
     for cafile, complaint in (("", "did not prove itself"), (str(other), "CERTIFICATE_VERIFY_FAILED")):
-        receiver.start(replace(source(announced, "a", 5), cafile=cafile))
+        receiver.start(replace(source_of(announced, "a", 5), cafile=cafile))
         assert complaint in settled(receiver).error
         receiver.cancel()
     context = ssl.create_default_context(cafile=own)
@@ -427,7 +428,7 @@ def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: We
     ):
         assert len(stranger.recv(100)) == OPENING_BYTES
         assert (stranger.version() or "") >= "TLSv1.2"
-    receiver.start(replace(source(announced, "a", 5), cafile=str(own)))
+    receiver.start(replace(source_of(announced, "a", 5), cafile=str(own)))
     progress = settled(receiver)
     assert progress.state == "ready", progress.error
     assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
@@ -451,7 +452,7 @@ def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.
 def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_taken(publisher: Publisher) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
     receiver = WeightReceiver(limit_bytes=10_000)
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     progress = settled(receiver)
     assert "this model takes 10000 at most" in progress.error
     assert not receiver._resources.buffers

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.mesh.waiting import wait_until
-from tests.unit.weights.pull.test_relay import NAMES, SIZE, PassersOn, source
+from tests.unit.weights.pull.test_relay import NAMES, SIZE, PassersOn
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.listener import PER_MEMBER
 from trinity_bus.weights.pull import transport
 from trinity_bus.weights.pull.fan_out import MOST_CLAIMS, TRAINER, FanOut
+from trinity_bus.weights.transport import source_of
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_who_comes_to_a_member_under_a_thousand_names_has_a_few_connections(flee
     listener = fleet.members["a"]._relay._listener
     assert listener is not None
     host, port = listener.address
-    door = replace(source(fleet.announced, "b", 20), host=host, port=port)
+    door = replace(source_of(fleet.announced, "b", 20), host=host, port=port)
     channels = [
         meet(replace(door, prefix=door.prefix + str(number)), threading.Event()) for number in range(PER_MEMBER + 9)
     ]

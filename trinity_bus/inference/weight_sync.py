@@ -26,7 +26,7 @@ from trinity_bus import awake
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import source_of
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -63,7 +63,7 @@ async def sync_weights(
     began = time.perf_counter()
     session = _Session(llm, timeout_s, keep_caches=keep_caches)
     try:
-        progress = await control.receive(source_of(announced, member, timeout_s, cafile, fan_out=fan_out))
+        progress = await control.receive(source_of(announced, member.explorer, timeout_s, cafile, fan_out=fan_out))
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
         await control.drained(timeout_s)
@@ -149,21 +149,3 @@ class _Session:
         # vLLM passes on what was raised in its processes as a bare Exception.
         except Exception as error:
             raise WeightTransferError(str(error)) from error
-
-
-def source_of(
-    announced: ModelVersion, member: Member, timeout_s: float, cafile: Path | None, *, fan_out: bool = True
-) -> Source:
-    return Source(
-        method=announced.method,
-        host=announced.master_address,
-        port=announced.master_port,
-        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{member.explorer}",
-        version=announced.version,
-        checksum=announced.checksum,
-        secret=announced.secret or "",
-        cafile="" if cafile is None else str(cafile.resolve()),
-        fan_out=fan_out,
-        folder=announced.checkpoint or "",
-        timeout_s=timeout_s,
-    )

@@ -12,8 +12,10 @@ A transport is used by one thread. Each of its waits has a limit and ends soon a
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from schemas.model_version import ModelVersion
 from trinity_bus.weights.errors import ManifestError
 from trinity_bus.weights.layout import TransferManifest
 
@@ -44,6 +46,30 @@ class Source:
                 f"what is offered is version {manifest.version} with checksum {manifest.checksum}, "
                 f"announced was {self.version} with {self.checksum}"
             )
+
+
+def source_of(
+    announced: ModelVersion,
+    explorer: str,
+    timeout_s: float = 30.0,
+    cafile: Path | None = None,
+    *,
+    fan_out: bool = True,
+) -> Source:
+    """Return where an explorer finds an announced version."""
+    return Source(
+        method=announced.method,
+        host=announced.master_address,
+        port=announced.master_port,
+        prefix=f"{announced.trainer_incarnation}/{announced.epoch}/{explorer}",
+        version=announced.version,
+        checksum=announced.checksum,
+        secret=announced.secret or "",
+        cafile="" if cafile is None else str(cafile.resolve()),
+        fan_out=fan_out,
+        folder=announced.checkpoint or "",
+        timeout_s=timeout_s,
+    )
 
 
 class WeightTransport(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._records import source, synced
+from benchmarks._records import synced
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -49,6 +49,7 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Process
 from trinity_bus.telemetry import load_spans
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -119,7 +120,7 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
 
     async def receive(announced: ModelVersion) -> str:
         receiver = WeightReceiver()
-        receiver.start(source(announced, "explorer-0"))
+        receiver.start(source_of(announced, "explorer-0"))
         progress = await asyncio.to_thread(settled, receiver, DEADLINE_S)
         receiver.close()
         assert progress.state == "ready", progress.error

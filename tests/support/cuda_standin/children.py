@@ -247,7 +247,8 @@ def chain() -> None:
     """A trainer and two members over NCCL's links: all bytes, twice."""
     import multiprocessing
 
-    from benchmarks._records import announce, source
+    from benchmarks._records import announce
+    from trinity_bus.weights.transport import source_of
 
     context = multiprocessing.get_context("fork")
     pipes = []
@@ -270,7 +271,7 @@ def chain() -> None:
         told = announce(version, checksum, server.address, "nccl", "explorer-1").model_copy(update={"members": members})
         server.admit(told)
         for member, pipe in zip(members, pipes, strict=True):
-            pipe.send(source(told, member.explorer, 20))
+            pipe.send(source_of(told, member.explorer, 20))
         found = [pipe.recv() for pipe in pipes]
         tell(version=version, found=found, wanted=sum((10 * version + i) * (1 << 20) for i in range(16)))
     for pipe in pipes:

@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 
-from benchmarks._records import source
 from schemas import ModelVersion
 from tests.support.fakes.announcements import announced
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Source, source_of
 from workers.trainer.published_tensors import Publisher
-
-__all__ = ["SECRET", "announcement", "settled", "source"]
 
 SECRET = "5e" * 32
 
@@ -56,7 +53,7 @@ def pull(
     epoch: int = 1,
 ) -> TransferProgress:
     """Announce a version to a member ``a``, and have it received."""
-    receiver.start(source(announcement(publisher, version, checksum, "a", epoch=epoch), "a", timeout_s))
+    receiver.start(source_of(announcement(publisher, version, checksum, "a", epoch=epoch), "a", timeout_s))
     return settled(receiver)
 
 

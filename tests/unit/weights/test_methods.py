@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from schemas import ModelVersion
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
@@ -20,6 +20,7 @@ from trinity_bus.weights import staging
 from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
+from trinity_bus.weights.transport import source_of
 from workers.trainer.published_tensors import Publisher, make_publisher
 
 METHODS = get_args(SynchronizerSettings.model_fields["sync_method"].annotation)
@@ -67,7 +68,7 @@ class Mesh:
         """All members at once, each proving what it got."""
         for member in announced.members:
             receiver = self.members.setdefault(member.explorer, WeightReceiver())
-            receiver.start(source(announced, member.explorer, TIMEOUT_S))
+            receiver.start(source_of(announced, member.explorer, TIMEOUT_S))
         for member in announced.members:
             progress = settled(self.members[member.explorer])
             assert progress.state == "ready", progress.error

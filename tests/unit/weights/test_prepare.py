@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, pull, source
+from tests.support.faults.transfers import announcement, pull
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.layout import TransferManifest, chunk_hash
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 
 
 def model(value: float) -> dict[str, torch.Tensor]:
@@ -48,7 +49,7 @@ class Preparation:
 
 
 def begin(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> None:
-    receiver.start(source(announcement(server, version, checksum, "a"), "a", 5))
+    receiver.start(source_of(announcement(server, version, checksum, "a"), "a", 5))
 
 
 def test_what_is_verified_is_prepared_before_it_can_be_taken(server: WeightServer) -> None:

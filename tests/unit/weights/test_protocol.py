@@ -12,12 +12,13 @@ import msgspec
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, settled, source
+from tests.support.faults.transfers import announcement, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.weights.channel import OPENING_BYTES
 from trinity_bus.weights.pull import frames
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.trainer.published_tensors import Publisher, make_publisher
 
@@ -86,7 +87,7 @@ def test_a_trainer_of_another_protocol_hears_the_members_and_nothing_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as other:
         thread = threading.Thread(target=be_other)
         thread.start()
-        receiver.start(source(announced.model_copy(update={"master_port": other.getsockname()[1]}), "a", 30))
+        receiver.start(source_of(announced.model_copy(update={"master_port": other.getsockname()[1]}), "a", 30))
         # At once, and long before it would be given up.
         progress = settled(receiver, 10)
         thread.join()
@@ -96,7 +97,7 @@ def test_a_trainer_of_another_protocol_hears_the_members_and_nothing_is_taken(
     assert heard == [PROTOCOL if greeting[:4] == b"TBwt" else None]
     # It waits for the upgrade, and then takes the version.
     receiver.cancel()
-    receiver.start(source(announced, "a", 30))
+    receiver.start(source_of(announced, "a", 30))
     assert settled(receiver).state == "ready", receiver.progress
     receiver.close()
 

@@ -54,11 +54,11 @@ from trinity_bus.inference.server.client import (
 )
 from trinity_bus.inference.server.start import Served, examine
 from trinity_bus.inference.tracing import request_span
-from trinity_bus.inference.weight_sync import SyncOutcome, source_of, to_its_end
+from trinity_bus.inference.weight_sync import SyncOutcome, to_its_end
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.checkpoint import CheckpointTransport, prove
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Source, source_of
 
 
 class DrainGate:
@@ -248,7 +248,7 @@ class ServerEngine:
                 f"version {announced.version} comes by {announced.method}; a server takes versions from checkpoints: "
                 "set synchronizer.sync_method to checkpoint"
             )
-        source = source_of(announced, member, self._sync_timeout_s, None)
+        source = source_of(announced, member.explorer, self._sync_timeout_s)
         async with self._syncing:
             began = time.perf_counter()
             transport = CheckpointTransport()

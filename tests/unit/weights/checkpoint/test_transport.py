@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from schemas import ModelVersion
-from tests.support.faults.transfers import announcement, assert_takes, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, settled
 from tests.support.narrowing import some
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
@@ -20,6 +20,7 @@ from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.tensor_file import TensorFile
+from trinity_bus.weights.transport import source_of
 
 BUCKET = 1 << 12
 
@@ -55,7 +56,7 @@ class Trainer:
 
 
 def read(receiver: WeightReceiver, announced: ModelVersion) -> TransferProgress:
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     return settled(receiver)
 
 
@@ -153,7 +154,7 @@ def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(TensorFile, "read_part", wait_first)
     receiver = WeightReceiver()
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     transfer = some(receiver._transfer)
     assert reading.wait(10)
     receiver.cancel()

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 
 BUCKET = 1 << 12
 
@@ -107,7 +108,7 @@ def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(receiver: Weig
         announced = announcement(publisher, 1, second, "victim", "a")
         assert line_of(victim) == b"first\n"
         victim.kill()
-        receiver.start(source(announced, "a", 15))
+        receiver.start(source_of(announced, "a", 15))
         settled(receiver)
         assert_takes(receiver, weights)
     wait_until(lambda: publisher.staging._staged[1].leases == 0)
@@ -125,7 +126,7 @@ def test_a_member_without_a_gpu_says_at_once_that_nccl_brings_it_nothing(
 ) -> None:
     announced = announcement(publisher, 0, publisher.stage(0, model(0).items()), "a")
     receiver = WeightReceiver(device=device)
-    receiver.start(replace(source(announced, "a", 30), method="nccl"))
+    receiver.start(replace(source_of(announced, "a", 30), method="nccl"))
     assert settled(receiver).error.endswith("set synchronizer.sync_method to memory")
     receiver.close()
 
@@ -135,19 +136,19 @@ def test_bytes_that_differ_from_their_checksum_are_not_ready(publisher: WeightSe
     buffer = publisher.staging._staged[0].buffers[0]
     assert isinstance(buffer, torch.Tensor)
     buffer[17] += 1
-    receiver.start(source(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5))
     progress = settled(receiver)
     assert progress.state == "failed"
     assert "have digest" in progress.error
     with pytest.raises(WeightTransferError, match="no version is ready: failed"):
         receiver.take()
     with pytest.raises(WeightTransferError, match="cancel it first"):
-        receiver.start(source(announced, "a", 0.3))
+        receiver.start(source_of(announced, "a", 0.3))
 
 
 def test_after_a_cancelled_transfer_comes_the_next(publisher: WeightServer, receiver: WeightReceiver) -> None:
     publisher.stage(0, model(0).items())
-    receiver.start(source(announcement(publisher, 0, "0" * 64, "a"), "a", 5))
+    receiver.start(source_of(announcement(publisher, 0, "0" * 64, "a"), "a", 5))
     receiver.cancel()
     assert receiver.progress.state == "idle"
     take(publisher, receiver, 1, model(1))

@@ -13,7 +13,7 @@ import torch
 
 from schemas.model_version import ModelVersion
 from tests.support.faults.pulls import CHUNKED
-from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, settled
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.weights.channel import Channel, meet
@@ -24,7 +24,7 @@ from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Source, source_of
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 NAMES = ("a", "b", "c", "d")
@@ -67,7 +67,7 @@ class PassersOn:
         for name in names:
             before = self.joined
             receiver = self.members.setdefault(name, WeightReceiver())
-            receiver.start(source(announced or self.announced, name, 20))
+            receiver.start(source_of(announced or self.announced, name, 20))
             wait_until(lambda before=before: self.joined > before)  # type: ignore[misc]
 
     def again(self, name: str, epoch: int = 2) -> None:
@@ -92,7 +92,7 @@ class PassersOn:
         """Where a member passes on what it has, as another one finds it."""
         listener = some(self.members[of]._relay._listener)
         host, port = listener.address
-        return replace(source(self.announced, who, limit_s), host=host, port=port)
+        return replace(source_of(self.announced, who, limit_s), host=host, port=port)
 
     def close(self) -> None:
         self.go.set()
@@ -138,7 +138,7 @@ def test_who_comes_with_another_announcement_is_waited_for(fleet: PassersOn) -> 
     relay = fleet.members["a"]._relay
     wait_until(lambda: len(some(relay._listener)._strangers) == 1)
     # It reads the announcement that names it again.
-    relay.open("127.0.0.1", source(late, "a", 20))
+    relay.open("127.0.0.1", source_of(late, "a", 20))
     fleet.take()
     assert fleet.sent_by_trainer == SIZE
 
@@ -217,7 +217,7 @@ def test_the_next_life_of_a_trainer_that_is_killed_sends_the_rest_alone(fleet: P
         port, checksum = line_of(trainer).split()
         assert checksum.decode() == fleet.checksum
         former = fleet.announced.model_copy(update={"master_port": int(port)})
-        receiver.start(source(former, "a", 20))
+        receiver.start(source_of(former, "a", 20))
         assert line_of(trainer) == b"amid\n"
         wait_until(lambda: proven(receiver) == 12)
         trainer.send_signal(signal.SIGKILL)
@@ -332,7 +332,7 @@ def test_what_comes_slowly_is_hashed_while_it_comes(slow: float, monkeypatch: py
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
     monkeypatch.setattr(ContentHash, "put", noted)
     monkeypatch.setattr(transport.PullTransport, "fill", marked)
-    receiver.start(source(announced, "a", 20))
+    receiver.start(source_of(announced, "a", 20))
     assert settled(receiver).state == "ready", receiver.progress
     assert hashed_amid == [slow > 0] * len(WEIGHTS)
     receiver.close()
@@ -346,13 +346,13 @@ def test_a_trainer_that_is_told_not_to_or_is_on_the_same_machine_sends_to_each_i
 ) -> None:
     server, receiver = WeightServer(host, fan_out=fan_out, method=method), WeightReceiver()
     announced = announcement(server, 0, server.stage(0, WEIGHTS.items()), "a")
-    receiver.start(source(announced, "a", 20))
+    receiver.start(source_of(announced, "a", 20))
     assert settled(receiver).state == "ready", receiver.progress
     assert receiver._relay._holding is None
     receiver.close()
     # Who does not pass on asks without a port, and does not listen.
     receiver = WeightReceiver()
-    receiver.start(replace(source(announced, "a", 20), fan_out=False))
+    receiver.start(replace(source_of(announced, "a", 20), fan_out=False))
     assert settled(receiver).state == "ready", receiver.progress
     assert receiver._relay._listener is None
     receiver.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled, source
+from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
@@ -19,6 +19,7 @@ from trinity_bus.weights.channel import OPENING_BYTES, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
@@ -95,12 +96,12 @@ def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() 
     server = WeightServer(bucket_bytes=BUCKET, timeout_s=60)
     weights = model(0, elements=1 << 20)
     checksum = server.stage(0, weights.items())
-    slow = meet(source(announcement(server, 0, checksum, "slow"), "slow", 60), threading.Event())
+    slow = meet(source_of(announcement(server, 0, checksum, "slow"), "slow", 60), threading.Event())
     slow.send(REQUEST.encode(WeightsRequest(0, checksum)))
     ANSWER.decode(slow.receive(ANSWER.limit))
     receivers = [WeightReceiver() for _ in range(8)]
     for receiver in receivers:
-        receiver.start(source(announcement(server, 0, checksum, "a"), "a", 10))
+        receiver.start(source_of(announcement(server, 0, checksum, "a"), "a", 10))
     for receiver in receivers:
         assert settled(receiver).state == "ready"
         assert_takes(receiver, weights)
@@ -124,7 +125,7 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     monkeypatch.setattr(server.staging, "lease", noted)
     checksum = server.stage(0, model(0, elements=8 << 20).items())
     mute = socket.create_connection(server.address)
-    deaf = meet(source(announcement(server, 0, checksum, "deaf"), "deaf", 60), threading.Event())
+    deaf = meet(source_of(announcement(server, 0, checksum, "deaf"), "deaf", 60), threading.Event())
     deaf.send(REQUEST.encode(WeightsRequest(0, checksum)))
     assert leased.wait(60)
     wait_until(lambda: server.staging._staged[0].leases == 0)
@@ -164,11 +165,11 @@ def test_what_is_no_request_is_dropped(server: WeightServer, receiver: WeightRec
 def test_nobody_or_a_silent_trainer_fails_by_the_time_limit(server: WeightServer, receiver: WeightReceiver) -> None:
     announced = announcement(server, 0, "0" * 64, "a")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 0.2))
+        receiver.start(source_of(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 0.2))
         assert "silent" in settled(receiver).error
         port = silent.getsockname()[1]
     receiver.cancel()
-    receiver.start(source(announced.model_copy(update={"master_port": port}), "a", 0.2))
+    receiver.start(source_of(announced.model_copy(update={"master_port": port}), "a", 0.2))
     assert "no trainer answers" in settled(receiver).error
 
 
@@ -176,7 +177,7 @@ def test_a_cancelled_transfer_ends_within_moments(server: WeightServer, receiver
     checksum = server.stage(0, model(0).items())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         announced = announcement(server, 0, checksum, "a")
-        receiver.start(source(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 60))
+        receiver.start(source_of(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 60))
         transfer = some(receiver._transfer)
         receiver.cancel()
         wait_until(lambda: transfer.over)
@@ -221,7 +222,7 @@ def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(r
         port, checksum = line_of(trainer).split()
         other = WeightServer()
         announced = announcement(other, 0, checksum.decode(), "a").model_copy(update={"master_port": int(port)})
-        receiver.start(source(announced, "a", 60))
+        receiver.start(source_of(announced, "a", 60))
         # The trainer stops amid the bytes, and says so.
         assert line_of(trainer) == b"amid\n"
         trainer.send_signal(signal.SIGKILL)

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement, source
+from tests.support.faults.transfers import announcement
 from tests.support.narrowing import some
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
-from trinity_bus.weights.transport import Source
+from trinity_bus.weights.transport import Source, source_of
 from trinity_bus.weights.vllm.control import ControlServer
 
 
@@ -65,7 +65,7 @@ async def opened(engine: FakeEngine) -> AsyncIterator[ControlClient]:
 
 
 def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> Source:
-    return source(announcement(server, version, checksum, "a"), "a", timeout_s)
+    return source_of(announcement(server, version, checksum, "a"), "a", timeout_s)
 
 
 async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
