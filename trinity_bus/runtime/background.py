@@ -13,6 +13,8 @@ async def in_daemon_thread[R](
     # Unlike ``asyncio.to_thread``, whose threads are joined when the loop is closed, it does not keep the process from
     # ending.
     future: Future[R] = Future()
+    # Before the thread begins, so that it does its work also where the caller is cancelled at once.
+    future.set_running_or_notify_cancel()
     thread = threading.Thread(target=_settle, args=(future, work), name=name, daemon=True)
     thread.start()
     try:
@@ -24,9 +26,6 @@ async def in_daemon_thread[R](
 
 
 def _settle[R](future: Future[R], work: Callable[[], R]) -> None:
-    # From now on it cannot be cancelled: who waits for it no more finds nothing to tell.
-    if not future.set_running_or_notify_cancel():
-        return
     try:
         future.set_result(work())
     # Whatever it raises is the caller's.
