@@ -9,7 +9,7 @@ knows that they are to run here: ``config check``, ``doctor``, ``up`` and the co
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,18 +32,9 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.ranks.launch import launch_of
 
 
-def model_path(settings: Sections) -> Path:
-    return checked(required(settings.mesh.model_path, "mesh.model_path", "to start with"))
-
-
-def explored_model_path(settings: Sections) -> Path:
-    """Return the folder of the model that an explorer starts from."""
-    return checked(required(settings.explorer.model_path, "mesh.model_path", "to start with"))
-
-
-def gateway_model_path(settings: Sections) -> Path:
-    """Return the folder of the model whose tokenizer a gateway writes with."""
-    return checked(required(settings.gateway.model_path, "mesh.model_path", "to start with"))
+def initial_model(path: str | None) -> Path:
+    """Return the folder of the model that a service starts from."""
+    return checked(required(path, "mesh.model_path", "to start with"))
 
 
 def checkpoint_dir(settings: Sections) -> Path:
@@ -70,82 +61,6 @@ def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"synchronizer.tls_certfile or its key cannot be used: {error}") from None
     return context
-
-
-def _takes_part(service: str) -> Callable[[Sections], None]:
-    def check(settings: Sections) -> None:
-        mode = settings.mesh.mode
-        if mode not in TAKES_PART[service]:
-            raise ConfigError(f"mesh.mode is {mode}, which has no {service}; see docs/pools.md")
-
-    return check
-
-
-def _has_a_pool(settings: Sections) -> None:
-    if settings.mesh.mode == "both" and settings.explorer.follows == "none" and settings.explorer.is_in_own_pool:
-        raise ConfigError(
-            "explorer.follows is none: beside a trainer it needs a pool of its own, explorer.pool; without one, set "
-            "mesh.mode to explore, bench or serve"
-        )
-
-
-def _draws(settings: Sections) -> None:
-    own = settings.explorer
-    if own.temperature == 0 and settings.mesh.mode in ("both", "explore") and not own.is_in_own_pool:
-        raise ConfigError("explorer.temperature is 0: what is drawn so is never trained on; 1 is usual")
-
-
-def _server_takes_checkpoints(settings: Sections) -> None:
-    own, method = settings.explorer, settings.synchronizer.sync_method
-    if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
-        raise ConfigError(
-            f"explorer.engine_url is set, and synchronizer.sync_method is {method}: a server takes versions from "
-            "checkpoints that it sees; set sync_method to checkpoint, or explorer.follows to none"
-        )
-
-
-def _server_tells_routes(settings: Sections) -> None:
-    if settings.explorer.engine_url is not None and settings.explorer.capture_routes:
-        raise ConfigError(
-            "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
-            "experts were chosen; unset one of them"
-        )
-
-
-def _server_has_its_options(settings: Sections) -> None:
-    if settings.explorer.engine_url is not None and settings.explorer.engine_options:
-        raise ConfigError(
-            "explorer.engine_url is set, and explorer.engine_options: those are for an engine of its own; give them to "
-            "the server where it is started"
-        )
-
-
-def _adapters(settings: Sections) -> None:
-    rank, own, method = settings.mesh.adapter_rank, settings.trainer, settings.synchronizer.sync_method
-    if not rank:
-        return
-    asked = f"mesh.adapter_rank is {rank}"
-    if method == "checkpoint":
-        raise ConfigError(
-            f"{asked}, and synchronizer.sync_method is checkpoint, where explorers, and servers of "
-            "explorer.engine_url, find merged weights: set it to nccl or memory, or adapter_rank to 0"
-        )
-    if own.stages:
-        raise ConfigError(f"{asked}: explorers have the model that training begins with: leave trainer.stages empty")
-
-
-def _trains_adapters(settings: Sections) -> None:
-    rank, trained = settings.mesh.adapter_rank, settings.trainer.lora_rank
-    if rank and not 0 < trained <= rank:
-        raise ConfigError(
-            f"mesh.adapter_rank is {rank}, and trainer.lora_rank is {trained}: adapters of 1 to {rank} dimensions can "
-            "be published"
-        )
-
-
-def _http_side(settings: Sections) -> None:
-    if settings.explorer.http_port is not None or settings.explorer.auxiliary_pools is not None:
-        explorer_key(settings)
 
 
 def explorer_key(settings: Sections) -> str:
@@ -178,38 +93,85 @@ def gateway_keys(settings: Sections) -> dict[str, str]:
     return named
 
 
-def _console_reach(settings: Sections) -> None:
-    own = settings.console
-    if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
-        raise ConfigError(
-            f"console.host is {own.host}, which others reach: set console.token, or console.user_header for a proxy "
-            "that says who asks"
-        )
-
-
-def _connection(settings: Sections) -> None:
-    # Unset, a command looks for the embedded broker.
-    if settings.kafka.bootstrap_servers is not None:
-        client_options(settings.kafka, "")
-
-
-def _trained_dtype(settings: Sections) -> None:
-    if settings.mesh.dtype == "float16":
-        raise ConfigError("mesh.dtype is float16: the trainer trains in bfloat16 or float32")
-
-
-def _ranks(settings: Sections) -> None:
-    if settings.trainer.engine == "torch" and settings.trainer.ranks > 1:
-        raise ConfigError(
-            "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
-            f"ask for {settings.trainer.ranks}"
-        )
-
-
 def ranks_key(settings: Sections) -> str:
     """Return what ranks that a launcher has started show each other."""
     purpose = "for ranks that a launcher has started to know each other by"
     return _key(settings.trainer.ranks_key, "trainer.ranks_key", purpose)
+
+
+def _coordinator(settings: Sections) -> Iterator[str]:
+    yield from _lacking(settings, sync_policy)
+
+
+def _explorer(settings: Sections) -> Iterator[str]:
+    own, mode, method = settings.explorer, settings.mesh.mode, settings.synchronizer.sync_method
+    yield from _lacking(settings, lambda _: initial_model(own.model_path))
+    if mode == "both" and own.follows == "none" and own.is_in_own_pool:
+        yield (
+            "explorer.follows is none: beside a trainer it needs a pool of its own, explorer.pool; without one, set "
+            "mesh.mode to explore, bench or serve"
+        )
+    if own.temperature == 0 and mode in ("both", "explore") and not own.is_in_own_pool:
+        yield "explorer.temperature is 0: what is drawn so is never trained on; 1 is usual"
+    if own.engine_url is not None and own.follows != "none" and method != "checkpoint":
+        yield (
+            f"explorer.engine_url is set, and synchronizer.sync_method is {method}: a server takes versions from "
+            "checkpoints that it sees; set sync_method to checkpoint, or explorer.follows to none"
+        )
+    if own.engine_url is not None and own.capture_routes:
+        yield (
+            "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
+            "experts were chosen; unset one of them"
+        )
+    if own.engine_url is not None and own.engine_options:
+        yield (
+            "explorer.engine_url is set, and explorer.engine_options: those are for an engine of its own; give them to "
+            "the server where it is started"
+        )
+    yield from _adapters(settings)
+    if own.http_port is not None or own.auxiliary_pools is not None:
+        yield from _lacking(settings, explorer_key)
+
+
+def _adapters(settings: Sections) -> Iterator[str]:
+    asked = f"mesh.adapter_rank is {settings.mesh.adapter_rank}"
+    if settings.mesh.adapter_rank and settings.synchronizer.sync_method == "checkpoint":
+        yield (
+            f"{asked}, and synchronizer.sync_method is checkpoint, where explorers, and servers of "
+            "explorer.engine_url, find merged weights: set it to nccl or memory, or adapter_rank to 0"
+        )
+    elif settings.mesh.adapter_rank and settings.trainer.stages:
+        yield f"{asked}: explorers have the model that training begins with: leave trainer.stages empty"
+
+
+def _trainer(settings: Sections) -> Iterator[str]:
+    own, rank = settings.trainer, settings.mesh.adapter_rank
+    yield from _lacking(settings, lambda _: initial_model(settings.mesh.model_path), checkpoint_dir)
+    if settings.mesh.dtype == "float16":
+        yield "mesh.dtype is float16: the trainer trains in bfloat16 or float32"
+    yield from _lacking(settings, lambda _: registry.check(own))
+    if own.engine == "torch" and own.ranks > 1:
+        yield (
+            "trainer.engine=torch trains on one rank; trainer.tensor_parallel, .pipeline_parallel and .data_parallel "
+            f"ask for {own.ranks}"
+        )
+    yield from _lacking(settings, _launched)
+    if own.role == "shadow" and own.name == own.shadows:
+        yield f"trainer.name and trainer.shadows are both {own.name}: give the shadow a name of its own"
+    elif own.role == "shadow" and own.stages:
+        yield "trainer.role is shadow: a shadow follows one training: leave trainer.stages empty"
+    if own.publish == "staged" and settings.synchronizer.sync_method == "checkpoint":
+        yield (
+            "trainer.publish is staged, and synchronizer.sync_method is checkpoint: a version that is taken from its "
+            "checkpoint can be had when that is durable; set sync_method to nccl or memory, or publish to durable"
+        )
+    yield from _adapters(settings)
+    if rank and not 0 < own.lora_rank <= rank:
+        yield (
+            f"mesh.adapter_rank is {rank}, and trainer.lora_rank is {own.lora_rank}: adapters of 1 to {rank} "
+            "dimensions can be published"
+        )
+    yield from _lacking(settings, sync_policy, lambda _: pull_certificate(settings.synchronizer))
 
 
 def _launched(settings: Sections) -> None:
@@ -235,70 +197,51 @@ def _launched(settings: Sections) -> None:
     ranks_key(settings)
 
 
-def _publishes(settings: Sections) -> None:
-    if settings.trainer.publish == "staged" and settings.synchronizer.sync_method == "checkpoint":
-        raise ConfigError(
-            "trainer.publish is staged, and synchronizer.sync_method is checkpoint: a version that is taken from its "
-            "checkpoint can be had when that is durable; set sync_method to nccl or memory, or publish to durable"
+def _taskset(settings: Sections) -> Iterator[str]:
+    yield from _lacking(settings, dataset)
+
+
+def _console(settings: Sections) -> Iterator[str]:
+    own = settings.console
+    if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
+        yield (
+            f"console.host is {own.host}, which others reach: set console.token, or console.user_header for a proxy "
+            "that says who asks"
         )
 
 
-def _shadows(settings: Sections) -> None:
-    trainer = settings.trainer
-    if trainer.role == "shadow" and trainer.name == trainer.shadows:
-        raise ConfigError(
-            f"trainer.name and trainer.shadows are both {trainer.name}: give the shadow a name of its own"
-        )
-    if trainer.role == "shadow" and trainer.stages:
-        raise ConfigError("trainer.role is shadow: a shadow follows one training: leave trainer.stages empty")
+def _gateway(settings: Sections) -> Iterator[str]:
+    yield from _lacking(settings, lambda _: initial_model(settings.gateway.model_path), explorer_key, gateway_keys)
 
 
-# What each service asks for; each raises ``ConfigError``
-PRECONDITIONS: Final[Mapping[str, tuple[Callable[[Sections], object], ...]]] = {
-    "coordinator": (_connection, sync_policy),
-    "explorer": (
-        _takes_part("explorer"),
-        _connection,
-        explored_model_path,
-        _has_a_pool,
-        _draws,
-        _server_takes_checkpoints,
-        _server_tells_routes,
-        _server_has_its_options,
-        _adapters,
-        _http_side,
-    ),
-    "trainer": (
-        _takes_part("trainer"),
-        _connection,
-        model_path,
-        checkpoint_dir,
-        _trained_dtype,
-        lambda settings: registry.check(settings.trainer),
-        _ranks,
-        _launched,
-        _shadows,
-        _publishes,
-        _adapters,
-        _trains_adapters,
-        sync_policy,
-        lambda settings: pull_certificate(settings.synchronizer),
-    ),
-    "taskset": (_takes_part("taskset"), _connection, dataset),
-    "console": (_connection, _console_reach),
-    "gateway": (_takes_part("gateway"), _connection, gateway_model_path, explorer_key, gateway_keys),
+def _lacking(settings: Sections, *needs: Callable[[Sections], object]) -> Iterator[str]:
+    for need in needs:
+        try:
+            need(settings)
+        except ConfigError as error:
+            yield str(error)
+
+
+# What each service refuses, beside a mode that has no such service and a connection that cannot be made
+PRECONDITIONS: Final[Mapping[str, Callable[[Sections], Iterator[str]]]] = {
+    "coordinator": _coordinator,
+    "explorer": _explorer,
+    "trainer": _trainer,
+    "taskset": _taskset,
+    "console": _console,
+    "gateway": _gateway,
 }
 
 
 def refusals(service: str, settings: Sections) -> list[str]:
     """Return what a service would refuse, one line each, with settings by their places."""
     found = []
-    for precondition in PRECONDITIONS[service]:
-        try:
-            precondition(settings)
-        except ConfigError as error:
-            found.append(str(error))
-    return found
+    mode = settings.mesh.mode
+    if service in TAKES_PART and mode not in TAKES_PART[service]:
+        found.append(f"mesh.mode is {mode}, which has no {service}; see docs/pools.md")
+    if settings.kafka.bootstrap_servers is not None:  # unset, a command looks for the embedded broker
+        found += _lacking(settings, lambda _: client_options(settings.kafka, ""))
+    return [*found, *PRECONDITIONS[service](settings)]
 
 
 def problems(service: str, settings: Sections) -> list[str]:

@@ -58,7 +58,7 @@ from workers.gateway.request_gate import RequestGate, json_response
 from workers.gateway.request_run import RequestContext
 from workers.gateway.turn_finder import TurnFinder
 from workers.gateway.turns import TurnLog
-from workers.preconditions import ensure, explorer_key, gateway_keys, gateway_model_path
+from workers.preconditions import ensure, explorer_key, gateway_keys, initial_model
 
 log = logging.getLogger("workers.gateway")
 
@@ -75,7 +75,7 @@ async def run(settings: Settings) -> None:
     """
     ensure("gateway", settings)
     own = settings.gateway
-    model = str(gateway_model_path(settings))
+    model = str(initial_model(settings.gateway.model_path))
     load = partial(
         load_tokenizer,
         max_tokens=own.max_model_len,

@@ -74,7 +74,7 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage, stages_of
-from workers.preconditions import checkpoint_dir, ensure, model_path, refusals, sync_policy
+from workers.preconditions import checkpoint_dir, ensure, initial_model, refusals, sync_policy
 from workers.trainer.context import opened
 from workers.trainer.engines import check, open_publisher
 from workers.trainer.launched_ranks import ranks_of
@@ -127,7 +127,7 @@ def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
     if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
         raise WrongSettingsError(found)
     # A stage's model is of the shape that the first one begins with.
-    shape = read_shape(model_path(settings))
+    shape = read_shape(initial_model(settings.mesh.model_path))
     topics = []
     for stage in stages:
         trainer = stage.settings.trainer

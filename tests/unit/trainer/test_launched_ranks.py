@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pydantic import SecretStr
 
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import Settings, TrainerSettings
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks import rank as program
@@ -27,7 +28,7 @@ from trinity_bus.training.ranks.rank_protocol import Done, Gather, Join, Leave
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.transport import Source
-from workers.preconditions import PRECONDITIONS
+from workers.preconditions import refusals
 from workers.trainer import launched_ranks
 from workers.trainer.launched_ranks import LaunchedRanks, follow
 
@@ -262,14 +263,13 @@ def test_what_cannot_be_launched_so_is_refused_early(
     for name, value in {**TORCHRUN, **environment}.items():
         monkeypatch.setenv(name, value)
     sound = {"data_parallel": 2, "ranks_host": "10.0.0.1", "ranks_key": KEY}
-    (check,) = [one for one in PRECONDITIONS["trainer"] if one.__name__ == "_launched"]
     with pytest.raises(TrinityError, match=said):
-        check(Settings(trainer=TrainerSettings(**{**sound, **settings})))
+        raise ConfigError("; ".join(refusals("trainer", Settings(trainer=TrainerSettings(**{**sound, **settings})))))
 
 
 def test_a_sound_launch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     trainer = TrainerSettings(data_parallel=2, ranks_host="10.0.0.1", ranks_key=SecretStr(KEY))
-    (check,) = [one for one in PRECONDITIONS["trainer"] if one.__name__ == "_launched"]
-    check(Settings(trainer=trainer))
+    found = refusals("trainer", Settings(trainer=trainer))
+    assert [one for one in found if re.search("WORLD_SIZE|TORCHELASTIC|ranks_", one)] == []
