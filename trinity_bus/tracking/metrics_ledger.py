@@ -3,8 +3,7 @@
 ::
 
     open --no such file--> the first line says of which log it is
-      |---of another log--> MetricsLedgerError: another folder is needed
-      |---a topic is read that it does not name--> its first line is written anew, with the topic
+      |---of another log, or of other topics--> MetricsLedgerError: another folder is needed
       |---a line that was not finished (killed while it was written)--> cut off
       '---another tracker has it open--> MetricsLedgerError
     append: whole lines, on the disk before anything is written from them
@@ -16,7 +15,6 @@ without metrics behind it are read once more, and tell nothing again.
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +47,7 @@ class MetricsLedger:
         self.lines = 0  # How many there are
         self.positions: dict[tuple[str, int], int] = {}  # What to read next of each partition that has a line
         with self._told(), contextlib.ExitStack() as failed:
-            failed.callback(lambda: self._file.close())  # noqa: PLW0108 - it may be another file by then
+            failed.callback(self._file.close)
             self._lock()
             self._read(dict(log))
             failed.pop_all()
@@ -91,25 +89,22 @@ class MetricsLedger:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever had it may have put another file in its place meanwhile.
-            is_its = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except BlockingIOError:
-            is_its = False
-        if not is_its:
-            raise MetricsLedgerError(f"another tracker writes {self.path}: stop it, or give another folder")
+            raise MetricsLedgerError(f"another tracker writes {self.path}: stop it, or give another folder") from None
 
     def _read(self, log: dict[str, str]) -> None:
         self._file.seek(0)
-        whole, known = 0, log
+        whole = 0
         for text in self._file:
             if not text.endswith(b"\n"):
                 break
             try:
-                if whole == 0:
-                    known = msgspec.json.decode(text, type=_Head).log
-                    self._is_of(known, log)
-                else:
+                if whole:
                     self._count(msgspec.json.decode(text, type=MetricsLine))
+                elif msgspec.json.decode(text, type=_Head).log != log:
+                    raise MetricsLedgerError(
+                        f"{self.path} is of another log, or its topics were made anew: give another folder"
+                    )
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise MetricsLedgerError(
                     f"{self.path}, line {self.lines + 2}, was not written by a tracker: {error}"
@@ -119,38 +114,6 @@ class MetricsLedger:
         if whole == 0:
             self._file.write(msgspec.json.encode(_Head(log)) + b"\n")
             self._file.flush()
-        elif known != log:
-            self._replace_head(_Head(log))
-
-    def _replace_head(self, head: _Head) -> None:
-        # Name topics that are read since then: the file has the old head or this one, and is held all the time
-        partial = self.path.with_name(f"{NAME}.partial")
-        partial.unlink(missing_ok=True)
-        with contextlib.ExitStack() as failed:
-            file = failed.enter_context(partial.open("a+b"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file.seek(0)
-            self._file.readline()
-            file.write(msgspec.json.encode(head) + b"\n")
-            shutil.copyfileobj(self._file, file)
-            file.flush()
-            os.fsync(file.fileno())
-            partial.replace(self.path)
-            failed.pop_all()
-        self._file.close()
-        self._file = file
-        folder = os.open(self.path.parent, os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _is_of(self, was: dict[str, str], log: dict[str, str]) -> None:
-        # A topic that is read since then is read from its beginning.
-        if any(log.get(topic) != identity for topic, identity in was.items()):
-            raise MetricsLedgerError(
-                f"{self.path} is of another log, or its topics were made anew: give another folder"
-            )
 
     def _count(self, line: MetricsLine) -> None:
         self.lines += 1

@@ -14,8 +14,8 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.wording import counted
-from trinity_bus.view import MeshFollower, follow_batches
-from workers.cli.connection import on_mesh
+from trinity_bus.view import follow_batches
+from workers.cli.connection import mesh_command, on_mesh
 from workers.cli.console import console, say, show_live
 from workers.runs import program
 from workers.watch.render import all_batches_table
@@ -41,15 +41,13 @@ def batches(
     if context.invoked_subcommand is not None:
         return
 
-    async def show(bus: Bus) -> None:
-        async with follow_batches(bus) as follower:
-            await _show(follower, watch=watch, as_json=as_json, last=last)
-
-    on_mesh("batches", show)
+    on_mesh("batches", lambda bus: _show(bus, watch=watch, as_json=as_json, last=last))
 
 
 @app.command()
-def skip(
+@mesh_command("skip")
+async def skip(
+    bus: Bus,
     batch: _Batch,
     reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
@@ -59,25 +57,21 @@ def skip(
     The batch takes its step, which changes no weights. Exit code 1 where it cannot be passed over, or the trainer has
     trained on it. A trainer that is not there carries it out when it is.
     """
-
-    async def pass_over(bus: Bus) -> None:
-        async with bus.reader(TRAINER_EVENTS, start="end") as events:
-            try:
-                async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
-                    await coordinator.skip_batch(batch, reason=reason)
-            except ValueError as error:
-                say(str(error), stderr=True)
-                raise typer.Exit(_NO) from None
-            step = await _step_of(batch, events, timeout_s)
-        if step is None:
-            say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.", stderr=True)
-        elif any(skipped.batch_id == batch for skipped in step.skipped):
-            say(f"Batch {batch} is passed over, by step {step.step}.", stderr=True)
-        else:
-            say(f"Too late: step {step.step} was trained on batch {batch}.", stderr=True)
-            raise typer.Exit(_NO)
-
-    on_mesh("skip", pass_over)
+    async with bus.reader(TRAINER_EVENTS, start="end") as events:
+        try:
+            async with RolloutCoordinator(bus=bus, name="skip", operator=True) as coordinator:
+                await coordinator.skip_batch(batch, reason=reason)
+        except ValueError as error:
+            say(str(error), stderr=True)
+            raise typer.Exit(_NO) from None
+        step = await _step_of(batch, events, timeout_s)
+    if step is None:
+        say(f"Batch {batch} is to be passed over; no trainer has reached it within {timeout_s:g} s.", stderr=True)
+    elif any(skipped.batch_id == batch for skipped in step.skipped):
+        say(f"Batch {batch} is passed over, by step {step.step}.", stderr=True)
+    else:
+        say(f"Too late: step {step.step} was trained on batch {batch}.", stderr=True)
+        raise typer.Exit(_NO)
 
 
 async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained | None:
@@ -94,7 +88,9 @@ async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained 
 
 
 @app.command()
-def abort(
+@mesh_command("abort")
+async def abort(
+    bus: Bus,
     batch: _Batch,
     reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the batch's record.")],
     keep_partial_results: Annotated[
@@ -105,56 +101,44 @@ def abort(
 
     Exit code 1 if there is no such batch, or it has ended.
     """
-
-    async def end(bus: Bus) -> None:
-        async with follow_batches(bus) as follower:
-            found = follower.state.batches.get(batch)
-            if found is None:
-                say(f"No batch is called {batch!r}; {program()} batches lists those that there are.", stderr=True)
-                raise typer.Exit(_NO)
-            running = not found.ended
-            if running:
-                async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
-                    await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
-                # It may have ended by itself in the last moment; its record tells which.
-                until = awake.now() + _ABORT_S
-                while not found.ended and awake.now() < until:
-                    await follower.changed(1.0)
-            counts = f"{counted(found.completed, 'task')} done, {found.aborted} cut off"
-            why = f": {one_line(found.reason)}" if found.reason else ""
-            say(f"Batch {batch} is {found.state}{why} ({counts})", stderr=True)
-            if not running or found.state != "aborted":
-                raise typer.Exit(_NO)
-
-    on_mesh("abort", end)
+    async with follow_batches(bus) as follower:
+        found = follower.state.batches.get(batch)
+        if found is None:
+            say(f"No batch is called {batch!r}; {program()} batches lists those that there are.", stderr=True)
+            raise typer.Exit(_NO)
+        running = not found.ended
+        if running:
+            async with RolloutCoordinator(bus=bus, name="abort", operator=True) as coordinator:
+                await coordinator.abort_batch(batch, reason=reason, keep_partial_results=keep_partial_results)
+            # It may have ended by itself in the last moment; its record tells which.
+            until = awake.now() + _ABORT_S
+            while not found.ended and awake.now() < until:
+                await follower.changed(1.0)
+        counts = f"{counted(found.completed, 'task')} done, {found.aborted} cut off"
+        why = f": {one_line(found.reason)}" if found.reason else ""
+        say(f"Batch {batch} is {found.state}{why} ({counts})", stderr=True)
+        if not running or found.state != "aborted":
+            raise typer.Exit(_NO)
 
 
-async def _show(follower: MeshFollower, *, watch: bool, as_json: bool, last: int) -> None:
-    view = follower.state
-    if as_json:
-        for batch in view.batches.values():
-            typer.echo(json.dumps(asdict(batch)))
-    elif not watch or not out.is_terminal:
-        out.print(all_batches_table(view, last))
-    if not watch:
-        return
-    if as_json or not out.is_terminal:
-        await _lines(follower, as_json=as_json)
-        return
+async def _show(bus: Bus, *, watch: bool, as_json: bool, last: int) -> None:
+    async with follow_batches(bus) as follower:
 
-    async def picture() -> RenderableType:
-        return all_batches_table(follower.state, last)
+        async def picture() -> RenderableType:
+            return all_batches_table(follower.state, last)
 
-    await show_live(out, picture)
+        def print_change(record: object) -> None:
+            if isinstance(record, BatchRecord):
+                batch = follower.state.batches[record.batch_id]
+                typer.echo(json.dumps(asdict(batch)) if as_json else f"{batch.batch_id}: {record.state}")
 
-
-async def _lines(follower: MeshFollower, *, as_json: bool) -> None:
-
-    def print_change(record: object) -> None:
-        if isinstance(record, BatchRecord):
-            batch = follower.state.batches[record.batch_id]
-            typer.echo(json.dumps(asdict(batch)) if as_json else f"{batch.batch_id}: {record.state}")
-
-    follower.on_record = print_change
-    while True:
-        await follower.changed(_WAIT_S)
+        if watch and out.is_terminal and not as_json:
+            await show_live(out, picture)
+        if as_json:
+            for batch in follower.state.batches.values():
+                typer.echo(json.dumps(asdict(batch)))
+        else:
+            out.print(await picture())
+        follower.on_record = print_change
+        while watch:
+            await follower.changed(_WAIT_S)

@@ -1,8 +1,10 @@
 """How a command finds its settings, its broker and its mesh."""
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Concatenate
 
 import typer
 
@@ -51,3 +53,22 @@ def on_mesh[R](name: str, action: Callable[[Bus], Coroutine[Any, Any, R]], *, ab
             return await action(bus)
 
     return run_service(connected)
+
+
+def mesh_command[**P](
+    name: str, *, absent: bool = False
+) -> Callable[[Callable[Concatenate[Bus, P], Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Make a command of a coroutine function that takes a connection to the mesh first, see :func:`on_mesh`."""
+
+    def decorate(action: Callable[Concatenate[Bus, P], Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(action)
+        def command(*args: P.args, **options: P.kwargs) -> None:
+            on_mesh(name, lambda bus: action(bus, *args, **options), absent=absent)
+
+        signature = inspect.signature(action)
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined] # what typer makes options of
+            parameters=list(signature.parameters.values())[1:]
+        )
+        return command
+
+    return decorate

@@ -13,7 +13,7 @@ from trinity_bus.bus.read.offsets import readable
 from trinity_bus.client.connection import Connection
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError
-from workers.cli.connection import on_mesh
+from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
 from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.input_reader import still_read
@@ -30,26 +30,25 @@ _TASKS: Final = "tasks"
 
 
 @positions.command()
-def show() -> None:
+@mesh_command("positions")
+async def show(bus: Bus) -> None:
     """List the position in each input, and the range of the log."""
-
-    async def run(bus: Bus) -> None:
-        read = await _positions(bus)
-        table = folding_table("topic", "partition", "begins", "read next", "ends", "")
-        for topic in COORDINATOR_INPUTS:
-            begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-            for partition, end in sorted(ends.items()):
-                position = read.get((topic.name, partition), begins[partition])
-                said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
-                numbers = (str(number) for number in (partition, begins[partition], position, end))
-                table.add_row(topic.name, *numbers, said)
-        out.print(table)
-
-    on_mesh("positions", run)
+    read = await _positions(bus)
+    table = folding_table("topic", "partition", "begins", "read next", "ends", "")
+    for topic in COORDINATOR_INPUTS:
+        begins, ends = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+        for partition, end in sorted(ends.items()):
+            position = read.get((topic.name, partition), begins[partition])
+            said = "beyond the end" if position > end else "deleted" if position < begins[partition] else ""
+            numbers = (str(number) for number in (partition, begins[partition], position, end))
+            table.add_row(topic.name, *numbers, said)
+    out.print(table)
 
 
 @positions.command()
-def resolve(
+@mesh_command("positions")
+async def resolve(
+    bus: Bus,
     tasks: Annotated[
         Literal["beginning", "end"],
         typer.Option(
@@ -60,23 +59,19 @@ def resolve(
     ],
 ) -> None:
     """Decide where the coordinator continues if its position is beyond the end of the log."""
-
-    async def run(bus: Bus) -> None:
-        # As a coordinator: the one that waits is fenced, and whatever it had open is settled.
-        async with bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
-            found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))
-            if not found.beyond:
-                raise BusError("no position lies beyond the end of the log: there is nothing to decide")
-            chosen = dict(found.positions)
-            for one in found.beyond:
-                at_begin = one.topic == _TASKS and tasks == "beginning"
-                chosen[one.topic, one.partition] = one.begin if at_begin else one.end
-            async with producer.transaction():
-                await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(chosen), partition=0)
+    # As a coordinator: the one that waits is fenced, and whatever it had open is settled.
+    async with bus.producer(transactional_id=TRANSACTIONAL_ID) as producer:
+        found = await readable(bus, COORDINATOR_INPUTS, await _positions(bus))
+        if not found.beyond:
+            raise BusError("no position lies beyond the end of the log: there is nothing to decide")
+        chosen = dict(found.positions)
         for one in found.beyond:
-            out.print(f"{one}: reading goes on at {chosen[one.topic, one.partition]}", highlight=False)
-
-    on_mesh("positions", run)
+            at_begin = one.topic == _TASKS and tasks == "beginning"
+            chosen[one.topic, one.partition] = one.begin if at_begin else one.end
+        async with producer.transaction():
+            await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, pack_positions(chosen), partition=0)
+    for one in found.beyond:
+        out.print(f"{one}: reading goes on at {chosen[one.topic, one.partition]}", highlight=False)
 
 
 async def _positions(bus: Bus) -> Positions:
@@ -88,7 +83,9 @@ async def _positions(bus: Bus) -> Positions:
 
 
 @upgrade.command()
-def finalize(
+@mesh_command("upgrade")
+async def finalize(
+    bus: Bus,
     level: Annotated[
         int, typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows.")
     ] = NEWEST_LEVEL,
@@ -99,15 +96,11 @@ def finalize(
     when the coordinator restarts. Exit code 1 if the leading coordinator does not
     know the level.
     """
-
-    async def ask(bus: Bus) -> None:
-        connection = await Connection.open(None, bus, "upgrade", [OPERATOR_COMMANDS])
-        try:
-            reply = await connection.channel.finalize_upgrade(level)
-        finally:
-            await connection.close()
-        say(reply.detail, stderr=True)
-        if reply.error is not None:
-            raise typer.Exit(1)
-
-    on_mesh("upgrade", ask)
+    connection = await Connection.open(None, bus, "upgrade", [OPERATOR_COMMANDS])
+    try:
+        reply = await connection.channel.finalize_upgrade(level)
+    finally:
+        await connection.close()
+    say(reply.detail, stderr=True)
+    if reply.error is not None:
+        raise typer.Exit(1)

@@ -10,7 +10,7 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.view import HeldBack, MeshFollower, MeshState, coordinator_lag, follow, runner_values
-from workers.cli.connection import on_mesh
+from workers.cli.connection import mesh_command
 from workers.cli.console import console, show_live
 from workers.watch.render import mesh, runners_table
 
@@ -23,17 +23,14 @@ _Once = Annotated[bool, typer.Option("--once", help="Print once and exit.")]
 
 
 @app.command()
-def status(once: _Once = False) -> None:
+@mesh_command("status")
+async def status(bus: Bus, once: _Once = False) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
-    on_mesh("status", lambda bus: _show(bus, live=out.is_terminal and not once))
-
-
-async def _show(bus: Bus, *, live: bool) -> None:
     # No coordinator may have been here yet.
     present = await bus.present()
     held = HeldBack(bus, present)
     async with follow(bus, topics=[one for one in (BATCHES, MODEL_VERSIONS, *EVENTS) if one in present]) as follower:
-        if not live:
+        if once or not out.is_terminal:
             out.print(mesh(follower.state, await coordinator_lag(bus, present), await held.certain()))
             return
 
@@ -44,24 +41,22 @@ async def _show(bus: Bus, *, live: bool) -> None:
 
 
 @app.command()
-def runners(
+@mesh_command("runners")
+async def runners(
+    bus: Bus,
     once: _Once = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object on each line.")] = False,
 ) -> None:
     """Show the state of each runner, until Ctrl-C."""
+    async with follow(bus) as follower:
 
-    async def show(bus: Bus) -> None:
-        async with follow(bus) as follower:
+        async def picture() -> RenderableType:
+            return runners_table(follower.state)
 
-            async def picture() -> RenderableType:
-                return runners_table(follower.state)
-
-            if out.is_terminal and not once and not as_json:
-                await show_live(out, picture)
-            else:
-                await _print_runners(follower, as_json=as_json)
-
-    on_mesh("runners", show)
+        if out.is_terminal and not once and not as_json:
+            await show_live(out, picture)
+        else:
+            await _print_runners(follower, as_json=as_json)
 
 
 async def _print_runners(follower: MeshFollower, *, as_json: bool) -> None:

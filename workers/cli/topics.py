@@ -17,7 +17,7 @@ from trinity_bus.bus.read.received import header
 from trinity_bus.bus.topics.creation import config_of
 from trinity_bus.bus.topics.growth import SETTLE_S
 from trinity_bus.config import KafkaSettings
-from workers.cli.connection import on_mesh
+from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
 
 app = typer.Typer()
@@ -38,91 +38,80 @@ async def _present(kafka: KafkaSettings) -> set[str]:
 
 
 def _known(name: str) -> Topic:
-    topic = _NAMES.get(name)
-    if topic is None:
+    if name not in _NAMES:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(_NAMES)}")
-    return topic
+    return _NAMES[name]
 
 
 @topics.command("list")
-def list_topics() -> None:
+@mesh_command(_CLIENT_ID, absent=True)
+async def list_topics(bus: Bus) -> None:
     """List the topics and their sizes."""
-
-    async def show(bus: Bus) -> None:
-        present = await bus.present()
-        table = folding_table("topic", "partitions", "kept", "offsets")
-        for topic in TOPICS:
-            name = topic.full_name(bus.settings.namespace)
-            partitions = topic.partitions
-            if topic in present:
-                first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-                # Not a number of records: transactions and compaction leave gaps.
-                partitions = len(end)
-                offsets = f"{sum(end.values()) - sum(first.values()):,}"
-            else:
-                offsets = "absent"
-            kept = "compacted" if topic.cleanup == "compact" else "by time" if topic.keep_ms is None else "by position"
-            table.add_row(name, str(partitions), kept, offsets)
-        out.print(table)
-
-    on_mesh(_CLIENT_ID, show, absent=True)
+    present = await bus.present()
+    table = folding_table("topic", "partitions", "kept", "offsets")
+    for topic in TOPICS:
+        name = topic.full_name(bus.settings.namespace)
+        partitions = topic.partitions
+        if topic in present:
+            first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+            # Not a number of records: transactions and compaction leave gaps.
+            partitions = len(end)
+            offsets = f"{sum(end.values()) - sum(first.values()):,}"
+        else:
+            offsets = "absent"
+        kept = "compacted" if topic.cleanup == "compact" else "by time" if topic.keep_ms is None else "by position"
+        table.add_row(name, str(partitions), kept, offsets)
+    out.print(table)
 
 
 @topics.command()
-def create() -> None:
+@mesh_command(_CLIENT_ID, absent=True)
+async def create(bus: Bus) -> None:
     """Create missing topics, and check the others."""
-
-    async def ensure(bus: Bus) -> None:
-        await bus.ensure_topics()
-        out.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
-
-    on_mesh(_CLIENT_ID, ensure, absent=True)
+    await bus.ensure_topics()
+    out.print(f"{len(TOPICS)} topics are there, in namespace {bus.settings.namespace}")
 
 
 @topics.command()
-def grow(
-    topic_name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
+@mesh_command(_CLIENT_ID, absent=True)
+async def grow(
+    bus: Bus,
+    topic: Annotated[Topic, typer.Argument(metavar="NAME", parser=_known, help="The topic.")],
     partitions: Annotated[int, typer.Argument(min=1, help="The new number of partitions.")],
 ) -> None:
     """Add partitions to a topic, also while the mesh runs. Only for topics whose records fit any partition."""
-    topic = _known(topic_name)
-
-    async def more(bus: Bus) -> None:
-        had = await bus.grow(topic, partitions)
-        out.print(
-            f"{topic.full_name(bus.settings.namespace)} had {had} partitions, and has {partitions}: services use them "
-            f"within {METADATA_S + SETTLE_S:g} s"
-        )
-
-    on_mesh(_CLIENT_ID, more, absent=True)
+    had = await bus.grow(topic, partitions)
+    out.print(
+        f"{topic.full_name(bus.settings.namespace)} had {had} partitions, and has {partitions}: services use them "
+        f"within {METADATA_S + SETTLE_S:g} s"
+    )
 
 
 @topics.command()
-def describe(topic_name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(_NAMES)}.")]) -> None:
+@mesh_command(_CLIENT_ID, absent=True)
+async def describe(
+    bus: Bus,
+    topic: Annotated[Topic, typer.Argument(metavar="NAME", parser=_known, help=f"One of {', '.join(_NAMES)}.")],
+) -> None:
     """Describe one topic: its purpose, configuration and partitions."""
-    topic = _known(topic_name)
-
-    async def show(bus: Bus) -> None:
-        name = topic.full_name(bus.settings.namespace)
-        out.print(f"[bold]{name}[/]  {topic.description}")
-        facts = folding_table("", "", show_header=False, box=None)
-        facts.add_row("key", topic.key)
-        facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
-        facts.add_row("written by", ", ".join(topic.writers))
-        facts.add_row("read by", ", ".join(topic.readers))
-        for setting, value in config_of(topic, bus.settings).items():
-            facts.add_row(setting, value)
-        out.print(facts)
-        if name not in await _present(bus.settings):
-            out.print("It does not exist yet: trinity-bus topics create")
-            return
-        first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-        partitions = folding_table("partition", "first offset", "end offset")
-        for number in sorted(end):
-            partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
-        out.print(partitions)
-
-    on_mesh(_CLIENT_ID, show, absent=True)
+    name = topic.full_name(bus.settings.namespace)
+    out.print(f"[bold]{name}[/]  {topic.description}")
+    facts = folding_table("", "", show_header=False, box=None)
+    facts.add_row("key", topic.key)
+    facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
+    facts.add_row("written by", ", ".join(topic.writers))
+    facts.add_row("read by", ", ".join(topic.readers))
+    for setting, value in config_of(topic, bus.settings).items():
+        facts.add_row(setting, value)
+    out.print(facts)
+    if name not in await _present(bus.settings):
+        out.print("It does not exist yet: trinity-bus topics create")
+        return
+    first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
+    partitions = folding_table("partition", "first offset", "end offset")
+    for number in sorted(end):
+        partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
+    out.print(partitions)
 
 
 def fields_of(received: Received[Any]) -> dict[str, str]:
@@ -147,15 +136,13 @@ def fields_of(received: Received[Any]) -> dict[str, str]:
 
 
 @app.command("dead-letters")
-def dead_letters(
+@mesh_command("dead-letters")
+async def dead_letters(
+    bus: Bus,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new ones until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
 ) -> None:
     """List the refused records, with the reason."""
-    on_mesh("dead-letters", lambda bus: _show_letters(bus, follow=follow, as_json=as_json))
-
-
-async def _show_letters(bus: Bus, *, follow: bool, as_json: bool) -> None:
     if as_json or follow:
         async for letter in _letters(bus, follow=follow):
             if as_json:

