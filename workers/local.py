@@ -8,7 +8,7 @@ The services are a :class:`trinity_bus.runtime.supervisor.Supervisor`'s.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -92,17 +92,28 @@ async def broker(settings: Settings, run_dir: Path, note: Callable[[str], None])
             raise
 
 
-async def while_watched[R](found: Broker, supervisor: Supervisor, work: Coroutine[Any, Any, R]) -> R:
-    """Return what some work with a mesh comes to; raise what a look at its broker and services does, if that is sooner.
+@asynccontextmanager
+async def supervised(
+    run_dir: Path, note: Callable[[str], None], specs: Iterable[ServiceSpec]
+) -> AsyncIterator[Supervisor]:
+    """Provide services, launched; they are stopped at the end, however it comes."""
+    supervisor = Supervisor(run_dir, note)
+    try:
+        for spec in specs:
+            supervisor.launch(spec)
+        yield supervisor
+    finally:
+        # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
+        await asyncio.to_thread(supervisor.stop)
 
-    Raises:
-        ServiceDiedError: One of them is given up.
-    """
+
+async def while_watched[R](work: Coroutine[Any, Any, R], *checks: Callable[[], None]) -> R:
+    """Return what some work with a mesh comes to; raise what a look at its broker and services does, if sooner."""
 
     async def watch() -> None:
         while True:
-            found.check()
-            supervisor.check()
+            for check in checks:
+                check()
             await asyncio.sleep(_POLL_S)
 
     working, watching = asyncio.create_task(work), asyncio.create_task(watch())

@@ -41,7 +41,7 @@ from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
-from workers.local import Broker, broker, spec_of, while_watched
+from workers.local import Broker, broker, spec_of, supervised, while_watched
 from workers.preconditions import memory
 from workers.runs import command
 from workers.service_environment import service_environment
@@ -114,15 +114,11 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
             mesh_file = write_mesh_file(options, settings, found.kafka)
             display.note(f"Kafka: {found.kafka.bootstrap_servers}, topics {found.kafka.namespace}.*")
             display.note(f"Its settings, for other commands: --config {mesh_file}")
-            supervisor = Supervisor(options.run_dir, display.note)
             env = service_environment(settings)
-            try:
-                for one in plan(settings, options):
-                    supervisor.launch(spec_of(one, mesh_file, env, options.program))
-                await while_watched(found, supervisor, _follow_until_done(found, supervisor, options, display))
-            finally:
-                # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
-                await asyncio.to_thread(supervisor.stop)
+            specs = [spec_of(one, mesh_file, env, options.program) for one in plan(settings, options)]
+            async with supervised(options.run_dir, display.note, specs) as supervisor:
+                following = _follow_until_done(found, supervisor, options, display)
+                await while_watched(following, found.check, supervisor.check)
 
 
 def _fit(settings: Settings, options: UpOptions, display: Display) -> None:

@@ -9,16 +9,15 @@ seconds and end in ``_s``.
 
 from trinity_bus.config.console import ConsoleSettings
 from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings, TasksetSettings
-from trinity_bus.config.environment import forget_secrets
 from trinity_bus.config.explorer import ExplorerSettings
 from trinity_bus.config.gateway import GatewaySettings
 from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
 from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.messages import WrongSettingsError, required
 from trinity_bus.config.monitoring import HealthSettings, TelemetrySettings
-from trinity_bus.config.origins import Origins
 from trinity_bus.config.sections import secret_variables, sections, setting_fields, setting_paths
 from trinity_bus.config.settings import Settings
+from trinity_bus.config.sources import Origins, forget_secrets
 from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.template import told_settings, values_told
 from trinity_bus.config.trainer import TrainerSettings

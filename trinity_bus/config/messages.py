@@ -1,12 +1,11 @@
 """What is said of a wrong setting: one line that names it, its value and what would be right, and never a secret."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from pydantic_core import ErrorDetails
 
 from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_fields
-from trinity_bus.config.values import CONFLICT, ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name
+from trinity_bus.config.values import CONFLICT, ENV_DELIMITER, ENV_PREFIX, FILE_SUFFIX, env_name, nearest
 from trinity_bus.errors import ConfigError
 
 _MAX_SHOWN = 120
@@ -53,15 +52,6 @@ def not_a_setting(variable: str) -> str:
     short = [other.removeprefix(ENV_PREFIX) for other in known]
     found = nearest(name.removeprefix(ENV_PREFIX), short, delimiter=ENV_DELIMITER, prefix=ENV_PREFIX)
     return f"{variable} is not a setting{found}"
-
-
-def nearest(name: str, known: Sequence[str], *, delimiter: str = ".", prefix: str = "") -> str:
-    """Return the end of a message that names the known setting nearest to one that is not; empty if none is near."""
-    last = name.rpartition(delimiter)[2]
-    # What lies in another section, before what only looks alike.
-    close = [other for other in known if other.rpartition(delimiter)[2] == last]
-    close += difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def required[T](value: T | None, path: str, why: str) -> T:

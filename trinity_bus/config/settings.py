@@ -6,11 +6,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from trinity_bus.config.environment import Environment
-from trinity_bus.config.file import File
 from trinity_bus.config.messages import WrongSettingsError, line
-from trinity_bus.config.origins import Origins
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.sources import Environment, File, Origins
 from trinity_bus.config.values import ENV_DELIMITER, ENV_PREFIX, env_name
 
 

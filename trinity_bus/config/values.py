@@ -3,7 +3,7 @@
 import difflib
 import re
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -97,10 +97,15 @@ def allowed_options(given: Mapping[str, JsonValue], refused: Mapping[tuple[str, 
                 )
 
 
+def nearest(name: str, known: Sequence[str], *, delimiter: str = ".", prefix: str = "") -> str:
+    """Return the end of a message that names the known setting nearest to one that is not; empty if none is near."""
+    last = name.rpartition(delimiter)[2]
+    # What lies in another section, before what only looks alike.
+    close = [other for other in known if other.rpartition(delimiter)[2] == last]
+    close += difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
 def unknown_options(given: Iterable[str], known: Collection[str]) -> str | None:
     """Return what is wrong with the first option that is none of those that are known; None where all are."""
-    for option in given:
-        if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            return f"{option} is none" + (f"; did you mean {close[0]}?" if close else "")
-    return None
+    return next((f"{option} is none{nearest(option, list(known))}" for option in given if option not in known), None)

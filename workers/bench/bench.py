@@ -19,7 +19,7 @@ after it.
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import held, of_step
 from workers.bench.report import Results, read_results, write_results
 from workers.demo.settings import demo_namespace
-from workers.local import broker, while_watched
+from workers.local import broker, supervised, while_watched
 from workers.runs import command
 from workers.taskset.dataset import EvalSet
 
@@ -57,19 +57,15 @@ async def run_bench(settings: Settings, bench: Bench, note: Callable[[str], None
     if not todo:
         return results
     own = settings.model_copy(update={"kafka": demo_namespace(settings.kafka, bench.run_dir.name)})
-    async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(broker(own, bench.run_dir, note))
-        supervisor = Supervisor(bench.run_dir, note)
-        # In a thread, so that a second Ctrl-C is heard meanwhile; what it leaves dies with this process.
-        stack.push_async_callback(asyncio.to_thread, supervisor.stop)
-        supervisor.launch(_spec("coordinator", "coordinator", found.kafka))
-        client = await stack.enter_async_context(
-            Client(settings.model_copy(update={"kafka": found.kafka}), name="bench")
-        )
+    async with (
+        broker(own, bench.run_dir, note) as found,
+        supervised(bench.run_dir, note, [_spec("coordinator", "coordinator", found.kafka)]) as supervisor,
+        Client(settings.model_copy(update={"kafka": found.kafka}), name="bench") as client,
+    ):
         for number, step in enumerate(todo, 1):
             note(f"step {step}: checkpoint {number} of {len(todo)}")
             examination = _examine(client, supervisor, bench, step, found.kafka)
-            results[step] = await while_watched(found, supervisor, examination)
+            results[step] = await while_watched(examination, found.check, supervisor.check)
             write_results(bench.run_dir, results)
     return results
 

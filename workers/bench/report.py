@@ -11,6 +11,7 @@ from rich.table import Table
 from schemas.record import Metrics
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.plain_files import read_plain, write_plain
+from workers.demo.report import chart
 
 RESULTS: Final = "bench.json"
 PLOT: Final = "bench.png"
@@ -54,24 +55,13 @@ def table(results: Results) -> Table:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Mean reward of each set over steps, with the best and the worst of the most runs around it, as a PNG."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Draw the mean reward of each set over steps, with the best and the worst of the most runs around it."""
     steps = sorted(results)
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    for mean in (name for name in rewards(results) if "/mean@" in name):
-        (line,) = axes.plot(steps, [results[step][mean] for step in steps], "o-", label=mean.removeprefix("eval/"))
-        best, worst = mean.replace("/mean@", "/best@"), mean.replace("/mean@", "/worst@")
-        if best in results[steps[0]]:
-            low, high = ([results[step][name] for step in steps] for name in (worst, best))
-            axes.fill_between(steps, low, high, alpha=0.15, color=line.get_color())
-    axes.set(xlabel="step", ylabel="reward")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
-    figure.tight_layout()
-    path.unlink(missing_ok=True)  # a link would be written through
-    figure.savefig(path)
-    plt.close(figure)
+    with chart(path) as axes:
+        for mean in (name for name in rewards(results) if "/mean@" in name):
+            (line,) = axes.plot(steps, [results[step][mean] for step in steps], "o-", label=mean.removeprefix("eval/"))
+            best, worst = mean.replace("/mean@", "/best@"), mean.replace("/mean@", "/worst@")
+            if best in results[steps[0]]:
+                low, high = ([results[step][name] for step in steps] for name in (worst, best))
+                axes.fill_between(steps, low, high, alpha=0.15, color=line.get_color())
+        axes.set(xlabel="step", ylabel="reward")

@@ -11,9 +11,9 @@ import typer
 from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, env_name, setting_fields
-from trinity_bus.config.messages import nearest
-from trinity_bus.config.origins import OPTIONS
 from trinity_bus.config.sections import is_secret
+from trinity_bus.config.sources import OPTIONS
+from trinity_bus.config.values import nearest
 from trinity_bus.runtime.service import run_service
 
 

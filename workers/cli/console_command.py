@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.config.file import MAX_TOML_BYTES, toml_of
+from trinity_bus.config.sources import MAX_TOML_BYTES, toml_of
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.plain_files import NotPlainError, ensure_plain, read_plain
 from trinity_bus.runtime.secrecy import keep_secrets

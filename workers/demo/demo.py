@@ -13,26 +13,35 @@ model has learned. On the way out, by whatever way, all services and the broker 
 
 import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity_bus import awake
 from trinity_bus.config import Settings
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.heap import importing
 from trinity_bus.runtime.ports import LOOPBACK
-from workers.demo import mesh
-from workers.demo.clock import Clock
-from workers.demo.display import Display
+from trinity_bus.runtime.preload import Preload
+from trinity_bus.runtime.supervisor import ServiceSpec
+from workers.demo.display import Clock, Display
 from workers.demo.model import make_model
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
-from workers.demo.settings import demo_namespace, hint, write_mesh_file
-from workers.local import broker
+from workers.demo.settings import available_cores, demo_namespace, explorer_options, hint, write_mesh_file
+from workers.local import broker, spec_of, supervised, while_watched
+from workers.service_environment import service_environment
 
 if TYPE_CHECKING:
     from workers.demo.report import Summary
+
+
+_GRACE_S = 10.0
 
 
 class DemoTimeoutError(TrinityError):
@@ -69,12 +78,13 @@ async def _run(
         display.note(f"Kafka: {kafka.bootstrap_servers}, topics {kafka.namespace}.*")
         display.note(f"Look on in a browser: http://{LOOPBACK}:{options.console_port}/")
         display.note(f"Look on from another terminal: {hint(options)} status")
-        async with mesh.services(settings, options, preloads, display.note) as supervisor:
+        services = specs(options, service_environment(settings), preloads)
+        async with supervised(options.run_dir, display.note, services) as supervisor:
             from workers.demo.lesson import connected
 
-            checks = (found.check, lambda: preloads.check(options), supervisor.check)
             async with connected(settings, kafka, options, display, clock) as lesson:
-                return await lesson.run(checks, lambda: [*preloads.activities(options), *supervisor.activities()])
+                running = lesson.run(lambda: [*preloads.activities(options), *supervisor.activities()])
+                return await while_watched(running, found.check, lambda: preloads.check(options), supervisor.check)
 
 
 @contextlib.asynccontextmanager
@@ -92,3 +102,35 @@ def _prepare(options: DemoOptions) -> None:
         make_model(options.model_dir, options.seed, options.subject.language)
     with importing():
         import workers.demo.lesson  # noqa: F401
+
+
+def specs(options: DemoOptions, env: Mapping[str, str], preloads: Preloads) -> list[ServiceSpec]:
+    """Return what to run. Explorers and trainer are the last to start and the first to stop."""
+
+    def spec(name: str, forked_from: Preload, *arguments: str, stage: int) -> ServiceSpec:
+        one = PlannedService(name, arguments, stage=stage, work_ends=name == "trainer")
+        return replace(spec_of(one, options.mesh_file, env, forked_from=forked_from), grace_s=_GRACE_S)
+
+    def explorer(index: int, name: str) -> ServiceSpec:
+        arguments = [*explorer_options(options, index, available_cores()), "run", "explorer"]
+        if preloads.runners is None:
+            return spec(name, preloads.explorers, *arguments, stage=1)
+        made = spec(name, preloads.explorers, *arguments, stage=1)
+        channel = partial(_fork_server, *preloads.runners, name, options.log(name))
+        return replace(made, forked_with=[*made.forked_with, "--fork-server"], channel=channel)
+
+    # Whoever looks on waits for the mesh, and not the other way round.
+    console = ["--set", f"console.port={options.console_port}", "run", "console"]
+    return [
+        spec("coordinator", preloads.shared, "run", "coordinator", stage=0),
+        spec("trainer", preloads.trainer, "run", "trainer", stage=1),
+        *(explorer(index, name) for index, name in enumerate(options.explorer_names)),
+        replace(spec("console", preloads.console, *console, stage=1), is_needed=False),
+    ]
+
+
+def _fork_server(runners: Preload, env: Mapping[str, str], name: str, log: Path) -> socket.socket:
+    # Have a fork server forked for an explorer; returns the explorer's end of the channel to it
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    runners.start([], name=f"runners of {name}", env=env, output=log, passed=theirs)
+    return ours

@@ -1,9 +1,9 @@
-"""What the demo shows while it runs: a live view in a terminal, else a line for whatever is news."""
+"""What the demo shows while it runs: a live view in a terminal, else a line for whatever is news; and its clock."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import one_line
+from trinity_bus.runtime.process import age_s
 from trinity_bus.runtime.supervisor import Activity
 
 if TYPE_CHECKING:
@@ -23,24 +24,7 @@ _WORTH_S: Final = 0.1  # How long something must have taken for a line to say so
 _SILENT_S: Final = 3.0  # After which a line says what goes on, without a terminal
 
 
-class Display(Protocol):
-    """Told of all that happens."""
-
-    def running(self) -> AbstractContextManager[object]:
-        """Hold the terminal for as long as the block lasts."""
-        ...
-
-    def stage(self, name: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def update(self, view: "MeshState") -> None:
-        """There may be news. Called often."""
-        ...
-
-    def starting(self, activities: Sequence[Activity]) -> None:
-        """Show what services do until all of them serve. Called often."""
-        ...
+type Display = PlainDisplay | LiveDisplay
 
 
 def make_display(console: Console, steps: int | None) -> Display:
@@ -76,6 +60,7 @@ class PlainDisplay:
         self._console.print(f"{self._said - self._began:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def starting(self, activities: Sequence[Activity]) -> None:
+        """Show what services do until all of them serve. Called often."""
         # A line for each that has begun something else, with how long after its line before
         for activity in activities:
             before = self._doing.get(activity.name)
@@ -173,3 +158,34 @@ def _activities_table(activities: Sequence[Activity]) -> Table:
             span(activity.seconds) if activity.seconds else "",
         )
     return table
+
+
+class Clock:
+    """Stages and how long each took, in seconds, from the start of this process."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._began = time.perf_counter() - age_s()
+        self.stages: dict[str, float] = {}
+        self.first_reward_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._began
+
+    def saw(self, view: "MeshState") -> None:
+        if self.first_reward_s is None and any(batch.reward is not None for batch in view.batches.values()):
+            self.first_reward_s = self.elapsed_s
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        began = self.begin(name)
+        try:
+            yield
+        finally:
+            self.stages[name] = time.perf_counter() - began
+
+    def begin(self, name: str) -> float:
+        """Show that a stage begins; returns when, for who measures it."""
+        self._display.stage(name)
+        return time.perf_counter()

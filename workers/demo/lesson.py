@@ -2,7 +2,7 @@
 
 It is imported while the broker starts: it needs all that a client of the mesh does, and before it nothing does.
 
-Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`. What the checks raise ends it too.
+Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`.
 """
 
 import asyncio
@@ -23,11 +23,10 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
-from workers.demo.clock import Clock
 from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
-from workers.demo.display import Display
+from workers.demo.display import Clock, Display
 from workers.demo.options import DemoOptions
-from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summaries
+from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summary
 from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.runs import MODEL, SUMMARY
 
@@ -74,14 +73,13 @@ class Lesson:
         self._options = options
         self._display = display
         self._clock = clock
-        self._checks: Sequence[Callable[[], None]] = ()
         self._producer = producer
         self._follower = follower
         self._held_out = load_tasks(options.subject, "held_out")
         self._first_task: str | None = None
 
-    async def run(self, checks: Sequence[Callable[[], None]], activities: Callable[[], Sequence[Activity]]) -> Summary:
-        clock, self._checks = self._clock, checks
+    async def run(self, activities: Callable[[], Sequence[Activity]]) -> Summary:
+        clock = self._clock
         with clock.stage("start the services"):
             while not self._all_serve(0):
                 self._display.starting(activities())
@@ -114,7 +112,7 @@ class Lesson:
                 total_seconds=clock.elapsed_s,
                 tokens=self._view.response_tokens,
                 stages=clock.stages,
-                steps=step_summaries(self._view),
+                steps=[step_summary(self._view, step) for step in self._view.trained],
                 model=str(self._options.run_dir / MODEL),
                 trace_task=self._first_task or "",
             )
@@ -198,8 +196,6 @@ class Lesson:
             await self._next()
 
     async def _next(self) -> None:
-        for check in self._checks:
-            check()
         await self._follower.changed(_UPDATE_S)
         self._clock.saw(self._view)
         self._display.update(self._view)

@@ -1,9 +1,12 @@
 """What a run of the demo leaves behind: ``summary.json``, ``reward.png`` and a table."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.table import Table
 
@@ -58,11 +61,7 @@ class Summary:
         write_plain(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
-def step_summaries(view: MeshState) -> list[StepSummary]:
-    return [_step(view, step) for step in view.trained]
-
-
-def _step(view: MeshState, step: StepView) -> StepSummary:
+def step_summary(view: MeshState, step: StepView) -> StepSummary:
     synced, batch = view.synced(step.version), view.batches.get(step.batch_id or "")
     rewarded_at, rollout_s = None if batch is None else batch.finalized_at, None
     if batch is not None and batch.running_at is not None and rewarded_at is not None:
@@ -114,21 +113,27 @@ def import_matplotlib() -> None:
     from matplotlib import pyplot  # noqa: F401
 
 
-def plot(summary: Summary, path: Path) -> None:
-    """Reward over steps, with both evaluations, as a PNG. Needs no display."""
+@contextmanager
+def chart(path: Path) -> Iterator[Any]:
+    """Provide axes to draw on, which become a PNG. Needs no display."""
     import_matplotlib()
     from matplotlib import pyplot as plt
 
-    steps = [step for step in summary.steps if step.reward is not None]
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    axes.plot([step.step for step in steps], [step.reward for step in steps], label="train batches, sampled")
-    axes.plot(
-        [0, summary.model_version], [summary.reward_before, summary.reward_after], "o", label="held-out prompts, greedy"
-    )
-    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title=f"Reward, seed {summary.seed}")
+    yield axes
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
     figure.tight_layout()
     path.unlink(missing_ok=True)  # a link would be written through
     figure.savefig(path)
     plt.close(figure)
+
+
+def plot(summary: Summary, path: Path) -> None:
+    """Draw the reward over steps, with both evaluations."""
+    steps = [step for step in summary.steps if step.reward is not None]
+    rewards = [summary.reward_before, summary.reward_after]
+    with chart(path) as axes:
+        axes.plot([step.step for step in steps], [step.reward for step in steps], label="train batches, sampled")
+        axes.plot([0, summary.model_version], rewards, "o", label="held-out prompts, greedy")
+        axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title=f"Reward, seed {summary.seed}")

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,8 @@ def _dataset(sources: Sequence[RowSource], found: Sequence[Gym | Lines], seed: i
     # One file of tasks in the order of always has no more to it.
     if described != [{}] or order != "shuffled":
         digest.update(json.dumps([order, *described], sort_keys=True).encode())
-    if sources[0].share is None:
-        found = [_joined(found)]
+    if sources[0].share is None and len(found) > 1:
+        found = [reduce(Lines.joined, [part for part in found if isinstance(part, Lines)])]
     parts: list[Ordered | Gym] = []
     noted: dict[str, tuple[PassRates, int]] = {}
     for part in found:
@@ -152,15 +153,6 @@ def _dataset(sources: Sequence[RowSource], found: Sequence[Gym | Lines], seed: i
             noted |= {task.task_id: (rates, i) for i, task in enumerate(part.tasks)}
     shares = [source.share or 1 for source in sources[: len(parts)]]
     return Dataset(parts, shares, digest.hexdigest(), noted)
-
-
-def _joined(found: Sequence[Gym | Lines]) -> Gym | Lines:
-    """Return all rows as one set; where there is one without end there is no other."""
-    first, *others = found
-    for other in others:
-        if isinstance(first, Lines) and isinstance(other, Lines):
-            first = first.joined(other)
-    return first
 
 
 def _ordered(lines: Lines, seed: int, order: OrderName, rates: PassRates) -> Ordered:

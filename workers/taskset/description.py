@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 
 from schemas.record import Identifier, PlainMap
 from schemas.sampling import Sampling
-from trinity_bus.config.file import MAX_TOML_BYTES, toml_of
+from trinity_bus.config.sources import MAX_TOML_BYTES, toml_of
 from trinity_bus.config.values import Count, Section
 from trinity_bus.errors import ConfigError
 

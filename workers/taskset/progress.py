@@ -14,6 +14,7 @@ name would wait for ever.
 from collections.abc import Iterable, Mapping
 
 from schemas import Position, TasksetPosition
+from trinity_bus.config import TasksetSettings
 from workers.taskset.dataset import Dataset
 from workers.taskset.description import DatasetError
 
@@ -21,49 +22,31 @@ type Offsets = dict[int, int]  # partition to the offset to read next
 
 
 class TasksetProgress:
-    """The state of one taskset.
-
-    Args:
-        ahead: Train tasks that may be unanswered.
-        epochs: How often each line is used; None: without end.
-        eval_interval: Versions from one evaluation to the next.
-        last: The position that was committed last, by this or an earlier incarnation.
+    """The state of one taskset, from the position that was committed last, by this or an earlier incarnation.
 
     Raises:
         DatasetError: That position counts the lines of another dataset, or there is no end of what has epochs.
     """
 
-    def __init__(
-        self,
-        name: str,
-        dataset: Dataset,
-        *,
-        ahead: int,
-        epochs: int | None,
-        eval_interval: int,
-        last: TasksetPosition | None,
-    ) -> None:
-        if last is not None and last.fingerprint != dataset.fingerprint:
+    def __init__(self, own: TasksetSettings, dataset: Dataset, last: TasksetPosition | None) -> None:
+        last = last or TasksetPosition(taskset=own.name, fingerprint=dataset.fingerprint)
+        if last.fingerprint != dataset.fingerprint:
             raise DatasetError(
-                f"taskset {name!r} has produced {last.produced} tasks of another dataset or in another order; give "
+                f"taskset {own.name!r} has produced {last.produced} tasks of another dataset or in another order; give "
                 "this one a name of its own (TRINITY_BUS_TASKSET__NAME)"
             )
-        if epochs is not None and dataset.size is None:
-            raise DatasetError(f"taskset {name!r} has no end, and so no epochs: leave taskset.epochs unset")
-        self.produced = 0 if last is None else last.produced
-        self.ended = 0 if last is None else last.ended
-        self.examined = -1 if last is None else last.examined
-        self.results = _offsets(() if last is None else last.results)
-        self.dead_letters = _offsets(() if last is None else last.dead_letters)
-        self._name = name
+        if own.epochs is not None and dataset.size is None:
+            raise DatasetError(f"taskset {own.name!r} has no end, and so no epochs: leave taskset.epochs unset")
+        self.produced, self.ended, self.examined = last.produced, last.ended, last.examined
+        self.results, self.dead_letters = _offsets(last.results), _offsets(last.dead_letters)
+        self._own = own
+        self._name = own.name
         self._dataset = dataset
-        self._ahead = ahead
-        self._total = None if epochs is None or dataset.size is None else epochs * dataset.size
-        self._eval_interval = eval_interval
+        self._total = None if own.epochs is None or dataset.size is None else own.epochs * dataset.size
 
     @property
     def room(self) -> int:
-        free = max(0, self._ahead - (self.produced - self.ended))
+        free = max(0, self._own.ahead - (self.produced - self.ended))
         return free if self._total is None else min(free, self._total - self.produced)
 
     @property
@@ -90,7 +73,7 @@ class TasksetProgress:
         self.ended += self.is_ours(key)
 
     def is_eval_due(self, version: int) -> bool:
-        return version > self.examined and version % self._eval_interval == 0
+        return version > self.examined and version % self._own.eval_interval == 0
 
     def position(self) -> TasksetPosition:
         return TasksetPosition(

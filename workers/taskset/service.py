@@ -89,14 +89,7 @@ class Taskset:
         try:
             # Its start fences an earlier incarnation, so that the position is the last one when it is read.
             async with self._bus.producer(transactional_id=f"taskset.{name}") as producer:
-                progress = TasksetProgress(
-                    name,
-                    self._train,
-                    ahead=self._settings.ahead,
-                    epochs=self._settings.epochs,
-                    eval_interval=self._settings.eval_interval,
-                    last=await self._last_position(),
-                )
+                progress = TasksetProgress(self._settings, self._train, await self._last_position())
                 await self._place(progress)
                 await self._learn(progress)
                 await self._work(producer, progress)

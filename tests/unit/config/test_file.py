@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_used_is_named(mesh_toml: Path, content: bytes | N
 def test_settings_that_contradict_each_other_are_told_with_where_each_comes_from(
     mesh_toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinity_bus.config.origins.OPTIONS", {"kafka.security_protocol"})
+    monkeypatch.setattr("trinity_bus.config.sources.OPTIONS", {"kafka.security_protocol"})
     mesh_toml.write_text(
         "[mesh]\nmax_tokens = 2048\n[coordinator]\nheartbeat_s = 2\n[synchronizer]\ntls_cafile = 'mesh.toml'\n"
     )

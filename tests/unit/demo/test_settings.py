@@ -13,7 +13,7 @@ import pytest
 
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.device import is_installed_for_cpu
-from workers.demo.mesh import specs
+from workers.demo.demo import specs
 from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import demo_namespace, hint, write_mesh_file

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
+from trinity_bus.config import TasksetSettings
 from workers.taskset.dataset import Dataset, Ordered
 from workers.taskset.description import DatasetError
 from workers.taskset.gym import Gym
@@ -19,7 +20,7 @@ EVENTS = ["produce", "produce, not committed", "answer", "refuse", "restart"]
 
 
 def progress(last: TasksetPosition | None = None, *, ahead: int = 4, epochs: int | None = 3) -> TasksetProgress:
-    return TasksetProgress("set", DATASET, ahead=ahead, epochs=epochs, eval_interval=10, last=last)
+    return TasksetProgress(TasksetSettings(name="set", ahead=ahead, epochs=epochs), DATASET, last)
 
 
 @given(ahead=st.integers(1, 20), events=st.lists(st.sampled_from(EVENTS), max_size=200))
@@ -99,7 +100,7 @@ def test_rewards_of_our_own_tasks_are_learned_and_nobody_elses() -> None:
     rates = PassRates(5)
     order = make_order("by_difficulty", 5, 0, (), rates)
     dataset = Dataset([Ordered(TASKS, order)], [1], "00ff", {f"t-{i}": (rates, i) for i in range(5)})
-    state = TasksetProgress("set", dataset, ahead=4, epochs=None, eval_interval=10, last=None)
+    state = TasksetProgress(TasksetSettings(name="set"), dataset, None)
     for i in range(1, 5):
         state.read_result(f"set/{i}/t-{i}", 0, i, 0.0)
     state.learn("set/9/t-0", 0.5)
@@ -118,4 +119,4 @@ def test_what_has_no_end_has_no_epochs() -> None:
 
     endless = Dataset([cast("Gym", Endless())], [1], "00ff", {})
     with pytest.raises(DatasetError, match="'set' has no end, and so no epochs"):
-        TasksetProgress("set", endless, ahead=4, epochs=1, eval_interval=10, last=None)
+        TasksetProgress(TasksetSettings(name="set", epochs=1), endless, None)
