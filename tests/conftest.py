@@ -26,6 +26,13 @@ settings.load_profile("shared")
 
 
 @pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is set by the environment that runs the tests."""
+    for name in [name for name in os.environ if name.upper().startswith("TRINITY_BUS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
 def mesh(kafka: KafkaSettings, tmp_path: Path) -> "Mesh":
     """A namespace of its own, for coordinators in processes of their own."""
     from tests.support.mesh.mesh import Mesh

@@ -17,10 +17,7 @@ from workers.demo.model import make_model
 
 
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    for name in list(os.environ):
-        if name.upper().startswith("TRINITY_BUS_"):
-            monkeypatch.delenv(name)
+def environment(no_settings: None) -> dict[str, str]:
     return dict(os.environ, COLUMNS="200")
 
 

@@ -24,31 +24,28 @@ def written(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+BAD = "nonsense\n"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text", "good"),
+    ("arguments", "text", "said"),
     [
-        ([], GOOD, "1 task is good, 1 line is bad; nothing was sent"),
-        (["--dry-run"], GOOD, "1 task is good, 1 line is bad"),
-        (["--dry-run", "--kind", "demonstrations"], SHOWN, "1 demonstration is good, 1 line is bad"),
-        (["--dry-run", "--kind", "preferences"], PREFERRED, "1 preference is good, 1 line is bad"),
+        ([], GOOD + BAD, "1 task is good, 1 line is bad; nothing was sent"),
+        (["--dry-run"], GOOD + BAD, "1 task is good, 1 line is bad"),
+        (["--dry-run"], GOOD + WITH_SCHEMA, "2 tasks are good, 0 lines are bad"),
+        (["--dry-run", "-"], GOOD, "1 task is good"),
+        (["--dry-run", "--kind", "demonstrations"], SHOWN + BAD, "1 demonstration is good, 1 line is bad"),
+        (["--dry-run", "--kind", "preferences"], PREFERRED + BAD, "1 preference is good, 1 line is bad"),
     ],
 )
-def test_a_bad_line_stops_it_all(written: Callable[[str], str], arguments: list[str], text: str, good: str) -> None:
-    result = CliRunner().invoke(app, ["produce", *arguments, written(text + "nonsense\n")])
-    assert result.exit_code == 1
-    assert "tasks.jsonl:2" in result.stderr
-    assert good in result.stderr
-
-
-def test_a_dry_run_checks_and_sends_nothing(written: Callable[[str], str]) -> None:
-    result = CliRunner().invoke(app, ["produce", "--dry-run", written(GOOD + WITH_SCHEMA)])
-    assert (result.exit_code, "2 tasks are good, 0 lines are bad" in result.stderr) == (0, True)
-
-
-def test_standard_input_is_a_file_too() -> None:
-    result = CliRunner().invoke(app, ["produce", "--dry-run", "-"], input=GOOD)
-    assert result.exit_code == 0
-    assert "1 task is good" in result.stderr
+def test_lines_are_checked_and_a_bad_one_stops_it_all(
+    written: Callable[[str], str], arguments: list[str], text: str, said: str
+) -> None:
+    file = [] if "-" in arguments else [written(text)]
+    result = CliRunner().invoke(app, ["produce", *arguments, *file], input=text)
+    assert result.exit_code == (BAD in text)
+    assert said in result.stderr
+    assert ("tasks.jsonl:2" in result.stderr) == (BAD in text)
 
 
 def test_a_file_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:

@@ -1,8 +1,5 @@
-import contextlib
 import os
 import sys
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +8,6 @@ from typer.testing import CliRunner
 
 from trinity_bus.errors import ConfigError
 from workers.cli import demo
-from workers.demo.options import DemoOptions
 from workers.runs import NoRunError, new_run, newest_run, program
 
 
@@ -38,10 +34,7 @@ def test_the_newest_run_that_has_it(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "model", (1000 - age, 1000 - age))
     (tmp_path / "newest-but-without").mkdir()
     assert newest_run("model", tmp_path) == tmp_path / "new"
-
-
-def test_no_run_says_what_to_do(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
+    for folder in (tmp_path / "newest-but-without", tmp_path / "absent"):
         with pytest.raises(NoRunError, match="run the demo first"):
             newest_run("model", folder)
 
@@ -51,24 +44,6 @@ def test_runs_that_begin_together_have_a_folder_each(tmp_path: Path) -> None:
         made = list(pool.map(lambda _: new_run("20260101-120000-copy-seed0", tmp_path / "runs"), range(8)))
     assert len(set(made)) == 8
     assert {folder.name for folder in made} >= {"20260101-120000-copy-seed0", "20260101-120000-copy-seed0-2"}
-
-
-def test_demos_of_the_same_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Path] = []
-
-    @contextlib.contextmanager
-    def begun_first(options: DemoOptions) -> Iterator[None]:
-        begun.append(options.run_dir)
-        yield None
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(time, "strftime", lambda form: form.replace("%", ""))
-    monkeypatch.setattr(demo, "begun_first", begun_first)
-    monkeypatch.setattr(demo, "_run", lambda *_: None)
-    for _ in range(2):
-        assert CliRunner().invoke(demo.app, []).exit_code == 0
-    assert len(set(begun)) == 2
-    assert all((folder / "logs").is_dir() for folder in begun)
 
 
 def test_a_folder_that_another_demo_takes_at_the_same_moment_is_refused_in_a_line(

@@ -1,6 +1,5 @@
 """The settings file: what it gives, what counts more, and where each mistake in it stands."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,7 @@ from trinity_bus.errors import ConfigError
 
 
 @pytest.fixture
-def mesh_toml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in list(os.environ):
-        if name.upper().startswith("TRINITY_BUS_"):
-            monkeypatch.delenv(name)
+def mesh_toml(no_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     file = tmp_path / "mesh.toml"
     monkeypatch.setenv("TRINITY_BUS_CONFIG", str(file))
     return file

@@ -26,19 +26,8 @@ def test_weights_follow_from_the_seed_alone(folder: Path, tmp_path: Path) -> Non
     for name, tensor in weights.items():
         assert tensor.dtype == np.float32
         np.testing.assert_array_equal(tensor, same[name])
-    assert not np.array_equal(weights["model.embed_tokens.weight"], different["model.embed_tokens.weight"])
-
-
-def test_shapes_are_those_of_the_configuration(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
-    assert weights["model.embed_tokens.weight"].shape == (len(DIGITS.vocabulary), config["hidden_size"])
-    for i in range(config["num_hidden_layers"]):
-        queries = weights[f"model.layers.{i}.self_attn.q_proj.weight"]
-        keys = weights[f"model.layers.{i}.self_attn.k_proj.weight"]
-        assert queries.shape == (config["num_attention_heads"] * config["head_dim"], config["hidden_size"])
-        assert keys.shape == (config["num_key_value_heads"] * config["head_dim"], config["hidden_size"])
     assert sum(tensor.size for tensor in weights.values()) == pytest.approx(297_000, rel=0.01)
+    assert not np.array_equal(weights["model.embed_tokens.weight"], different["model.embed_tokens.weight"])
 
 
 def test_the_tokenizer_is_one_of_words(folder: Path) -> None:

@@ -27,9 +27,7 @@ KAFKA = KafkaSettings(bootstrap_servers="127.0.0.1:9999", namespace="trinity")
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoOptions:
-    for name in [name for name in os.environ if name.startswith("TRINITY_BUS_")]:
-        monkeypatch.delenv(name)
+def options(no_settings: None, tmp_path: Path) -> DemoOptions:
     return DemoOptions(run_dir=tmp_path / "run", seed=7, steps=9, explorers=3, max_staleness=1)
 
 

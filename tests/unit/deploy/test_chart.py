@@ -1,6 +1,5 @@
 """What must hold of the Helm chart without Helm: settings that services start with, images, users, metrics."""
 
-import os
 import re
 import tomllib
 
@@ -18,9 +17,8 @@ TEMPLATES = "\n".join(path.read_text() for path in sorted(CHART.glob("templates/
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_service_can_start_with_the_settings_of_every_size(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in [variable for variable in os.environ if variable.upper().startswith("TRINITY_BUS_")]:
-        monkeypatch.delenv(variable)
+@pytest.mark.usefixtures("no_settings")
+def test_every_service_can_start_with_the_settings_of_every_size(size: str) -> None:
     given = values(size)
     content = given["settings"]
     if "path" in content["taskset"]:

@@ -128,11 +128,10 @@ def test_every_setting_that_a_file_gives_exists(path: Path) -> None:
     "files", [("compose.yaml",), ("compose.yaml", "compose.gpu.yaml")], ids=lambda files: files[-1]
 )
 @pytest.mark.parametrize("name", sorted(PRECONDITIONS))
+@pytest.mark.usefixtures("no_settings")
 def test_every_service_can_start_with_its_file_and_its_variables(
     files: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in [variable for variable in os.environ if variable.upper().startswith("TRINITY_BUS_")]:
-        monkeypatch.delenv(variable)
     layers = [parsed(FOLDER / file) for file in files]
     base = layers[0]["services"][name]
     source = FOLDER / layers[-1]["configs"]["mesh"]["file"]

@@ -19,7 +19,7 @@ PATH = re.compile(r"(?:trinity_bus|workers|schemas|recipes)/[\w/]+(?:\.\w+)?")
 MODULE = re.compile(r"((?:trinity_bus|workers|schemas)(?:\.\w+)+)(?:\(.*\))?")
 COMMAND = re.compile(r"trinity-bus ([a-z][a-z-]*)")
 SETTING = re.compile(r"([a-z]+)\.([a-z]\w*)(?:=.*| = .*)?")
-ATTRIBUTE = re.compile(r"(ctx|[A-Z]\w*)((?:\.\w+)*)")
+ATTRIBUTE = re.compile(r"(?:ctx|[A-Z]\w*)(?:\.\w+)*")
 WORD = re.compile(r"([a-z_][\w-]*)(?:\(\)|=\w*| = \w+)?")
 END_OF_PATH = re.compile(r"\.\.\.(/[\w/]+\.py)")
 
@@ -49,67 +49,30 @@ def resolves(dotted: str) -> bool:
     return False
 
 
-class Names(ast.NodeVisitor):
-    """All that the sources give a name: attributes of each class with their types, and whatever else is named."""
-
-    def __init__(self) -> None:
-        self.classes: dict[str, dict[str, str]] = {}
-        self.bases: dict[str, list[str]] = {}
-        self.words: set[str] = set()
-        for folder in ("trinity_bus", "workers", "schemas"):
-            for file in (ROOT / folder).rglob("*.py"):
-                self.visit(ast.parse(file.read_text()))
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        own = self.classes.setdefault(node.name, {})
-        self.bases.setdefault(node.name, []).extend(ast.unparse(base).rpartition(".")[2] for base in node.bases)
-        for part in ast.walk(node):
-            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-                # A property's setter returns nothing, and says less than its getter.
-                own[part.name] = own.get(part.name) or ("" if part.returns is None else ast.unparse(part.returns))
-            elif isinstance(part, ast.AnnAssign):
-                own[ast.unparse(part.target).removeprefix("self.")] = ast.unparse(part.annotation)
-            elif isinstance(part, ast.Assign):
-                own |= {ast.unparse(target).removeprefix("self."): "" for target in part.targets}
-        self.generic_visit(node)
-
-    def generic_visit(self, node: ast.AST) -> None:
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                self.words.add(name)
-            case ast.arg(arg=name) | ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
-                self.words.add(name)
-        super().generic_visit(node)
-
-    def has(self, kind: str, attributes: list[str]) -> bool:
-        if not attributes:
-            return kind in self.classes
-        return any(
-            attributes[0] in self.classes.get(one, {})
-            and (
-                not attributes[1:]
-                or any(self.has(word, attributes[1:]) for word in re.findall(r"\w+", self.classes[one][attributes[0]]))
-            )
-            for one in (kind, *self.bases.get(kind, []))
-        )
-
-
 @cache
-def names() -> Names:
-    return Names()
+def words() -> set[str]:
+    """Return all that the sources give a name, and their texts of one word."""
+    found: set[str] = set()
+    for file in [file for folder in ("trinity_bus", "workers", "schemas") for file in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    found.add(name)
+                case ast.arg(arg=name) | ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+                    found.add(name)
+    return found
 
 
 def is_named(code: str) -> bool | None:
     """Whether the sources have what is named; None where it is no name."""
     if ending := END_OF_PATH.fullmatch(code):
         return any(str(file).endswith(ending[1]) for file in (ROOT / "trinity_bus").rglob("*.py"))
-    if of_class := ATTRIBUTE.fullmatch(code):
-        kind, attributes = of_class[1], of_class[2].split(".")[1:]
-        if not attributes and (hasattr(builtins, kind) or hasattr(asyncio, kind) or kind in names().words):
-            return True
-        return names().has({"ctx": "RolloutContext"}.get(kind, kind), attributes)
+    if ATTRIBUTE.fullmatch(code):
+        first, *others = code.split(".")
+        is_kind = first == "ctx" or first in words() or hasattr(builtins, first) or hasattr(asyncio, first)
+        return is_kind and words().issuperset(others)
     word = WORD.fullmatch(code)
-    return None if word is None else keyword.iskeyword(word[1]) or word[1] in names().words
+    return None if word is None else keyword.iskeyword(word[1]) or word[1] in words()
 
 
 def missing(page: str) -> list[str]:
@@ -141,7 +104,7 @@ def test_every_counterpart_that_the_page_names_is_there() -> None:
 
 def test_one_that_is_gone_is_found() -> None:
     gone = ["trinity_bus/no.py", "trinity_bus.NoSuch", "trinity-bus no-such", "explorer.no_such", ".../no_such.py"]
-    gone += ["NoSuch", "BatchRecord.no_such", "Publisher.serve", "TrainingEngine.progress.no_such", "no_such_word"]
+    gone += ["NoSuch", "BatchRecord.no_such", "NoSuch.serve", "TrainingEngine.progress.no_such", "no_such_word"]
     there = ["trainer.loss=grpo", "TrainingEngine.progress.step", "BatchRecord.manifest", "ctx.chat", "run_once"]
     assert missing(f"| there | {', '.join(f'`{code}`' for code in gone + there)} |") == gone
     assert len(list(here(PAGE))) > 150

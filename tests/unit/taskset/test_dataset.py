@@ -176,6 +176,9 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, content: bytes
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=message):
         load(path, taskset="math")
+    for name, reason in (("nowhere.jsonl", ": no such file"), ("nowhere.toml", " cannot be read: No such file")):
+        with pytest.raises(DatasetError, match=name + reason):
+            load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +204,6 @@ def test_a_bad_row_or_description_is_named_before_anything_runs(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError, match=message):
         described(tmp_path, f'[[train]]\npath = "{name}"\n{more}')
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"nowhere.jsonl: no such file"):
-        load(tmp_path / "nowhere.jsonl")
-    with pytest.raises(DatasetError, match=r"nowhere.toml cannot be read: No such file"):
-        load(tmp_path / "nowhere.toml")
 
 
 @pytest.mark.parametrize(

@@ -23,29 +23,17 @@ def test_the_product_is_within_its_budgets(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_the_table_has_a_row_for_each_room_and_the_total() -> None:
     rows = house.table(SIZES, TOTAL, BUDGETS).splitlines()
-    assert [row.split()[:3] for row in rows[1:]] == [
-        ["schemas", "120", "150"],
-        ["trinity_bus/bus", "340", "340"],
-        ["total", "460", "500"],
+    assert [" ".join(row.split()[:3]) for row in rows[1:]] == [
+        "schemas 120 150",
+        "trinity_bus/bus 340 340",
+        "total 460 500",
     ]
-
-
-def test_what_is_within_its_budget_is_no_fault() -> None:
-    assert list(faults(SIZES, TOTAL, BUDGETS)) == []
-
-
-def test_a_room_above_its_budget_is_named_with_what_to_do() -> None:
-    larger = SIZES | {"trinity_bus/bus": replace(SIZES["trinity_bus/bus"], lines=341)}
-    (fault,) = faults(larger, TOTAL, BUDGETS)
-    assert fault == (
-        "trinity_bus/bus has 341 lines, and its budget is 340: "
-        "replace something, or raise the budget in pyproject.toml with the reason in the commit"
-    )
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
+        ({}, None),
         ({"lines": 501}, "the product has 501 lines, and its budget is 500: "),
         ({"modules": 9}, "the product has 9 modules, and its budget is 8: "),
         ({"small": 2}, "the product has 2 modules under 40 lines, and its budget is 1: "),
@@ -53,12 +41,19 @@ def test_a_room_above_its_budget_is_named_with_what_to_do() -> None:
         ({"folder": 5}, "the product has 5 modules in one folder, and its budget is 4: "),
     ],
 )
-def test_so_is_each_total(change: dict[str, float], expected: str) -> None:
-    (fault,) = faults(SIZES, replace(TOTAL, **change), BUDGETS)  # type: ignore[arg-type]
-    assert fault.startswith(expected)
+def test_a_total_above_its_budget_is_named(change: dict[str, float], expected: str | None) -> None:
+    found = list(faults(SIZES, replace(TOTAL, **change), BUDGETS))  # type: ignore[arg-type]
+    assert [fault[: len(expected or "")] for fault in found] == ([] if expected is None else [expected])
 
 
-def test_a_room_without_a_budget_and_a_budget_without_a_room_are_faults() -> None:
+def test_a_room_is_named_with_what_to_do() -> None:
+    larger = SIZES | {"trinity_bus/bus": replace(SIZES["trinity_bus/bus"], lines=341)}
+    assert list(faults(larger, TOTAL, BUDGETS)) == [
+        (
+            "trinity_bus/bus has 341 lines, and its budget is 340: "
+            "replace something, or raise the budget in pyproject.toml with the reason in the commit"
+        )
+    ]
     moved = {"schemas": SIZES["schemas"], "trinity_bus/log": SIZES["trinity_bus/bus"]}
     assert list(faults(moved, TOTAL, BUDGETS)) == [
         "trinity_bus/log has 340 lines and no budget: give it one in pyproject.toml",

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import yaml
 
 from schemas.codec import RECORDS
@@ -19,19 +18,6 @@ def test_the_committed_document_is_current() -> None:
     assert render_asyncapi.PATH.read_text(encoding="utf-8") == render_asyncapi.render(), (
         "run `python -m tools.render_asyncapi`"
     )
-
-
-def test_check_says_so_when_it_is_not(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(render_asyncapi, "PATH", tmp_path / "asyncapi.yaml")
-    monkeypatch.setattr(sys, "argv", ["asyncapi", "--check"])
-    assert render_asyncapi.main() == 1
-    assert "is not current: run" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["asyncapi"])
-    assert render_asyncapi.main() == 0
-    monkeypatch.setattr(sys, "argv", ["asyncapi", "--check"])
-    assert render_asyncapi.main() == 0
 
 
 def test_it_is_the_same_in_another_process() -> None:
