@@ -7,6 +7,7 @@ than ``kafka.outage_s`` ends it; it goes on where it was when it is started agai
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import batched
 from pathlib import Path
 from typing import Final
 
@@ -60,11 +61,5 @@ def _bring_up(ledger: MetricsLedger, sinks: Sequence[Sink]) -> None:
             raise MetricsLedgerError(
                 f"{sink.lines} lines were written of a ledger that has {ledger.lines}: {ledger.path}"
             )
-        batch = []
-        for line in ledger.since(sink.lines):
-            batch.append(line)
-            if len(batch) == _MAX_RECORDS:
-                sink.write(batch)
-                batch = []
-        if batch:
-            sink.write(batch)
+        for lines in batched(ledger.since(sink.lines), _MAX_RECORDS):
+            sink.write(lines)

@@ -23,8 +23,6 @@ from workers.demo.subjects import COPY, SUBJECTS
 from workers.runs import SUMMARY, new_run, program
 
 if TYPE_CHECKING:
-    from trinity_bus.config import Settings
-    from workers.demo.preloads import Preloads
     from workers.demo.report import Summary
 
 app = typer.Typer()
@@ -141,17 +139,13 @@ def _run(options: DemoOptions, shared: Preload) -> "Summary | None":
 
     settings = with_http_key(Settings())
     with preloads.begun(settings, options, shared) as begun:
-        return _run_beside(settings, options, begun)
+        with importing():
+            from workers.demo.demo import run_demo
+            from workers.demo.display import make_display
 
-
-def _run_beside(settings: "Settings", options: DemoOptions, begun: "Preloads") -> "Summary | None":
-    with importing():
-        from workers.demo.demo import run_demo
-        from workers.demo.display import make_display
-
-    display = make_display(out, options.steps)
-    with display.running():
-        return run_service(lambda: run_demo(settings, options, display, begun), grace_s=_GRACE_S)
+        display = make_display(out, options.steps)
+        with display.running():
+            return run_service(lambda: run_demo(settings, options, display, begun), grace_s=_GRACE_S)
 
 
 def _report(summary: "Summary", options: DemoOptions) -> None:

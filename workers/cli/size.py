@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
@@ -23,6 +23,11 @@ _MOST_GBIT_S: Final = 1e6
 app = typer.Typer()
 
 
+def _measured(what: str) -> Any:
+    speed = f"Your measurement of {what} tokens per second on a GPU."
+    return typer.Option(min=1e-3, max=_MOST_TOKENS, help=speed)
+
+
 @app.command()
 def size(  # noqa: PLR0917 - typer makes options of them
     gpus: Annotated[int, typer.Option(min=2, max=100_000, help="Number of GPUs.")],
@@ -33,24 +38,8 @@ def size(  # noqa: PLR0917 - typer makes options of them
     gbit_s: Annotated[
         float, typer.Option("--gbit-s", min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network link.")
     ] = 100.0,
-    rollout_tokens_s: Annotated[
-        float | None,
-        typer.Option(
-            "--rollout-tokens-s",
-            min=1e-3,
-            max=_MOST_TOKENS,
-            help="Your measurement of rollout tokens per second on a GPU.",
-        ),
-    ] = None,
-    train_tokens_s: Annotated[
-        float | None,
-        typer.Option(
-            "--train-tokens-s",
-            min=1e-3,
-            max=_MOST_TOKENS,
-            help="Your measurement of training tokens per second on a GPU.",
-        ),
-    ] = None,
+    rollout_tokens_s: Annotated[float | None, _measured("rollout")] = None,
+    train_tokens_s: Annotated[float | None, _measured("training")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compute tasks, bytes, partitions, brokers, transfers and staleness, each with its formula. Connects to nothing.
