@@ -15,7 +15,7 @@ from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettin
 from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.messages import WrongSettingsError, required
 from trinity_bus.config.monitoring import HealthSettings, TelemetrySettings
-from trinity_bus.config.sections import secret_variables, sections, setting_fields, setting_paths
+from trinity_bus.config.sections import secret_variables, sections, setting_fields
 from trinity_bus.config.settings import Settings
 from trinity_bus.config.sources import Origins, forget_secrets
 from trinity_bus.config.synchronizer import SynchronizerSettings
@@ -49,7 +49,6 @@ __all__ = [
     "secret_variables",
     "sections",
     "setting_fields",
-    "setting_paths",
     "told_settings",
     "values_told",
 ]

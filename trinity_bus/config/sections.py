@@ -1,7 +1,5 @@
 """Which sections there are, and what is in them."""
 
-from collections.abc import Iterator
-
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -84,12 +82,6 @@ def setting_fields() -> dict[str, FieldInfo]:
         for name, field in kind.model_fields.items()
         if not is_of_mesh(field)
     }
-
-
-def setting_paths() -> Iterator[tuple[str, str]]:
-    """Every setting's environment variable and description, for documents and messages."""
-    for path, field in setting_fields().items():
-        yield env_name(path), field.description or ""
 
 
 def secret_variables() -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_settings import BaseSettings, EnvSettingsSource, TomlConfigSettingsSource
 
 from trinity_bus.config.messages import not_a_setting
-from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_fields, setting_paths
+from trinity_bus.config.sections import is_secret, secret_variables, sections, setting_fields
 from trinity_bus.config.values import CONFIG_VARIABLE, ENV_PREFIX, FILE_SUFFIX, env_name, nearest
 from trinity_bus.errors import ConfigError
 
@@ -152,8 +152,7 @@ def forget_secrets() -> None:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables that begin as ours do and are no setting: one that is misspelt would else have no effect."""
     # What Kubernetes makes of a service with our name (``TRINITY_BUS_..._SERVICE_HOST``) is left alone.
-    known = {path for path, _ in setting_paths()} | {variable + FILE_SUFFIX for variable in secret_variables()}
-    known.add(CONFIG_VARIABLE)
+    known = {CONFIG_VARIABLE, *map(env_name, setting_fields()), *(name + FILE_SUFFIX for name in secret_variables())}
     return [
         variable
         for variable, value in environ.items()

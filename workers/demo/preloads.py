@@ -19,7 +19,7 @@ Failures: one that ends ends the demo, with the last lines of its log.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +33,7 @@ from workers.demo.settings import available_cores
 from workers.service_environment import service_environment
 
 _HERE: Final = "workers.demo.preloads"
+_FORK_SERVER: Final = "trinity_bus.runners.fork_server_main"
 _VLLM: Final = "trinity_bus.inference.launch:preload"
 _CONSOLE_NICENESS: Final = 15
 
@@ -96,27 +97,6 @@ class Preloads:
         yield "console", self.console
 
 
-class Queue:
-    """Who may begin beside vLLM's import, ``at_once`` of them: in the order in which they stand here."""
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._done: list[Callable[[], bool]] = []
-
-    def turn(self) -> Callable[[], bool]:
-        """Return what tells whether somebody may begin who comes after all that stand here now."""
-        before = tuple(self._done)
-        return lambda: may_begin([done() for done in before], self._at_once)
-
-    def stand(self, done: Callable[[], bool]) -> None:
-        self._done.append(done)
-
-
-def may_begin(before: Sequence[bool], at_once: int) -> bool:
-    """Whether one may begin, of those before whom these are done; ``at_once`` may be under way."""
-    return before.count(False) < at_once
-
-
 @contextmanager
 def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator[Preloads]:
     """Provide them; they end with the block."""
@@ -128,44 +108,42 @@ def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator
         # Asked for GPUs, as by Megatron's import, torch would begin to use CUDA, and then no fork of it can.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    queue = Queue(max(1, len(available_cores()) - 1))
+    cores = max(1, len(available_cores()) - 1)
     broker_is_up = threading.Event()
-    queue.stand(broker_is_up.is_set)
+    queue: list[Callable[[], bool]] = [broker_is_up.is_set]  # who has begun, or may before others: whether it is done
     with ExitStack() as stack:
 
-        def branch(of: Preload, name: str, *functions: str, at_once: bool = False) -> Preload:
-            log = options.log(name)
-            made = of.branch(functions, name=name, env=env, output=log, turn=None if at_once else queue.turn())
+        def branch(
+            of: Preload,
+            name: str,
+            *functions: str,
+            at_once: bool = False,
+            env: Mapping[str, str] = env,
+            main: str | None = None,
+        ) -> Preload:
+            before = tuple(queue)
+            turn = None if at_once else lambda: [done() for done in before].count(False) < cores
+            made = of.branch(functions, name=name, main=main, env=env, output=options.log(name), turn=turn)
             if not at_once:
-                queue.stand(lambda: made.has_loaded)
+                queue.append(lambda: made.has_loaded)
             return stack.enter_context(made)
 
-        little = environment(env, settings.explorer.runner_environment)
         torch = branch(shared, "torch", f"{_HERE}:import_torch", at_once=True)
+        explorers = branch(torch, "vllm", _VLLM, f"{_HERE}:import_explorer", at_once=True)
+        runners = None
+        if settings.explorer.runner_python is None and settings.explorer.workflow_modules is None:
+            little = environment(env, settings.explorer.runner_environment)
+            made = branch(shared, "runners", f"{_FORK_SERVER}:preload", env=little, main=f"{_FORK_SERVER}:main")
+            runners = made, little
         yield Preloads(
             shared=shared,
             torch=torch,
-            explorers=branch(torch, "vllm", _VLLM, f"{_HERE}:import_explorer", at_once=True),
-            runners=_runners(stack, queue, shared, options, little) if _can_fork_runners(settings) else None,
+            explorers=explorers,
+            runners=runners,
             trainer=branch(torch, "megatron", f"{_HERE}:import_trainer"),
             broker_is_up=broker_is_up,
             console=branch(shared, "console", f"{_HERE}:yield_to_others", f"{_HERE}:import_console"),
         )
-
-
-def _can_fork_runners(settings: Settings) -> bool:
-    return settings.explorer.runner_python is None and settings.explorer.workflow_modules is None
-
-
-def _runners(
-    stack: ExitStack, queue: Queue, shared: Preload, options: DemoOptions, env: Mapping[str, str]
-) -> tuple[Preload, Mapping[str, str]]:
-    module, log = "trinity_bus.runners.fork_server_main", options.log("runners")
-    made = shared.branch(
-        [f"{module}:preload"], name="runners", main=f"{module}:main", env=env, output=log, turn=queue.turn()
-    )
-    queue.stand(lambda: made.has_loaded)
-    return stack.enter_context(made), env
 
 
 def import_shared() -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from tests.support.chart import CHART, ROOT, SIZES, values
 from trinity_bus.bus.administration.access import USERS
-from trinity_bus.config import CONFIG_VARIABLE, Settings, secret_variables, setting_paths
+from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, secret_variables, setting_fields
 from workers.coordinator.gauges import GAUGES
 from workers.preconditions import problems
 from workers.taskset.dataset import load
@@ -62,7 +62,7 @@ def test_the_images_have_the_version_of_the_package() -> None:
 
 
 def test_every_variable_that_the_templates_set_is_a_setting() -> None:
-    known = {name for name, _ in setting_paths()} | {CONFIG_VARIABLE}
+    known = {env_name(path) for path in setting_fields()} | {CONFIG_VARIABLE}
     known |= {f"{name}_FILE" for name in secret_variables()}
     assert set(re.findall(r"TRINITY_BUS_[A-Z_]+[A-Z]", TEMPLATES)) <= known
 

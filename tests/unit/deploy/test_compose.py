@@ -23,7 +23,7 @@ from tests.support.mesh.compose_files import (
     services,
 )
 from trinity_bus.bus.administration.access import USERS
-from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_paths
+from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, setting_fields
 from trinity_bus.config.settings import GivenSettings
 from trinity_bus.config.template import SCHEMA
 from trinity_bus.sizing.memory import limit_bytes, service_memory
@@ -118,7 +118,7 @@ def test_every_published_port_is_on_the_loopback_interface(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_setting_that_a_file_gives_exists(path: Path) -> None:
-    known = {name for name, _ in setting_paths()} | {CONFIG_VARIABLE}
+    known = {env_name(path) for path in setting_fields()} | {CONFIG_VARIABLE}
     for name, service in parsed(path).get("services", {}).items():
         ours = {variable for variable in service.get("environment") or {} if variable.startswith("TRINITY_BUS_")}
         assert ours <= known, f"{name}: {sorted(ours - known)}"
