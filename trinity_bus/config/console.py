@@ -19,25 +19,21 @@ class ConsoleSettings(Section):
     port: Port = 8900
     """Port to listen on; 0: any free one."""
     token: SecretStr | None = None
-    """Token to look and act; 16 characters or more. Unset, with the next: everybody who reaches the address may look,
-    and nobody may act."""
+    """Token to look and act; 16 characters or more. Without it and the next, all may look, and nobody may act."""
     viewer_token: SecretStr | None = None
     """Token to look without changing anything."""
     user_header: HeaderName | None = None
     """Header in which a proxy names the user after asking an identity provider (OIDC), such as ``X-Forwarded-User``.
     The proxy must remove it from incoming requests. Unset: users have no names."""
     proxy_key: SecretStr | None = None
-    """Secret of that proxy, in the header ``X-Proxy-Key`` of each request; 16 characters or more. Other requests cannot
-    name a user."""
+    """Secret of that proxy, in the header ``X-Proxy-Key``; 16 characters or more. Others cannot name a user."""
     roles_header: HeaderName | None = None
-    """Header in which that proxy lists the user's roles, separated by commas: ``viewer`` or ``operator``. Unset: all
-    are viewers."""
+    """Header in which that proxy lists the user's roles, ``viewer`` or ``operator``. Unset: all are viewers."""
     folder: Path | None = None
     """Folder of its index, which can be deleted at any time: it is rebuilt from the log. Unset: ``trinity-bus/console``
     in ``XDG_DATA_HOME`` (``~/.local/share``)."""
     jaeger_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] | None = None
-    """Address of Jaeger's pages, such as ``http://localhost:16686``, for links to a sample's trace. Unset: the trace's
-    id is shown."""
+    """Address of Jaeger's pages, such as ``http://localhost:16686``, to link traces. Unset: ids are shown."""
     model_path: str | None = None
     """Folder of the Hugging Face model whose tokenizer converts samples to text. Unset: that of ``mesh``; without one,
     samples are shown as token ids and have no text search."""

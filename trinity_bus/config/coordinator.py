@@ -31,17 +31,13 @@ class CoordinatorSettings(Section):
     wait_after_min_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """How long a batch with enough finished tasks waits for the others. 0: not at all."""
     return_partial_tasks: bool = False
-    """Whether a task counts with its finished runs if an attempt fails partly or its batch ends. Otherwise all its runs
-    are repeated, or none counts."""
+    """Whether a task counts with its finished runs if an attempt fails partly or its batch ends."""
     detailed_eval_stats: bool = False
-    """Whether an evaluation reports mean, maximum, minimum and standard deviation of each metric over its tasks,
-    instead of the mean alone."""
+    """Whether an evaluation reports mean, maximum, minimum and deviation of each metric, not the mean alone."""
     max_repeat_times_per_runner: Count | None = None
-    """Maximum runs in one attempt: larger groups are split and may run on several explorers at once. Unset: groups are
-    not split."""
+    """Maximum runs in one attempt: larger groups are split over several. Unset: groups are not split."""
     dynamic_timeout_ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Timeout of an attempt as a multiple of the mean duration of attempts at train tasks; never above the task's own.
-    Unset: the task's own."""
+    """Timeout of an attempt as a multiple of the mean duration at train tasks, up to the task's own. Unset: that."""
     dynamic_timeout_warmup_steps: Count = 3
     """Train batches that must have ended before that mean is used."""
     straggler_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
@@ -59,8 +55,7 @@ class CoordinatorSettings(Section):
     tick_s: Seconds = 0.25
     """How often timeouts are checked while nothing happens."""
     name: InstanceName = "coordinator-0"
-    """Name of this process. Several may run; one leads and the others stand by. ``{host}`` is replaced by the host's
-    name."""
+    """Name of this process. Several may run; one leads. ``{host}`` is replaced by the host's name."""
     heartbeat_s: Seconds = 0.5
     """Interval of the leader's heartbeats."""
     takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
@@ -72,9 +67,8 @@ class CoordinatorSettings(Section):
     max_open_tasks: Count = 4096
     """Tasks of full batches that are read and not ended; more wait on the log."""
     producer_max_open_tasks: Count | None = None
-    """Open tasks of one producer; more are refused with a dead letter, so that others are not delayed. If several
-    producers share a mesh, set it well below ``max_open_tasks``. Unset: no limit, and reading stops for all when
-    ``max_open_tasks`` are open."""
+    """Open tasks of one producer; more are refused with a dead letter. If several producers share a mesh, set it well
+    below ``max_open_tasks``, at which reading stops for all. Unset: no limit."""
     producer_max_open_bytes: Count | None = None
     """Bytes of one producer's open tasks; the same."""
     max_task_timeout_s: Seconds | None = None
@@ -88,8 +82,7 @@ class CoordinatorSettings(Section):
     retention_s: Seconds = 60.0
     """How often records that are no longer needed are deleted."""
     keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Minimum age of deleted records, seconds. Unset: a week for tasks and experiences, a day for commands and
-    events."""
+    """Minimum age of deleted records. Unset: a week for tasks and experiences, a day for commands and events."""
 
     @field_validator("takeover_s")
     @classmethod
@@ -141,8 +134,7 @@ class TasksetSettings(Section):
     name: Identifier = "taskset-0"
     """Its identity across restarts, and the prefix of its task ids. Use another name for another dataset."""
     path: ExistingFile | None = None
-    """Tasks to train on: a JSONL file, or a description in TOML of training and evaluation sets. See
-    docs/tasksets.md."""
+    """Tasks to train on: a JSONL file, or a description in TOML of several sets. See docs/tasksets.md."""
     order: OrderName = "shuffled"
     """Order of rows. ``sequential``, ``shuffled`` and ``easy_to_hard`` use each once an epoch, ``random`` chooses at
     random, and ``by_difficulty`` prefers rows of which some runs did well and some did not."""

@@ -82,16 +82,14 @@ class ExplorerSettings(Section):
     model_path: str | None = None
     """Folder of its initial Hugging Face model. Unset: that of ``mesh``."""
     engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
-    """An inference server to use as the engine, ``http://host:port``: vLLM, SGLang, or another whose
-    ``/v1/completions`` returns token ids (docs/pools.md). It must belong to this explorer alone. Unset: its own
-    engine."""
+    """An inference server to use as the engine, ``http://host:port``: vLLM, SGLang, or another that returns token ids
+    (docs/pools.md). It must belong to this explorer alone. Unset: its own engine."""
     engine_key: SecretStr | None = None
     """Bearer token for that server. Unset: none."""
     slots: Count = 64
     """Maximum concurrent attempts."""
     adaptive_slots: bool = True
-    """Whether it accepts fewer attempts when its engine is congested: by KV cache, preemptions and queue. Other tasks
-    wait on the log."""
+    """Whether it accepts fewer attempts when its engine is congested: by KV cache, preemptions and queue."""
     min_slots: Count = 1
     """Minimum concurrent attempts, however congested the engine is."""
     max_model_len: Count = of_mesh("max_model_len")
@@ -110,14 +108,12 @@ class ExplorerSettings(Section):
     max_num_seqs: Size = 256
     """Sequences that the engine computes at once; the others wait."""
     caches: Literal["recomputed", "kept"] = "recomputed"
-    """What happens to the keys and values of responses in flight when the engine loads a version. ``recomputed``: they
-    are computed again, so that every token comes from one version. ``kept``: they stay, and later tokens come from the
-    new weights over old cache entries. New requests never use an older version's cache. A server of ``engine_url``
-    finishes its responses first."""
+    """What happens to keys and values of responses in flight when the engine loads a version. ``recomputed``: every
+    token comes from one version. ``kept``: later tokens come from new weights over old cache entries. New requests
+    never use an older version's cache. A server of ``engine_url`` finishes its responses first."""
     capture_routes: bool = False
-    """Record which experts the engine's routers chose for each token (``routes`` of experiences), for
-    ``trainer.router_replay``: layers times experts per token bytes for each token. Only its own engine on GPUs, with
-    models of at most 256 experts a layer."""
+    """Record which experts the engine's routers chose for each token, for ``trainer.router_replay``: layers times
+    experts per token bytes. Only its own engine on GPUs, with models of at most 256 experts a layer."""
     cpu_threads: Count = 1
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
@@ -136,33 +132,28 @@ class ExplorerSettings(Section):
     compilation: Literal["auto", "on", "off"] = "auto"
     """Whether the engine compiles the model: slower start, faster generation. ``auto``: on GPUs."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How the engine's process starts. ``fork`` saves an import and uses one thread. ``auto``: ``fork`` on a CPU with
-    one thread."""
+    """How the engine's process starts. ``fork`` saves an import. ``auto``: ``fork`` on a CPU with one thread."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Seed of sampling: each request derives its own from it, its task and its run, on whichever explorer. A task's
     seed has priority. Unset: different at each start."""
     start_timeout_s: Seconds = 600.0
     """Timeout of the engine's start."""
     drain_s: Seconds = 2.0
-    """How long attempts may continue when the explorer is stopped; then others repeat them. The process ends itself 30
-    s later."""
+    """How long attempts may continue when the explorer is stopped; then others repeat them."""
     runners: Count = 1
     """Processes that run workflows; slots are divided among them."""
     workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None
     """Your modules that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed, in
-    the working folder, or on ``PYTHONPATH``. They are imported once, before runners are forked, and must not start
-    threads. Unset: only the included workflows."""
+    the working folder, or on ``PYTHONPATH``. They must not start threads. Unset: the included workflows."""
     runner_python: Path | None = None
-    """Python interpreter of a separate environment for runners, such as ``/envs/games/bin/python``, if your workflows'
-    dependencies conflict with vLLM's. It needs ``trinity-bus[runner]`` of the explorer's version. Unset: the explorer's
-    own."""
+    """Python interpreter of another environment for runners, such as ``/envs/games/bin/python``, with
+    ``trinity-bus[runner]`` of the explorer's version, if dependencies conflict with vLLM's. Unset: the explorer's."""
     runner_stuck_s: Seconds = 30.0
     """A runner that does not answer for this long, because a workflow blocks it, is killed and replaced."""
     cancel_grace_s: Seconds = 5.0
     """How long a cancelled workflow may take to end before its runner is killed and replaced."""
     runner_max_attempts: Count | None = None
-    """Attempts after which a runner is replaced, once they have ended, because of what workflows leave behind. Unset:
-    never."""
+    """Attempts after which a runner is replaced, because of what workflows leave behind. Unset: never."""
     runner_max_rss_mib: Count | None = None
     """Memory above which a runner gets no more attempts and is replaced, MiB; at twice as much it is killed. An idle
     runner has about 120, mostly shared. Unset: unlimited."""
@@ -170,8 +161,7 @@ class ExplorerSettings(Section):
     """Interval of reports on the runners' states."""
     runner_user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
     """User, by name or number, of the runners; requires an explorer that starts as root. Unset: the explorer's; for
-    root the user ``workflows`` if it exists, as in the images. As another user, workflows cannot reach the explorer's
-    files and processes: see docs/workflows.md."""
+    root the user ``workflows`` if it exists, as in the images. See docs/workflows.md."""
     runner_environment: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(,[A-Za-z_]\w*)*$")] | None = None
     """Environment variables for runners besides the harmless ones, separated by commas, such as
     ``JUDGE_URL,JUDGE_KEY``. Workflow code can read them. Unset: none."""

@@ -47,8 +47,7 @@ class GatewaySettings(Section):
     body_timeout_s: Seconds = 60.0
     """How long a request's body may take to arrive."""
     max_sessions: Count = 10_000
-    """Conversations that are remembered for feedback; beyond, the client with the most loses the one that was idle
-    longest."""
+    """Conversations that are remembered for feedback; then the client with the most loses its oldest idle one."""
     session_s: Seconds = 3600.0
     """How long an idle conversation is remembered."""
 

@@ -96,8 +96,7 @@ class BrokerSettings(Section):
     """The embedded broker, used if no other is configured."""
 
     port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
-    """Port on the loopback interface. 0: any free one. Unset: the last one of this data folder, else 9092 or any free
-    one."""
+    """Port on the loopback interface. 0: any free one. Unset: the last one of this data folder, or 9092."""
     data_dir: Path | None = None
     """Folder of the log. Unset: ``trinity-bus/broker`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
     cache_dir: Path | None = None
@@ -105,7 +104,6 @@ class BrokerSettings(Section):
     heap_mib: Annotated[int, Field(ge=128)] = 512
     """Maximum Java heap, MiB. The operating system caches the log itself."""
     fsync: bool = False
-    """Write each record to the disk before it is acknowledged. Without this, acknowledged records survive a crash of
-    the broker but not of the machine."""
+    """Write each record to the disk before it is acknowledged, so that it survives a crash of the machine."""
     start_timeout_s: Seconds = 120.0
     """Timeout of the broker's start."""

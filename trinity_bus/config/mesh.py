@@ -52,21 +52,18 @@ class MeshSettings(Section):
     trainer trains on what the log has, without explorers. See docs/pools.md."""
     model_path: str | None = None
     """The initial Hugging Face model of explorers and trainer: a folder, or a name on a model hub,
-    ``organization/name`` or ``organization/name@revision``, which is downloaded once to ``HF_HOME``. Name the commit,
-    so that all services use the same."""
+    ``organization/name@revision``, which is downloaded once to ``HF_HOME``. Name the commit for all services."""
     dtype: Dtype = "auto"
     """Type of weights and activations. ``auto``: float32 on a CPU, bfloat16 on a GPU (the optimizer and
-    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's.
-    bfloat16 on a CPU with AVX512_BF16 or AMX takes half the time of float32; some other CPUs cannot run it. The trainer
-    does not train in float16. An explorer logs if its type is not the trainer's."""
+    ``trainer.engine = "torch"`` use float32); explorers on GPUs that follow no trainer use the model folder's. bfloat16
+    on a CPU needs AVX512_BF16 or AMX. The trainer does not train in float16."""
     max_model_len: Size = 1024
     """Longest prompt plus response, in tokens."""
     max_tokens: Count = 256
     """Longest response of tasks that set none, in tokens; less than ``max_model_len``."""
     chat_template_options: TemplateOptions = Field(default={})
-    """Options of the model's chat template, such as ``{"enable_thinking": false}``: for prompts, conversations, agents,
-    the gateway, and requests to other pools. A request may override them (``chat_template_kwargs``). Not used for the
-    trainer's examples."""
+    """Options of the model's chat template, such as ``{"enable_thinking": false}``, for everything except the trainer's
+    examples. A request may override them (``chat_template_kwargs``)."""
     parse_special_tokens: bool = False
     """Whether special tokens (``<|im_end|>``) in user messages and tool results are special tokens. By default they are
     text, so that a page that a tool reads cannot end its turn. See docs/workflows.md."""
@@ -74,9 +71,8 @@ class MeshSettings(Section):
     """Renderer of the package ``renderers`` for conversations, such as ``qwen3``. Unset: the model's chat template,
     unless the package knows the name in ``model_path``."""
     max_record_mib: Annotated[int, Field(ge=MIN_RECORD_MIB, le=MAX_RECORD_MIB)] = MAX_RECORD_MIB
-    """Largest record that the cluster accepts (its ``max.message.bytes``), in MiB; often 8 on managed clusters. Topics
-    are created with it, larger groups are split over several records, and a batch may have 1024 tasks for each MiB
-    except the first."""
+    """Largest record that the cluster accepts (its ``max.message.bytes``), in MiB; often 8 on managed clusters. Larger
+    groups are split over several records, and a batch may have 1024 tasks for each MiB except the first."""
 
     adapter_rank: Annotated[int, Field(ge=0, le=512)] = 0
     """With ``trainer.lora_rank``: publish only the adapter, of at most this rank, and let explorers serve it beside

@@ -34,5 +34,4 @@ class TelemetrySettings(Section):
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
     record_content: bool = False
-    """Whether spans may contain texts of workflow errors, which may quote responses and tasks. Otherwise they have only
-    the error's type; the text is in the attempt's result."""
+    """Whether spans may contain texts of workflow errors, which may quote responses and tasks."""

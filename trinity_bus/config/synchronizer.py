@@ -12,12 +12,10 @@ class SynchronizerSettings(Section):
     """How and when versions are published and loaded: use the same values for all services. See docs/versions.md."""
 
     sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
-    """How explorers get weights. ``nccl``: over private links (gloo on CPUs). ``memory``: over TCP, from the trainer's
-    memory, each explorer at its own pace. ``checkpoint``: from ``trainer.checkpoint_dir``, under the same path for
-    all."""
+    """How explorers get weights. ``nccl``: over private links (gloo on CPUs). ``memory``: over TCP, each at its own
+    pace. ``checkpoint``: from ``trainer.checkpoint_dir``, under the same path for all."""
     sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
-    """Type in which weights are sent; use the engines' type, to send no more than they need. ``same``: the trained
-    type."""
+    """Type in which weights are sent; the engines' type sends no more than they need. ``same``: the trained one."""
     sync_fan_out: bool = True
     """With ``memory``: explorers pass a version on to each other, so that it leaves each machine once. Each listens on
     a port chosen by the operating system, on the address from which it reaches the trainer. If others cannot reach it,
@@ -35,8 +33,7 @@ class SynchronizerSettings(Section):
     trainer_sync_interval: Count | None = None
     """Steps after which the trainer publishes; unused with ``explorer_driven``. Unset: ``sync_interval``."""
     sync_offset: Annotated[int, Field(ge=0)] = 0
-    """Batches by which explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``: 0 is on-policy, 1 is
-    one step off."""
+    """Batches by which explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``; 0: on-policy."""
     sync_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = MAX_MEMBERS
     """Maximum explorers in one announcement of a version; the others follow in the next. A smaller number makes several
     shorter rounds, and less load on the trainer."""
@@ -44,8 +41,7 @@ class SynchronizerSettings(Section):
     """How long an explorer may take from the announcement of a version until it serves it; then it is invited again. No
     wait within a transfer is longer. Raise it for large models and slow links."""
     tls_certfile: ExistingFile | None = None
-    """The trainer's certificate chain for pulls (``memory``), PEM, valid for ``trainer.host``. Unset: pulls are not
-    encrypted."""
+    """The trainer's certificate chain for pulls (``memory``), PEM, for ``trainer.host``. Unset: no encryption."""
     tls_keyfile: ExistingFile | None = None
     """The private key of ``tls_certfile``, PEM, without a password."""
     tls_cafile: ExistingFile | None = None

@@ -45,9 +45,8 @@ class TrainerSettings(Section):
     name: InstanceName = "trainer-0"
     """Its identity across restarts. ``{host}`` is replaced by the host's name."""
     role: Literal["live", "shadow"] = "live"
-    """``live``: it trains on batches or examples, and explorers get its weights. ``shadow``: it trains on another
-    trainer's steps as they are written to ``steps``, shuffled with that trainer's seed, and writes only to ``steps``
-    and ``metrics.jsonl`` in its ``checkpoint_dir``: another objective on the same stream. See docs/replay.md."""
+    """``live``: it trains on batches or examples, and explorers get its weights. ``shadow``: it trains another
+    objective on another trainer's steps, and writes only to ``steps`` and ``metrics.jsonl``. See docs/replay.md."""
     shadows: InstanceName = "trainer-0"
     """With ``role=shadow``: the name of the other trainer; with stages followed by a slash and the stage's name."""
     model_path: str | None = of_mesh("model_path")
@@ -82,8 +81,7 @@ class TrainerSettings(Section):
     """Port at which these ranks get their orders, or a range of which the first free one is used. 0: any. Stores, gloo
     and NCCL also listen on ports chosen by the operating system."""
     ranks_key: SecretStr | None = None
-    """Shared secret of rank 0 and ranks that a launcher has started; 16 characters or more. Ranks that the trainer
-    starts itself need none."""
+    """Shared secret of rank 0 and the ranks that a launcher has started; 16 characters or more."""
     bucket_mib: Count = 16
     """Maximum size of the pieces in which weights are sent, MiB."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-6
@@ -91,8 +89,7 @@ class TrainerSettings(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises linearly to its value."""
     decay_steps: Count | None = None
-    """Steps over which the learning rate falls linearly to 0, where it stays. Unset: it does not fall. AdamW divides
-    gradients by their size, so with little left to learn it follows noise at the full rate."""
+    """Steps over which the learning rate falls linearly to 0, where it stays. Unset: it does not fall."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Of AdamW; norms are exempt."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -106,24 +103,21 @@ class TrainerSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_updates: Count = 5
-    """Updates whose loss or gradients are not finite are skipped; after this many in a row the trainer saves its state
-    and ends."""
+    """Updates that are not finite are skipped; after this many in a row the trainer saves its state and ends."""
     mini_batches: Count = 1
     """Updates for each batch: its samples are shuffled and divided into this many parts."""
     loss_normalizer: Literal["batch", "update", "sequence", "constant"] = "batch"
     """Divisor of the sum over tokens. ``batch``: the response tokens of the whole batch, in equal parts for each update
     (Yu et al., arXiv:2503.14476, eq. 8), so that a batch with little learning signal changes the weights little.
-    ``update``: the trained tokens of the update, with fewer updates if groups are skipped: rare answers are learned
-    later. ``sequence``: each sample by its own length, then the samples of the batch (GRPO, Shao et al.,
-    arXiv:2402.03300, eq. 3). ``constant``: ``mesh.max_tokens`` for each sample of the batch (Dr. GRPO, Liu et al.,
+    ``update``: the trained tokens of the update. ``sequence``: each sample by its own length, then the samples (GRPO,
+    Shao et al., arXiv:2402.03300, eq. 3). ``constant``: ``mesh.max_tokens`` for each sample (Dr. GRPO, Liu et al.,
     arXiv:2503.20783)."""
     max_tokens: Count = of_mesh("max_tokens")
     parse_special_tokens: bool = of_mesh("parse_special_tokens")
     renderer: str | None = of_mesh("renderer")
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
-    """The policy that updates stay close to. ``rollout``: the one that sampled the tokens, as reported. ``recompute``:
-    the weights at the start of the step, with importance weights between the two; one more forward pass if
-    ``mini_batches`` is not 1."""
+    """The policy that updates stay close to. ``rollout``: the one that sampled the tokens. ``recompute``: the weights
+    at the start of the step, with importance weights between the two."""
     advantage: str = "grpo"
     """How much better a token did than expected: ``grpo``, ``rloo``, ``opmd``, ``remax``, ``stepwise``,
     ``distillation``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``gae``, or one that an installed
@@ -140,8 +134,7 @@ class TrainerSettings(Section):
     objective_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Options of advantages, losses and corrections from other packages."""
     advantage_std: Literal["group", "batch", "none"] = "group"
-    """With ``advantage=grpo`` and ``stepwise``: divide by the standard deviation of the task's rewards, of the batch's,
-    or not at all."""
+    """With ``advantage=grpo`` and ``stepwise``: divide by the deviation of the task's rewards, the batch's, or not."""
     opmd_baseline: Literal["mean", "logavgexp"] = "mean"
     """With ``advantage=opmd``: the baseline of rewards."""
     opmd_tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -151,16 +144,13 @@ class TrainerSettings(Section):
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
     """With ``advantage=gae``: trust in the critic. 0: full; 1: it is only a baseline."""
     critic_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
-    """Of the critic's AdamW, with ``advantage=gae``. A critic takes the memory of four copies of the model in float32
-    on every rank."""
+    """Of the critic's AdamW, with ``advantage=gae``. A critic takes four copies of the model on every rank."""
     critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Initial steps in which only the critic learns, because an untrained critic's values are noise (Yuan et al.,
-    arXiv:2503.01491)."""
+    """Initial steps in which only the critic learns, whose values are noise (Yuan et al., arXiv:2503.01491)."""
     value_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How far an update may move the critic's value before its gradient stops. Unset: unlimited."""
     overlong_buffer: Count | None = None
-    """DAPO's overlong shaping: over this many last tokens before ``mesh.max_tokens`` a response loses an increasing
-    part of its reward. Unset: off."""
+    """DAPO's overlong shaping: tokens before ``mesh.max_tokens`` over which the reward falls. Unset: off."""
     overlong_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """The loss of reward at ``mesh.max_tokens``."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -175,9 +165,9 @@ class TrainerSettings(Section):
     tis_floor: Annotated[float, Field(ge=0, le=1)] = 0.5
     """With ``correction=icepop``: the smallest importance weight that is not set to 0."""
     stages: list[dict[str, bool | int | float | str]] = Field(default_factory=list)
-    """Trainings one after another, each from the model of the one before. Each has a name, ``stage``, and its
-    differences from this section, such as ``{stage = "sft", loss = "sft", total_steps = 100}``. All except the last
-    learn from examples. See docs/examples.md."""
+    """Trainings one after another, each from the model of the one before: a name, ``stage``, and differences from this
+    section, such as ``{stage = "sft", loss = "sft", total_steps = 100}``. All except the last learn from examples. See
+    docs/examples.md."""
     dpo_beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     """With ``loss=dpo``: the smaller, the further the policy moves from the reference."""
     strategy: Literal["default", "mix", "priority", "dynamic_sampling"] = "default"
@@ -187,8 +177,7 @@ class TrainerSettings(Section):
     """With ``strategy=dynamic_sampling``: how many groups are enough. With fewer, a step changes nothing, and its
     samples wait for the next batch. Unset: as many as the batch has."""
     effective_batches: Annotated[int, Field(ge=1, le=KEPT_STEPS)] = 4
-    """With ``strategy=dynamic_sampling``: maximum batches that are trained on together; then training starts with fewer
-    groups."""
+    """With ``strategy=dynamic_sampling``: maximum batches in a step, which then trains with fewer groups."""
     replay_groups: Annotated[int, Field(ge=1, le=MAX_BATCH_TASKS)] = 16
     """With ``strategy=priority``: maximum groups of earlier batches in a step, the newest and least used with a
     learning signal. They come from older weights: use ``old_logprobs=recompute``."""
@@ -218,25 +207,20 @@ class TrainerSettings(Section):
     """What to do with samples that were drawn with top-p, top-k, min-p or penalties, whose log-probabilities a trainer
     cannot compute: leave them out, or train on them as if there had been no limit. They are counted."""
     token_figures: Literal["none", "sampled", "all"] = "sampled"  # noqa: S105 - no secret
-    """For which groups of a step the trainer publishes each token's entropy, and the difference of its log-probability
-    from the engine's: 8 groups chosen by ``seed`` and step, none, or all trained ones. 4 bytes for each token of a
-    response."""
+    """For which groups of a step the trainer publishes each token's entropy and its difference from the engine's
+    log-probability: 8 groups chosen by ``seed`` and step, none, or all. 4 bytes for each token."""
     micro_batch_tokens: Literal["auto"] | Size = "auto"
-    """Tokens that go through the model at once; bounds memory. ``auto``: up to 16,384, as many as what is free holds
-    beside the weights when the trainer starts: of a GPU; on a CPU of the machine and the control group, and no more
-    than take a quarter of what weights, gradients and optimizer do, or 256 MiB. Where not even a sample of
-    ``mesh.max_model_len`` tokens would fit, activations are computed again (``recompute``), or the start is refused.
-    The log tells the number: set it where losses have to be equal bit for bit after a restart with other memory.
-    """
+    """Tokens that go through the model at once; bounds memory. ``auto``: up to 16,384, as many as fit beside the
+    weights when the trainer starts; on a CPU, in no more than a quarter of what weights, gradients and optimizer take,
+    or 256 MiB. Where not even ``mesh.max_model_len`` tokens would fit, activations are computed again (``recompute``),
+    or the start is refused. The log tells the number: set it where losses have to be equal bit for bit."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
     engine: Literal["megatron", "torch"] = "megatron"
-    """The training engine. ``megatron``: Megatron-core, in any layout. ``torch``: transformers' model and torch's
-    AdamW, on one rank, in float32, the reference for tests. A checkpoint can only be read by the engine that wrote
-    it."""
+    """The training engine. ``megatron``: Megatron-core, in any layout. ``torch``: transformers and torch's AdamW, on
+    one rank, in float32, the reference for tests. Checkpoints can be read by the engine that wrote them."""
     tensor_parallel: Count = 1
     """Ranks over which each layer is split. The trainer has this times ``pipeline_parallel`` times ``context_parallel``
-    times ``data_parallel`` processes, each with its own GPU if there are any: all on this machine, or on several if
-    started by ``torchrun``."""
+    times ``data_parallel`` processes, each with its own GPU if there are any."""
     sequence_parallel: bool = False
     """Also split activations between layers over the ranks of ``tensor_parallel``, by tokens: less memory (Korthikanti
     et al., arXiv:2205.05198). Required for split models with experts."""
@@ -248,8 +232,7 @@ class TrainerSettings(Section):
     context_parallel: Count = 1
     """Ranks over which each sample is split, if samples are too long for one."""
     expert_parallel: Count = 1
-    """Ranks over which the experts of each layer are distributed; it divides ``context_parallel`` times
-    ``data_parallel``."""
+    """Ranks over which each layer's experts are distributed; divides ``context_parallel`` * ``data_parallel``."""
     data_parallel: Count = 1
     """Copies of the model, each trained on its shard of every batch; shards are balanced by tokens."""
     distributed_optimizer: bool = False
@@ -266,9 +249,8 @@ class TrainerSettings(Section):
     lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     """With ``lora_rank``: adapters are scaled by this over the rank."""
     router_replay: bool = False
-    """Train each sample with the experts that the engine's routers chose, if its experience records them (``routes``,
-    with ``explorer.capture_routes``). Otherwise a token that is nearly a tie between experts has different
-    probabilities in engine and trainer (Ma et al., arXiv:2510.11370). Routers still learn."""
+    """Train each sample with the experts that the engine's routers chose, if its experience records them
+    (``explorer.capture_routes``; Ma et al., arXiv:2510.11370). Routers still learn."""
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's default. Equal losses after a restart need an equal number."""
     seed: Annotated[int, Field(ge=0)] = 0
