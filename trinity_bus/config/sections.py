@@ -4,13 +4,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from trinity_bus.config.console import ConsoleSettings
 from trinity_bus.config.coordinator import CoordinatorSettings, TasksetSettings
 from trinity_bus.config.explorer import ExplorerSettings
-from trinity_bus.config.gateway import GatewaySettings
 from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
 from trinity_bus.config.mesh import MeshSettings, is_of_mesh
-from trinity_bus.config.monitoring import HealthSettings, TelemetrySettings
+from trinity_bus.config.outside import ConsoleSettings, GatewaySettings, HealthSettings, TelemetrySettings
 from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.trainer import TrainerSettings
 from trinity_bus.config.values import Section, conflict, env_name
