@@ -40,9 +40,8 @@ from benchmarks.training import seconds
 from schemas.experience import Rollout
 from trinity_bus.config import KafkaSettings
 from workers.demo.model import make_model
-from workers.demo.options import DemoOptions
 from workers.demo.settings import mesh_settings
-from workers.demo.subjects import COPY, SUMS, DemoSubject
+from workers.demo.subjects import COPY, SUMS, DemoOptions, DemoSubject
 
 GOAL: Final = 0.9
 LIMIT_S: Final = 3600.0

@@ -18,7 +18,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.plain_files import NotPlainError, ensure_plain, open_plain, read_plain, within, write_plain
 from trinity_bus.runtime.process import Child
 from trinity_bus.telemetry import load_spans
-from workers.bench.report import RESULTS, read_results, write_results
+from workers.bench.bench import RESULTS, read_results, write_results
 from workers.cli import console_command
 
 MESH = """

@@ -18,8 +18,7 @@ from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.service import run_service
 from workers.cli.console import console, say
-from workers.demo.options import CONSOLE_PORT, DemoOptions
-from workers.demo.subjects import COPY, SUBJECTS
+from workers.demo.subjects import CONSOLE_PORT, COPY, SUBJECTS, DemoOptions
 from workers.runs import SUMMARY, new_run, program
 
 if TYPE_CHECKING:

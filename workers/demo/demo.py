@@ -31,9 +31,9 @@ from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec
 from workers.demo.display import Clock, Display
 from workers.demo.model import make_model
-from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import available_cores, demo_namespace, explorer_options, hint, write_mesh_file
+from workers.demo.subjects import DemoOptions
 from workers.local import broker, spec_of, supervised, while_watched
 from workers.service_environment import service_environment
 

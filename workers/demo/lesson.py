@@ -25,9 +25,9 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
 from workers.demo.display import Clock, Display
-from workers.demo.options import DemoOptions
 from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summary
 from workers.demo.stopping import DemoTurn, StoppingRule
+from workers.demo.subjects import DemoOptions
 from workers.runs import MODEL, SUMMARY
 
 _UPDATE_S: Final = 0.1

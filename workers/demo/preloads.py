@@ -28,8 +28,8 @@ from trinity_bus.config import Settings, env_name
 from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import Activity, ServiceDiedError, activity_of
-from workers.demo.options import DemoOptions
 from workers.demo.settings import available_cores
+from workers.demo.subjects import DemoOptions
 from workers.service_environment import service_environment
 
 _HERE: Final = "workers.demo.preloads"

@@ -31,7 +31,7 @@ from trinity_bus.config.template import rendered
 from trinity_bus.runtime.device import has_bfloat16, is_installed_for_cpu
 from trinity_bus.runtime.plain_files import write_plain
 from workers.demo.model import MAX_LENGTH
-from workers.demo.options import DemoOptions
+from workers.demo.subjects import DemoOptions
 from workers.runs import program
 
 GROUP_SIZE: Final = 16  # Samples a task

@@ -1,4 +1,4 @@
-"""What a demo teaches: a model, tasks for it, and what differs in their training.
+"""What a demo teaches, and what a user may choose of it: a model, tasks, and what differs in their training.
 
 =======  ============================================================  ================================================
 subject  what the model is to do                                       what it is rewarded for
@@ -13,10 +13,12 @@ A subject brings its tasks as JSON lines in ``tasks``: some to learn from, other
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from workers.demo.model import DIGITS, Language
 
+CONSOLE_PORT: Final = 8900  # Where the console listens, where nobody else does
 BATCH_SIZE: Final = 64  # Tasks a step
 MAX_STEPS: Final = 100
 OPEN: Final = "<tool_call><function=look><parameter=drawer>"
@@ -113,3 +115,40 @@ SUMS: Final = DemoSubject(
 )
 
 SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    run_dir: Path
+    subject: DemoSubject = COPY
+    seed: int = 0
+    steps: int = MAX_STEPS  # Most steps of training
+    explorers: int = 2
+    max_staleness: int = 0  # 0: strictly on-policy; 1: one step off
+    early_stop: bool = True  # End when the model has learned, see ``stopping``
+    limit_s: float = COPY.limit_s  # Give up after this many seconds
+    console_port: int = CONSOLE_PORT  # Where the console listens
+    pretrained: Path | None = None  # The model that is taught. None: one of random weights.
+
+    @property
+    def model_dir(self) -> Path:
+        return self.pretrained or self.run_dir / "initial-model"
+
+    @property
+    def mesh_file(self) -> Path:
+        return self.run_dir / "mesh.toml"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.run_dir / "logs"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    @property
+    def explorer_names(self) -> list[str]:
+        return [f"explorer-{i}" for i in range(self.explorers)]

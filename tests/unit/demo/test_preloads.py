@@ -6,7 +6,7 @@ import pytest
 from trinity_bus.config import Settings
 from workers.cli.demo import begun_first
 from workers.demo import preloads
-from workers.demo.options import DemoOptions
+from workers.demo.subjects import DemoOptions
 
 
 class FakePreload:

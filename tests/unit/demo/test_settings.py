@@ -14,10 +14,9 @@ import pytest
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.device import is_installed_for_cpu
 from workers.demo.demo import specs
-from workers.demo.options import DemoOptions
 from workers.demo.preloads import Preloads
 from workers.demo.settings import demo_namespace, hint, write_mesh_file
-from workers.demo.subjects import SUMS, TOOLS
+from workers.demo.subjects import SUMS, TOOLS, DemoOptions
 from workers.service_environment import service_environment
 
 if TYPE_CHECKING:
