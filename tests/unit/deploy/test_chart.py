@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from tests.support.chart import CHART, ROOT, SIZES, values
+from tests.support.mesh.compose_files import DEFAULTS
 from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, secret_variables, setting_fields
 from workers.coordinator.gauges import GAUGES
@@ -59,6 +60,7 @@ def test_the_images_have_the_version_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert values("one-node")["image"]["tag"] == chart["appVersion"] == project["version"]
+    assert DEFAULTS["IMAGE_VERSION"] == project["version"]
 
 
 def test_every_variable_that_the_templates_set_is_a_setting() -> None:

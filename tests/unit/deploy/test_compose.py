@@ -110,18 +110,20 @@ def test_every_service_says_whether_it_is_healthy(name: str, service: dict[str, 
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_published_port_is_on_the_loopback_interface(path: Path) -> None:
+def test_ports_are_on_the_loopback_interface_and_settings_and_mounted_files_exist(path: Path) -> None:
+    known = {env_name(path) for path in setting_fields()} | {CONFIG_VARIABLE}
     for name, service in parsed(path).get("services", {}).items():
         for port in service.get("ports", []):
             assert filled(port).startswith("127.0.0.1:"), f"{name} listens on {port}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_setting_that_a_file_gives_exists(path: Path) -> None:
-    known = {env_name(path) for path in setting_fields()} | {CONFIG_VARIABLE}
-    for name, service in parsed(path).get("services", {}).items():
         ours = {variable for variable in service.get("environment") or {} if variable.startswith("TRINITY_BUS_")}
         assert ours <= known, f"{name}: {sorted(ours - known)}"
+        for volume in service.get("volumes", []):
+            source = filled(str(volume).split(":", 1)[0]) if "MODEL_DIR" not in str(volume) else "model"
+            if source.startswith("./secrets/"):
+                assert f'"$out/{Path(source).name}"' in (FOLDER / "secure.sh").read_text()
+            elif source.startswith("."):
+                assert (FOLDER / source).exists(), f"{name} mounts {source}"
+                assert str(volume).endswith(":ro")
 
 
 @pytest.mark.parametrize(
@@ -167,23 +169,6 @@ def test_the_script_gives_every_variable_of_the_secure_file_a_value() -> None:
     assert re.search(r"for name in kafka root; do\n +echo .*_CERTIFICATE=", script)
     secure = {match[1] for match in VARIABLE.finditer((FOLDER / "compose.secure.yaml").read_text())}
     assert secure >= MADE
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_file_that_is_mounted_is_there(path: Path) -> None:
-    for name, service in parsed(path).get("services", {}).items():
-        for volume in service.get("volumes", []):
-            source = filled(str(volume).split(":", 1)[0]) if "MODEL_DIR" not in str(volume) else "model"
-            if source.startswith("./secrets/"):
-                assert f'"$out/{Path(source).name}"' in (FOLDER / "secure.sh").read_text()
-            elif source.startswith("."):
-                assert (FOLDER / source).exists(), f"{name} mounts {source}"
-                assert str(volume).endswith(":ro")
-
-
-def test_the_images_have_the_version_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert DEFAULTS["IMAGE_VERSION"] == project["version"]
 
 
 def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
