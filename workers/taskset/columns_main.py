@@ -13,6 +13,7 @@ takes too long, or breaks pyarrow, by a signal.
 """
 
 import contextlib
+import itertools
 import math
 import os
 import resource
@@ -101,22 +102,18 @@ def _parquet(content: bytes, paths: list[str] | None) -> Iterator[int | pa.Recor
 
 
 def _arrow(content: bytes, paths: list[str] | None) -> Iterator[int | pa.RecordBatch]:
-    source, options = pa.BufferReader(content), pa.ipc.IpcReadOptions(use_threads=False)
-    if content.startswith(b"ARROW1"):
-        with pa.ipc.open_file(source, options=options) as file:
-            wanted = _wanted(file.schema, paths)
-            for group in range(file.num_record_batches):
-                yield group + 1
-                yield file.get_batch(group).select(wanted)
-        return
-    with pa.ipc.open_stream(source, options=options) as stream:
-        wanted = _wanted(stream.schema, paths)
-        group = 1
-        yield group
-        for batch in stream:
-            yield batch.select(wanted)
-            group += 1
+    is_file = content.startswith(b"ARROW1")
+    opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    with opened(pa.BufferReader(content), options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+        wanted = _wanted(reader.schema, paths)
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+        # A number before each batch, which says where a bad one is.
+        for group in itertools.count(1):
             yield group
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch.select(wanted)
 
 
 def _wanted(schema: pa.Schema, paths: list[str] | None) -> list[str]:

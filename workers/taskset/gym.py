@@ -50,12 +50,7 @@ class Gym:
         fields = {
             "workflow": GYM_WORKFLOW,
             "answer": puzzle["answer"] or "",
-            "data": {
-                "gym": self._source.gym,
-                "options": self._source.options,
-                "seed": seed,
-                "number": number,
-            },
+            "data": {"gym": self._source.gym, "options": self._source.options, "seed": seed, "number": number},
             **said,
         }
         return task_of(self._source, fields, str(place))
