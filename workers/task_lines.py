@@ -9,11 +9,9 @@ its place; the lines after it are read all the same. Blank lines are passed over
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-import msgspec
 
 from schemas.codec import decode
 from schemas.errors import DecodeError, RecordError
@@ -44,11 +42,7 @@ def parse[R: Task | Demonstration | Preference](
         if not line.strip():
             continue
         try:
-            if name is not None:
-                line = _completed(line, kind, {id_field: f"{name}:{number}"})
-            line = _shaped(line)
-            record = decode(line.strip(), kind)
-            _refuse_unknown_fields(line, kind)
+            record = _record(line, kind, {} if name is None else {id_field: f"{name}:{number}"})
         except DecodeError as error:
             yield BadLine(number, f"{error.reason}: {error.detail}")
             continue
@@ -75,16 +69,31 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _completed(line: bytes, kind: type, otherwise: Mapping[str, Any]) -> bytes:
-    # The line of an example with the id that it lacks, and in this project's shape; ValueError: TRL's, and no example
+def _record[R: Task | Demonstration | Preference](line: bytes, kind: type[R], otherwise: Mapping[str, Any]) -> R:
+    # The record of a line. RecordError: a field is misspelt, and whoever wrote it would lose what it says
     try:
         written = json.loads(line, object_pairs_hook=distinct)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        return line  # and let it be refused
+        decode(line.strip(), kind)  # which says better what is wrong, but of msgpack
+        raise
     if not isinstance(written, dict):
-        return line
-    fields: dict[str, Any] = {**otherwise, **written}
-    told = {name: fields[name] for name in _TRL[kind] if name in fields}
+        return decode(line.strip(), kind)
+    fields = _completed({**otherwise, **written}, kind)
+    try:
+        fields = in_one_shape(fields)
+    except ValueError as error:
+        raise DecodeError("bad_value", f"messages or tools cannot be read: {error}") from error
+    if fields != written:
+        line = json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
+    record = decode(line.strip(), kind)
+    kind(**{name: value for name, value in fields.items() if name not in _FRAME})
+    return record
+
+
+def _completed(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    # The fields of a line in this project's shape; ValueError: TRL's, and no example
+    fields = dict(given)
+    told = {name: fields[name] for name in _TRL.get(kind, ()) if name in fields}
     prompt = told.pop("prompt", None)
     if "completion" in told:
         if "response" in fields:
@@ -101,7 +110,7 @@ def _completed(line: bytes, kind: type, otherwise: Mapping[str, Any]) -> bytes:
         fields |= _conversation(prompt, told)
     elif "response" in told:
         fields |= told
-    return json.dumps(fields, ensure_ascii=False).encode(errors="surrogatepass")
+    return fields
 
 
 # Fields of https://huggingface.co/docs/trl/dataset_formats that have another shape here, or other names
@@ -132,22 +141,3 @@ _SAID: Final = {"response": "completion"}
 def _given(message: Any) -> dict[str, Any]:
     # What a message has: columns give all the same fields
     return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-
-
-def _shaped(line: bytes) -> bytes:
-    if b'"tool' not in line:
-        return line
-    try:
-        fields = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return line  # and let it be refused
-    try:
-        return msgspec.json.encode(in_one_shape(fields)) if isinstance(fields, dict) else line
-    except ValueError as error:
-        raise DecodeError("bad_value", f"messages or tools cannot be read: {error}") from error
-
-
-def _refuse_unknown_fields(line: bytes, kind: Callable[..., object]) -> None:
-    # Raise RecordError where a field is misspelt: whoever wrote the line is a client, and would lose what it says
-    fields = json.loads(line, object_pairs_hook=distinct)
-    kind(**{name: value for name, value in fields.items() if name not in _FRAME})
