@@ -1,9 +1,6 @@
 """The services' settings are a file in the run's folder, in which nothing of the user's is lost but secrets."""
 
-import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -51,6 +48,7 @@ def test_the_file_says_what_the_demo_decides(options: DemoOptions, monkeypatch: 
     assert settings.explorer.seed == 7
     assert settings.explorer.model_path == str(options.model_dir)
     assert "# Tasks of a batch that sets no size.\nbatch_size = 64\n" in options.mesh_file.read_text()
+    assert hint(options).endswith(f" --config {options.mesh_file}")
 
 
 def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,28 +57,14 @@ def test_a_subject_brings_what_is_its_own(options: DemoOptions, monkeypatch: pyt
     assert settings.explorer.workflow_modules == TOOLS.module
     assert settings.explorer.max_tokens == TOOLS.max_tokens
     assert settings.trainer.entropy_coef == TOOLS.entropy_coef
-
-
-def test_a_real_model_is_taught_where_it_is_kept(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = options.run_dir.parent / "models"
     write_mesh_file(replace(options, subject=SUMS, pretrained=kept), KAFKA)
     settings = read(options, service_environment(Settings()), monkeypatch)
-    assert settings.explorer.model_path == settings.trainer.model_path == str(kept)
-    assert (settings.coordinator.batch_size, settings.trainer.learning_rate) == (
-        SUMS.batch_size,
-        SUMS.settings["trainer.learning_rate"],
-    )
+    assert settings.explorer.model_path == settings.trainer.model_path == str(kept), "taught where it is kept"
+    assert settings.coordinator.batch_size == SUMS.batch_size
+    assert settings.trainer.learning_rate == SUMS.settings["trainer.learning_rate"]
     # Each version is in the files of a checkpoint: the step that is kept has one, and no copy lies in memory.
     assert settings.trainer.publish == "durable"
-
-
-def test_config_show_works_on_it_and_names_its_lines(options: DemoOptions) -> None:
-    write_mesh_file(options, KAFKA)
-    program = [sys.executable, "-m", "workers.cli.app"]
-    command = [*program, "--config", str(options.mesh_file), "config", "show", "--json"]
-    shown = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    line = options.mesh_file.read_text().splitlines().index("total_steps = 9") + 1
-    assert shown["trainer.total_steps"] == {"value": 9, "from": f"{options.mesh_file}:{line}"}
 
 
 def test_what_the_user_has_set_holds_where_the_demo_does_not_decide_and_secrets_stay_out_of_the_file(
@@ -138,7 +122,3 @@ def test_on_a_shared_cluster_each_run_has_its_own_topics() -> None:
     of_a_folder = demo_namespace(KAFKA, "my run [ä]").namespace
     assert of_a_folder == "trinity.my-run----"
     assert KafkaSettings(namespace=of_a_folder).namespace == of_a_folder
-
-
-def test_the_hint_names_the_file(options: DemoOptions) -> None:
-    assert hint(options).endswith(f" --config {options.mesh_file}")
