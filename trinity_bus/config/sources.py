@@ -33,11 +33,7 @@ _PLACE = re.compile(r"\b[a-z]+\.[a-z_0-9]+\b")
 
 
 def toml_of(content: bytes) -> dict[str, Any]:
-    """Return the tables of a file, of which at least a byte more than its limit was read where it has more.
-
-    Raises:
-        ValueError: It is too large, or not TOML that can be read: what is wrong, in a line.
-    """
+    """Return the tables of a file, of which a byte more than its limit was read where it has more; else ValueError."""
     if len(content) > MAX_TOML_BYTES:
         raise ValueError(f"the file is too large: it may have {MAX_TOML_BYTES} bytes")
     try:

@@ -110,16 +110,13 @@ def told_settings(settings: Sections, *sections: str) -> dict[str, str]:
 
 
 def values_told(told: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]:
-    """Return the values of some settings that ``told_settings`` has made text of, by their paths; those that are set.
-
-    Raises:
-        ConfigError: A text is no value any more: it was too long to be told whole, or somebody else has written it.
-    """
+    """Return the values of settings that ``told_settings`` has made text of, by their paths; those that are set."""
     found = {}
     for path in paths:
         if text := told.get(path):
             try:
                 found[path] = tomllib.loads(f"value = {text}")["value"]
             except (ValueError, KeyError, RecursionError):
+                # It was too long to be told whole, or somebody else has written it.
                 raise ConfigError(f"what was told of {path} is no value: {text[:80]!r}") from None
     return found

@@ -58,8 +58,7 @@ class Dataset:
     lines: Mapping[str, tuple[PassRates, int]]
 
     @property
-    def size(self) -> int | None:
-        """How many rows there are; None: without end."""
+    def size(self) -> int | None:  # None: without end
         sizes = [part.size for part in self.parts]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
@@ -107,11 +106,7 @@ class TaskSets:
 
 
 def load(path: Path, *, taskset: str = "", seed: int = 0, order: OrderName = "shuffled") -> TaskSets:
-    """Read what a path stands for: a file of tasks, or a description and the files that it names.
-
-    Raises:
-        DatasetError: Something of it cannot be read, is empty, or has a row that is no task.
-    """
+    """Read what a path stands for, a file of tasks or a description and its files; DatasetError where it is unfit."""
     description = describe(path)
     longest_id = MAX_ID_LENGTH - len(taskset) - _LONGEST_USE
 

@@ -53,11 +53,7 @@ def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Ta
 
 
 def completed(source: RowSource, task: Task) -> Task:
-    """Return a task with what its source says of all its tasks, where it says nothing itself.
-
-    Raises:
-        FormatError: It could never be run, or be trained on.
-    """
+    """Return a task with what its source says of all its tasks; FormatError where it could never be trained on."""
     own: dict[str, Any] = {
         "repeat_times": task.repeat_times or source.repeat_times,
         "pool": task.pool or source.pool,

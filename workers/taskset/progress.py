@@ -24,8 +24,7 @@ type Offsets = dict[int, int]  # partition to the offset to read next
 class TasksetProgress:
     """The state of one taskset, from the position that was committed last, by this or an earlier incarnation.
 
-    Raises:
-        DatasetError: That position counts the lines of another dataset, or there is no end of what has epochs.
+    DatasetError: that position counts the lines of another dataset, or there is no end of what has epochs.
     """
 
     def __init__(self, own: TasksetSettings, dataset: Dataset, last: TasksetPosition | None) -> None:

@@ -34,11 +34,7 @@ class Lines:
 
 
 def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
-    """Return all tasks of a source that has files; ``longest_id`` leaves room for what stands before an id.
-
-    Raises:
-        DatasetError: It cannot be read, has no row, or one that is no task.
-    """
+    """Return all tasks of a source that has files; ``longest_id`` leaves room for what stands before an id."""
     path = folder / str(source.path)
     found = Lines()
     seen: dict[str, str] = {}

@@ -89,11 +89,7 @@ def most_bytes(size: int) -> int:
 
 
 def unpacked(name: str, raw: bytes) -> tuple[str, bytes]:
-    """Return the format of a file, as its name has it, and its content, without a mark of byte order.
-
-    Raises:
-        RowError: It cannot be unpacked, has too much in it, or is not UTF-8.
-    """
+    """Return the format of a file, as its name has it, and its content, without a mark of byte order."""
     path, content = Path(name.lower()), raw
     if path.suffix == _PACKED:
         path, most = Path(path.stem), most_bytes(len(raw))
@@ -127,9 +123,6 @@ class RowReader:
         """Return the rows of one file, whose name's end tells its format, with their numbers.
 
         ``paths`` are the columns that are wanted, or parts of them, None all; others may be there as well.
-
-        Raises:
-            RowError: It has a format that is not known, or a row that cannot be read.
         """
         suffix, content = unpacked(name, raw)
         most = left = most_bytes(len(raw))

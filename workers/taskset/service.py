@@ -50,14 +50,7 @@ _POLL_S: Final = 1.0
 
 
 async def run(settings: Settings) -> None:
-    """Produce until all epochs are answered or it is cancelled.
-
-    Raises:
-        ConfigError: It cannot start with these settings.
-        DatasetError: A dataset cannot be read, or is not the one that this taskset began with.
-        ProducerFencedError: Another taskset of this name has started.
-        BusError: The broker does not answer, or refuses.
-    """
+    """Produce until all epochs are answered or it is cancelled. Its errors are those of the table above."""
     own = settings.taskset
     ensure("taskset", settings)
     sets = load(dataset(settings), taskset=own.name, seed=own.seed, order=own.order)
