@@ -41,7 +41,7 @@ from benchmarks._workload import DEMO, SMOLLM2
 from benchmarks.training import WORKLOADS, make_groups, make_model
 from schemas import Sampling
 from trinity_bus.config import TrainerSettings
-from trinity_bus.config.settings import GivenSettings
+from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import explorer_memory, trainer_need
 from trinity_bus.training.families import read_shape
 
@@ -133,7 +133,7 @@ async def draw(folder: Path, steps: int) -> dict[str, Any]:
     from trinity_bus.weights.pull.server import WeightServer
 
     shape = read_shape(folder)
-    settings = GivenSettings(
+    settings = Sections(
         mesh={"model_path": str(folder), "max_model_len": _LENGTH, "max_tokens": _DRAWN},
         explorer={"cpu_kvcache_gib": 0.5, "max_num_seqs": _SEQUENCES},
     )

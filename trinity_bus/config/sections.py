@@ -1,8 +1,7 @@
 """Which sections there are, and what is in them."""
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from trinity_bus.config.coordinator import CoordinatorSettings, TasksetSettings
 from trinity_bus.config.explorer import ExplorerSettings
@@ -14,10 +13,10 @@ from trinity_bus.config.trainer import TrainerSettings
 from trinity_bus.config.values import Section, conflict, env_name
 
 
-class Sections(BaseSettings):
-    """All sections. :class:`~trinity_bus.config.settings.Settings` reads them."""
+class Sections(BaseModel):
+    """All sections, as a program gives them; :class:`~trinity_bus.config.settings.Settings` reads them, too."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     # The first, because the others take from it.
     mesh: MeshSettings = Field(default_factory=MeshSettings)

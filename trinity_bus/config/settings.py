@@ -12,7 +12,7 @@ from trinity_bus.config.sources import Environment, File, Origins
 from trinity_bus.config.values import ENV_DELIMITER, ENV_PREFIX, env_name
 
 
-class Settings(Sections):
+class Settings(Sections, BaseSettings):
     """All settings: what a program gives, before the environment, before the file, before the defaults.
 
     Raises:
@@ -52,16 +52,6 @@ class Settings(Sections):
             raise WrongSettingsError(problems) from None
 
 
-class GivenSettings(Sections):
-    """Settings that somebody has thought of, and nobody has set: neither the environment nor a file has a say."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
 def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[str, str]]:
     """Return settings by their places, such as ``mesh.model_path``, text as in variables; or None and the faults."""
     # What is wrong is a line each, by the setting or section that is.
@@ -70,7 +60,7 @@ def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[s
         section, _, name = path.partition(".")
         nested.setdefault(section, {})[name] = value
     try:
-        return GivenSettings(**nested), {}  # type: ignore[arg-type] # which are validated
+        return Sections(**nested), {}  # type: ignore[arg-type] # which are validated
     except ValidationError as error:
         # The cause is left out: it prints the whole input, secrets included.
         details = error.errors(include_url=False)

@@ -382,11 +382,11 @@ def demo(*arguments: str) -> None:
 def configured() -> None:
     """What vLLM makes of the settings that the chart's sizes have, on the GPUs that NVML tells of."""
     from tests.support.chart import values, write_config
-    from trinity_bus.config.settings import GivenSettings
+    from trinity_bus.config.sections import Sections
     from trinity_bus.inference.launch import _configuration, import_vllm
 
     for size in ("8-gpus", "64-gpus"):
-        settings = GivenSettings(**values(size)["settings"])
+        settings = Sections(**values(size)["settings"])
         folder = Path(tempfile.mkdtemp())
         write_config(str(settings.mesh.model_path), folder)
         explorer = settings.explorer.model_copy(update={"model_path": str(folder)})

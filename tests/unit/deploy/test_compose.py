@@ -24,7 +24,7 @@ from tests.support.mesh.compose_files import (
 )
 from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, setting_fields
-from trinity_bus.config.settings import GivenSettings
+from trinity_bus.config.sections import Sections
 from trinity_bus.config.template import SCHEMA
 from trinity_bus.sizing.memory import limit_bytes, service_memory
 from trinity_bus.training.families import read_shape
@@ -53,7 +53,7 @@ def test_every_service_is_pinned_confined_bounded_and_started_again(name: str, s
 
 def test_limits_of_memory_follow_from_the_formula(tmp_path: Path) -> None:
     """For the tiny model that the stack trains."""
-    mesh = GivenSettings(**tomllib.loads((FOLDER / "mesh.toml").read_text()))
+    mesh = Sections(**tomllib.loads((FOLDER / "mesh.toml").read_text()))
     shape, found = read_shape(make_model(tmp_path, seed=0)), parsed(FOLDER / "compose.yaml")["services"]
     for name in ("coordinator", "explorer", "trainer", "gateway", "console", "taskset"):
         limit = limit_bytes(service_memory(name, mesh, shape))

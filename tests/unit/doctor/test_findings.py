@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from trinity_bus.config.settings import GivenSettings
+from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from trinity_bus.sizing.models import MODELS
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
@@ -10,7 +10,7 @@ from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
 
 def needed(total: int, free: int) -> HostMemory:
     """Of a trainer of 0.6 B parameters."""
-    return host_memory(["trainer"], GivenSettings(), {"trainer": MODELS["0.6B"]}, total * GIB, free * GIB)
+    return host_memory(["trainer"], Sections(), {"trainer": MODELS["0.6B"]}, total * GIB, free * GIB)
 
 
 WELL = Facts(

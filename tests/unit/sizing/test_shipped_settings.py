@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.chart import ROOT, SIZES, shape_of, values
 from trinity_bus.config.sections import Sections
-from trinity_bus.config.settings import GivenSettings
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 
 WITH_GPUS: Final = [size for size in SIZES if values(size)["device"] == "gpu"]
@@ -21,10 +20,10 @@ _COMPOSE_MODEL: Final = "Qwen3-0.6B"
 def shipped() -> Iterator[tuple[str, str, Sections]]:
     """Each file, its model, and its settings."""
     for size in WITH_GPUS:
-        settings = GivenSettings(**values(size)["settings"])
+        settings = Sections(**values(size)["settings"])
         yield f"values-{size}.yaml", str(settings.mesh.model_path), settings
     compose = tomllib.loads((ROOT / "deploy" / "docker-compose" / _COMPOSE).read_text(encoding="utf-8"))
-    yield _COMPOSE, _COMPOSE_MODEL, GivenSettings(**compose)
+    yield _COMPOSE, _COMPOSE_MODEL, Sections(**compose)
 
 
 @pytest.mark.parametrize(("model", "settings"), [pytest.param(*rest, id=name) for name, *rest in shipped()])

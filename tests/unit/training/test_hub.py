@@ -20,7 +20,7 @@ from trinity_bus import hub
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.config.mesh import MeshSettings
-from trinity_bus.config.settings import GivenSettings
+from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
@@ -225,7 +225,7 @@ def test_a_gguf_is_refused_with_the_line_that_converts_it(tmp_path: Path, given:
 
 def test_services_get_folders(fake: FakeHub, model: Path) -> None:
     filled(fake, model)
-    given = GivenSettings(mesh=MeshSettings(model_path=f"{NAME}@{COMMIT}"))
+    given = Sections(mesh=MeshSettings(model_path=f"{NAME}@{COMMIT}"))
     settings = hub.located(given, "mesh", "trainer", "explorer")
     folder = str(hub.model_folder(f"{NAME}@{COMMIT}", weights=True, fetch=False))
     assert COMMIT in folder
