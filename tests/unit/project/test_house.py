@@ -61,21 +61,15 @@ def test_what_a_tag_builds_waits_for_all_that_must_hold() -> None:
     assert set(WORKFLOW["jobs"]["release"]["needs"]) == {"check", "test", "chart-test", "stack-test"}
 
 
-def test_every_command_of_the_first_hour_exists() -> None:
+def test_everything_that_the_first_hour_names_exists() -> None:
     named = set(re.findall(r"trinity-bus ([a-z][a-z-]*)", PAGE))
+    paths = set(re.findall(r"(?:tests|schemas|trinity_bus)/[\w/]+(?:\.py)?", PAGE))
     assert named
+    assert paths
     assert named <= set(COMMANDS)
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", PAGE, re.MULTILINE)) <= TARGETS
-
-
-def test_every_path_of_the_first_hour_exists() -> None:
-    paths = set(re.findall(r"(?:tests|schemas|trinity_bus)/[\w/]+(?:\.py)?", PAGE))
-    assert paths
     assert {path for path in paths if not (ROOT / path).exists()} == set()
-
-
-def test_every_name_of_the_first_hour_exists() -> None:
-    """What a breakpoint is set on."""
+    # What a breakpoint is set on.
     for module, member in re.findall(r"\b(workers(?:\.[a-z]\w*)+)\.(_?[A-Z]\w*\.\w+)", PAGE):
         text = (ROOT / (module.replace(".", "/") + ".py")).read_text()
         owner, method = member.split(".")
