@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,63 +16,55 @@ from trinity_bus.config.template import SCHEMA, json_schema, template
 from trinity_bus.runtime.device import is_installed_for_cpu
 from workers.demo.model import make_model
 
+type Run = Callable[..., subprocess.CompletedProcess[str]]
+
 
 @pytest.fixture
-def environment(no_settings: None) -> dict[str, str]:
-    return dict(os.environ, COLUMNS="200")
+def run(no_settings: None, tmp_path: Path) -> Run:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-c", "from workers.cli.app import main; main()", *arguments]
+        env = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[3]), **variables}
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-
-def trinity_bus(env: dict[str, str], cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-c", "from workers.cli.app import main; main()", *arguments]
-    env = env | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, check=False)
+    return run
 
 
 def test_a_new_file_has_every_setting_with_its_default(
-    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = trinity_bus(environment, tmp_path, "config", "init")
+    done = run("config", "init")
     assert done.returncode == 0, done.stderr
     file = tmp_path / "mesh.toml"
     text = file.read_text()
     assert text == template()
     assert text.splitlines()[0] == f"#:schema {SCHEMA.as_uri()}"
-    named = {
-        f"{table}.{name}" for table, body in _tables(text) for name in re.findall(r"^#(\w+) =", body, re.MULTILINE)
-    }
-    assert named == set(setting_fields())
+    given = tomllib.loads(re.sub(r"^#(\w+) =.*$", r"\1 = 0", text, flags=re.MULTILINE))
+    assert {f"{table}.{name}" for table, content in given.items() for name in content} == set(setting_fields())
     monkeypatch.setenv("TRINITY_BUS_CONFIG", str(file))
     untouched = Settings()
     # What is unset by default has no value to be taken.
     file.write_text(re.sub(r"^#(\w+ = .)", r"\1", text, flags=re.MULTILINE))
     assert Settings() == untouched
     assert len(tomllib.loads(file.read_text())["coordinator"]) > 15
-    again = trinity_bus(environment, tmp_path, "config", "init")
+    again = run("config", "init")
     assert again.returncode == 2
     assert "mesh.toml is there already; --force replaces it" in again.stderr
 
 
-def _tables(text: str) -> list[tuple[str, str]]:
-    parts = re.split(r"^\[(\w+)\]$", text, flags=re.MULTILINE)[1:]
-    return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(run: Run, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(
         "[mesh]\nmodel = 'of-file'\nnamespace = 'of-file'\n[kafka]\nsasl_password = 'hunter2'\n[trainer]\nseed = 3\n"
     )
     (tmp_path / "m.toml").chmod(0o600)
     password = tmp_path / "password"
     password.write_text("hunter3")
-    given = environment | {
+    given = {
         "TRINITY_BUS_CONFIG": "other.toml",
         "TRINITY_BUS_MESH__NAMESPACE": "of-environment",
         "TRINITY_BUS_TRAINER__SEED": "4",
         "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE": str(password),
     }
-    done = trinity_bus(given, tmp_path, "--config", "m.toml", "--set", "trainer.seed=5", "config", "show", "--json")
+    done = run("--config", "m.toml", "--set", "trainer.seed=5", "config", "show", "--json", **given)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert set(shown) == set(setting_fields())
@@ -81,53 +74,49 @@ def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(
     assert shown["coordinator.tick_s"] == {"value": 0.25, "from": "default"}
     assert shown["kafka.sasl_password"] == {"value": "(set)", "from": "m.toml:5"}
     assert shown["access.admin_password"]["from"] == "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE"
-    table = trinity_bus(given, tmp_path, "--config", "m.toml", "config", "show")
+    table = run("--config", "m.toml", "config", "show", **given)
     assert "hunter" not in done.stdout + table.stdout + table.stderr
     assert re.search(r"kafka.sasl_password +\(set\) +m.toml:5", table.stdout)
 
 
-def test_all_that_is_wrong_is_told_at_once(environment: dict[str, str], tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mesh.toml"
     file.write_text("[mesh]\nmodell = 'm'\n[coordinator]\nbatch_size = 0\n")
-    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    done = run("--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "mesh.toml:2: mesh.modell is not a setting; did you mean mesh.model?",
         "mesh.toml:4: coordinator.batch_size=0: input should be greater than or equal to 1",
     ]
     file.write_text("[mesh]\ndtype = 'float16'\n[coordinator]\nmax_staleness = 0\n[synchronizer]\nsync_interval = 2\n")
-    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    done = run("--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     said = done.stderr.splitlines()
     assert "mesh.dtype (mesh.toml:2) is float16: the trainer trains in bfloat16 or float32" in said
     assert "trainer.checkpoint_dir is not set: it is needed to go on after a restart" in said
     assert len([line for line in said if "set coordinator.max_staleness (mesh.toml:4) to 1 or more" in line]) == 1, said
-    done = trinity_bus(environment, tmp_path, "config", "check", "coordinator")
+    done = run("config", "check", "coordinator")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not is_installed_for_cpu(), reason="models are computed on GPUs here")
-def test_what_services_need_of_memory_is_told_and_what_never_fits_is_refused(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_services_need_of_memory_is_told_and_what_never_fits_is_refused(run: Run, tmp_path: Path) -> None:
     model, mesh = make_model(tmp_path / "model", seed=0), tmp_path / "mesh.toml"
     mesh.write_text(
         "[mesh]\nmodel_path = 'model'\nmax_model_len = 64\nmax_tokens = 4\n[trainer]\ncheckpoint_dir = 'c'\n"
     )
-    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    done = run("--config", "mesh.toml", "config", "check")
     assert done.returncode == 0, done.stderr
     assert re.search(r"trainer \d\.\d, coordinator 0\.3, explorer \d\.\d, kafka 0\.\d: ", done.stdout + done.stderr)
-    done = trinity_bus(
-        environment, tmp_path, "--config", "mesh.toml", "config", "check", "--limits", "trainer", "explorer"
-    )
+    done = run("--config", "mesh.toml", "config", "check", "--limits", "trainer", "explorer")
     assert re.fullmatch(r"TRAINER_MEMORY=\d+m\nEXPLORER_MEMORY=\d+m\n", done.stdout), done.stderr
     tokens = ("--set", "trainer.micro_batch_tokens=1000000000")
-    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", *tokens, "config", "check")
+    done = run("--config", "mesh.toml", *tokens, "config", "check")
     assert done.returncode == 2
     assert re.search(r"are free: set .*trainer\.micro_batch_tokens to auto$", done.stderr.strip())
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10_000_000}))
-    done = trinity_bus(environment, tmp_path, "--config", "mesh.toml", "config", "check")
+    done = run("--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "train adapters (trainer.lora_rank), take a smaller model" in done.stderr
@@ -141,10 +130,8 @@ def test_what_services_need_of_memory_is_told_and_what_never_fits_is_refused(
         ("kafka.sasl_password=x", "kafka.sasl_password is a secret, and others see command lines"),
     ],
 )
-def test_an_option_that_sets_nothing_is_refused(
-    environment: dict[str, str], tmp_path: Path, option: str, complaint: str
-) -> None:
-    done = trinity_bus(environment, tmp_path, "--set", option, "config", "show")
+def test_an_option_that_sets_nothing_is_refused(run: Run, option: str, complaint: str) -> None:
+    done = run("--set", option, "config", "show")
     assert done.returncode == 2
     assert complaint in " ".join(done.stderr.replace("│", " ").split())
 
