@@ -133,17 +133,12 @@ class LiveDisplay:
         parts: list[RenderableType] = [self._progress]
         if self._activities:
             parts.append(_activities_table(self._activities))
-        if view is not None and (view.explorers or view.batches):
+        if view is not None and (view.explorers or view.batches or view.errors):
             # Whoever has a view has imported nearly all of it; before that, nothing here waits for it.
-            from workers.watch.render import batches_table, explorers_table, training_line
+            from workers.watch.render import mesh
 
-            parts += [
-                training_line(view),
-                Text(f"{view.tokens_per_s:,.0f} tokens/s   {view.response_tokens:,} response tokens in all", "dim"),
-                batches_table(view),
-                explorers_table(view),
-            ]
-        parts += [Text(f"! {one_line(error)}", "red") for error in (view.errors if view else ())]
+            tokens = f"{view.tokens_per_s:,.0f} tokens/s   {view.response_tokens:,} response tokens in all"
+            parts += [Text(tokens, "dim"), mesh(view)]
         return Panel(Group(*parts), title="Trinity Bus", border_style="cyan")
 
 

@@ -119,22 +119,6 @@ def runners_table(view: MeshState) -> Table:
     return table
 
 
-def coordinator_line(view: MeshState) -> Text | None:
-    beat = view.coordinator
-    if beat is None:
-        return None
-    return Text(
-        f"{beat.coordinator}: {counted(beat.open_batches, 'open batch')}, {counted(beat.open_tasks, 'open task')}, "
-        f"{counted(beat.running_attempts, 'running attempt')}, {beat.dynamic_timeout_s:g} s for each, heard "
-        f"{span(view.now - view.coordinator_at)} ago"
-    )
-
-
-def unserved_lines(view: MeshState) -> list[Text]:
-    unserved = view.coordinator.unserved if view.coordinator is not None else []
-    return [Text(f"! {unserved_line(one)}", "red") for one in unserved]
-
-
 def batches_table(view: MeshState) -> Table:
     table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
@@ -194,10 +178,14 @@ def training_line(view: MeshState) -> Text:
 
 def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
     parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
-    coordinator = coordinator_line(view)
-    if coordinator is not None:
-        parts.append(coordinator)
-    parts.extend(unserved_lines(view))
+    if (beat := view.coordinator) is not None:
+        line = (
+            f"{beat.coordinator}: {counted(beat.open_batches, 'open batch')}, {counted(beat.open_tasks, 'open task')}, "
+            f"{counted(beat.running_attempts, 'running attempt')}, {beat.dynamic_timeout_s:g} s for each, heard "
+            f"{span(view.now - view.coordinator_at)} ago"
+        )
+        parts.append(Text(line))
+        parts.extend(Text(f"! {unserved_line(one)}", "red") for one in beat.unserved)
     if view.trainer is not None:
         parts.append(Text(f"{view.trainer.trainer}: {view.trainer.state}, step {view.trainer.step}"))
     if view.announced is not None:
