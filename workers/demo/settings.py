@@ -3,16 +3,8 @@
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
 other settings but secrets, which stay in the environment, and explorers their names, cores and ports.
 
-The figures of training were chosen by trying. What matters: 16 samples a task (with 8 it takes half as many steps
-again), 8 updates a batch, a second moment of Adam that forgets fast (0.99), a little entropy, no haste, and
-
-* as many updates where most groups teach nothing any more (``trainer.loss_normalizer=batch``): AdamW's steps do not
-  hang on the size of gradients, so with fewer updates, as ``update`` makes them, a digit that is hardly ever said takes
-  twice as many steps to come back, whatever the loss is divided by; one run in ten did not get there;
-* a learning rate that falls (``trainer.decay_steps``): at a constant one, runs lost up to 2 % of their answers from one
-  check to the next at a reward of 0.998. It falls over three times as many steps as most runs take: over 60, one run in
-  twenty had one digit left when nothing moved any more. Even so two more steps may cost answers (4.5 % with seed 11),
-  so a run ends with the very version that has passed a check, see ``stopping``.
+The figures of training were chosen by trying: docs/objectives.md, "Why runs once kept nine of ten digits", has what
+each is for. With 8 samples a task instead of 16 it takes half as many steps again.
 """
 
 import math

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from trinity_bus.sizing.models import MODELS
+from workers.doctor.facts import free_mib
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
 
 
@@ -73,3 +75,8 @@ def test_what_is_not_is_told_with_what_to_do(facts: dict[str, object], level: st
     assert [(finding.level, finding.subject) for finding in wrong] == [(level, subject)]
     assert told in f"{wrong[0].found} {wrong[0].remedy}"
     assert wrong[0].remedy or level == "note"
+
+
+def test_a_folder_that_there_cannot_be_is_none_that_can_be_written(tmp_path: Path) -> None:
+    assert free_mib(tmp_path / ("x" * 300)) is None
+    assert free_mib(tmp_path / "to" / "be" / "made") is not None
