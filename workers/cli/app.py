@@ -160,7 +160,7 @@ def trinity_bus(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="File of settings, in TOML.", envvar=CONFIG_VARIABLE)
+        Path | None, typer.Option(metavar="FILE", help="File of settings, in TOML.", envvar=CONFIG_VARIABLE)
     ] = None,
     settings: Annotated[
         list[str] | None,

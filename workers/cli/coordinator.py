@@ -52,7 +52,6 @@ async def resolve(
     tasks: Annotated[
         Literal["beginning", "end"],
         typer.Option(
-            "--tasks",
             help="Where to continue in partitions that end before the position: `beginning` may repeat tasks "
             "that are no longer remembered, `end` skips unread ones.",
         ),
@@ -87,7 +86,7 @@ async def _positions(bus: Bus) -> Positions:
 async def finalize(
     bus: Bus,
     level: Annotated[
-        int, typer.Option("--level", min=1, help="Level of the state. Unset: the newest that this program knows.")
+        int, typer.Option(min=1, help="Level of the state. Unset: the newest that this program knows.")
     ] = NEWEST_LEVEL,
 ) -> None:
     """Let the coordinator write its state in the new version's format. Afterwards the version before cannot be used.

@@ -34,20 +34,16 @@ _GRACE_S = 40.0  # Limit of stopping all services and the broker
 def demo(
     name: Annotated[str, typer.Argument(help=f"What the model learns: {', '.join(SUBJECTS)}.")] = COPY.name,
     *,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the weights, the order of tasks, and sampling.")
-    ] = 0,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Maximum training steps. Unset: depends on NAME.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the order of tasks, and sampling.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Maximum training steps. Unset: depends on NAME.")] = None,
     explorers: Annotated[
-        int | None, typer.Option("--explorers", min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`.")
+        int | None, typer.Option(min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`.")
     ] = None,
     max_staleness: Annotated[
-        int, typer.Option("--max-staleness", min=0, help="How many versions older than on-policy samples may be.")
+        int, typer.Option(min=0, help="How many versions older than on-policy samples may be.")
     ] = 0,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
+        Path | None, typer.Option(help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
     ] = None,
     early_stop: Annotated[
         bool,

@@ -27,7 +27,7 @@ app = typer.Typer()
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the files.", file_okay=False)],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files.", file_okay=False)],
 ) -> None:
     """Update the console's index, and write its tables as Parquet files.
 
@@ -62,17 +62,16 @@ def export(
 def track(
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="FOLDER", help="Folder of metrics.jsonl and all other files.", file_okay=False),
+        typer.Option(metavar="FOLDER", help="Folder of metrics.jsonl and all other files.", file_okay=False),
     ],
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also event files, in tensorboard/.")] = False,
     wandb: Annotated[
         str | None,
-        typer.Option("--wandb", metavar="PROJECT", help="Also a run of this project. WANDB_MODE=offline: in wandb/."),
+        typer.Option(metavar="PROJECT", help="Also a run of this project. WANDB_MODE=offline: in wandb/."),
     ] = None,
     mlflow: Annotated[
         str | None,
         typer.Option(
-            "--mlflow",
             metavar="EXPERIMENT",
             help="Also a run of this experiment, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db.",
         ),

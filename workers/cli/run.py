@@ -64,9 +64,9 @@ def coordinator(log_level: LogLevel = "info") -> None:
 
 @app.command()
 def explorer(
-    name: Annotated[str | None, typer.Option("--name", help="The explorer's name, which must be unique.")] = None,
+    name: Annotated[str | None, typer.Option(help="The explorer's name, which must be unique.")] = None,
     log_level: LogLevel = "info",
-    fork_server: Annotated[int | None, typer.Option("--fork-server", hidden=True)] = None,
+    fork_server: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run workflows against a vLLM engine and publish experiences."""
     if name is not None:

@@ -36,7 +36,7 @@ def size(  # noqa: PLR0917 - typer makes options of them
     prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean prompt of a task.")] = 512,
     response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean response of a sample.")] = 4096,
     gbit_s: Annotated[
-        float, typer.Option("--gbit-s", min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network link.")
+        float, typer.Option(min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network link.")
     ] = 100.0,
     rollout_tokens_s: Annotated[float | None, _measured("rollout")] = None,
     train_tokens_s: Annotated[float | None, _measured("training")] = None,

@@ -160,7 +160,7 @@ def tasks(
     path: Annotated[
         Path | None, typer.Argument(help="A file of tasks, or a description. Unset: taskset.path.", show_default=False)
     ] = None,
-    show: Annotated[int, typer.Option("--show", min=0, help="Print this many train tasks as JSON lines.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Print this many train tasks as JSON lines.")] = 0,
 ) -> None:
     """Check every row of task sets, and count them. Errors name the file, the row and the reason."""
     own = Settings().taskset

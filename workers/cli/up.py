@@ -28,13 +28,13 @@ _POLL_S: Final = 0.1
 @app.command()
 def up(
     *,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="File of settings, in TOML.")] = None,
-    explorers: Annotated[int, typer.Option("--explorers", min=1, max=64, help="Number of explorers.")] = 1,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of settings, in TOML.")] = None,
+    explorers: Annotated[int, typer.Option(min=1, max=64, help="Number of explorers.")] = 1,
     gateway: Annotated[bool, typer.Option("--gateway", help="Also start a gateway.")] = False,
     with_console: Annotated[bool, typer.Option("--console", help="Also start a console.")] = False,
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", help="Folder of this run; an existing run continues. Unset: runs/NAMESPACE."),
+        typer.Option(help="Folder of this run; an existing run continues. Unset: runs/NAMESPACE."),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background; `trinity-bus down` stops it.")
@@ -101,7 +101,7 @@ def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) 
 
 @app.command()
 def down(
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the newest.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. Unset: the newest.")] = None,
 ) -> None:
     """Stop all its services and its broker in order. Its folder is kept, and ``up`` can continue in it.
 

@@ -68,14 +68,12 @@ def _write_package(name: str, module: str, parent: Path) -> Path:
 @app.command()
 def run(
     workflow: Annotated[str, typer.Argument(help="Its name, or the module or file (.py) that registers it.")],
-    task: Annotated[str, typer.Option("--task", help="The task as JSON; id and workflow are optional.")] = "{}",
+    task: Annotated[str, typer.Option(help="The task as JSON; id and workflow are optional.")] = "{}",
     engine: Annotated[
         Path | None,
-        typer.Option(
-            "--engine", help="Folder of a Hugging Face model. Unset: you type the responses, one on each line."
-        ),
+        typer.Option(help="Folder of a Hugging Face model. Unset: you type the responses, one on each line."),
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of runs.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 1,
 ) -> None:
     """Run one task here, and print the conversation, its tokens, which are trained on, its reward, metrics and trace.
 

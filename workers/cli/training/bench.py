@@ -26,13 +26,9 @@ def bench(
     checkpoints: Annotated[
         Path | None, typer.Argument(help="A trainer's checkpoints. Unset: trainer.checkpoint_dir.", show_default=False)
     ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="A description with evaluation sets. Unset: taskset.path.")
-    ] = None,
-    every: Annotated[int, typer.Option("--every", min=1, help="Steps that are a multiple of this, and the last.")] = 1,
-    run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Folder of this bench; an interrupted one continues.")
-    ] = None,
+    tasks: Annotated[Path | None, typer.Option(help="A description with evaluation sets. Unset: taskset.path.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Steps that are a multiple of this, and the last.")] = 1,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of this bench; an interrupted one continues.")] = None,
 ) -> None:
     """Evaluate each checkpoint on all evaluation sets: a table, a plot, a JSON file.
 

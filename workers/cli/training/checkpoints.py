@@ -80,9 +80,7 @@ def convert_(
 def push(  # noqa: PLR0917 - options, which have names
     source: _Source,
     repository: Annotated[str, typer.Argument(help="Repository, organization/name; created if missing.")],
-    branch: Annotated[
-        str | None, typer.Option("--branch", help="Branch of the repository. Unset: its main branch.")
-    ] = None,
+    branch: Annotated[str | None, typer.Option(help="Branch of the repository. Unset: its main branch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
     model: _Model = None,
     directory: _Directory = None,

@@ -41,7 +41,7 @@ async def lineage(
     bus: Bus,
     step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The step's number, which is also its version's.")],
     trainer: Annotated[
-        str | None, typer.Option("--trainer", help="The trainer, such as a replay or a shadow. Unset: trainer.name.")
+        str | None, typer.Option(help="The trainer, such as a replay or a shadow. Unset: trainer.name.")
     ] = None,
     directory: Annotated[
         Path | None,
@@ -152,11 +152,11 @@ def _table(tasks: Sequence[TaskLineage]) -> Table:
 def trace(
     task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="Folder of the run. Unset: the configured one, else the newest.")
+        Path | None, typer.Option(help="Folder of the run. Unset: the configured one, else the newest.")
     ] = None,
     jaeger: Annotated[
         str | None,
-        typer.Option("--jaeger", metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
+        typer.Option(metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
     ] = None,
 ) -> None:
     """Print a task's trace, from its send to the gradient and the resulting model version."""

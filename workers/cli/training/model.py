@@ -16,7 +16,7 @@ app = typer.Typer()
 @app.command()
 def model(
     folder: Annotated[Path, typer.Argument(help="Folder to write, in Hugging Face's format.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of its weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of its weights.")] = 0,
 ) -> None:
     """Write a tiny model with random weights. An existing model is kept."""
     from workers.demo.model import make_model
@@ -35,12 +35,10 @@ def ask(
         typer.Argument(metavar="PROMPT", help="The prompt. Of several turns, the user's and the model's in turn."),
     ],
     model: Annotated[
-        Path | None, typer.Option("--model", help="A Hugging Face folder. Unset: that of the newest run in ./runs.")
+        Path | None, typer.Option(help="A Hugging Face folder. Unset: that of the newest run in ./runs.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="The system message. Unset: what the chat template has.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest response, in tokens.")] = 32,
+    system: Annotated[str | None, typer.Option(help="The system message. Unset: what the chat template has.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 32,
 ) -> None:
     """Print the model's greedy response."""
     from trinity_bus.chat import renderer_for

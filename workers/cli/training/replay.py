@@ -25,17 +25,15 @@ def beside(checkpoints: Path, name: str) -> Path:
 
 @app.command()
 def replay(
-    from_step: Annotated[int, typer.Option("--from-step", min=1, help="The first step with the changed settings.")],
-    to_step: Annotated[
-        int | None, typer.Option("--to-step", min=1, help="The last step. Unset: the last that has begun.")
-    ] = None,
+    from_step: Annotated[int, typer.Option(min=1, help="The first step with the changed settings.")],
+    to_step: Annotated[int | None, typer.Option(min=1, help="The last step. Unset: the last that has begun.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SETTING=VALUE", help="A changed setting, such as trainer.loss=gspo."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the replay: on `steps`, in metrics, of its folder. Unset: replay-N."),
+        typer.Option(help="Name of the replay: on `steps`, in metrics, of its folder. Unset: replay-N."),
     ] = None,
     directory: Annotated[
         Path | None,
