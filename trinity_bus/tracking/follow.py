@@ -58,8 +58,6 @@ async def _follow(bus: Bus, ledger: MetricsLedger, sinks: Sequence[Sink], *, onc
 def _bring_up(ledger: MetricsLedger, sinks: Sequence[Sink]) -> None:
     for sink in sinks:
         if sink.lines > ledger.lines:
-            raise MetricsLedgerError(
-                f"{sink.lines} lines were written of a ledger that has {ledger.lines}: {ledger.path}"
-            )
+            raise MetricsLedgerError(f"{sink.lines} lines were written of a ledger of {ledger.lines}: {ledger.path}")
         for lines in batched(ledger.since(sink.lines), _MAX_RECORDS):
             sink.write(lines)

@@ -218,9 +218,7 @@ def _explained(error: Exception) -> str | None:
             extras and f"this needs the package {package}, which an extra brings: pip install 'trinity-bus[{extras}]'"
         )
     if isinstance(error, OSError) and error.filename is not None and error.errno in _UNUSABLE:
-        return (
-            f"{error.filename} cannot be used: {error.strerror}; give another path, or see to its rights and its disk"
-        )
+        return f"{error.filename} cannot be used: {error.strerror}; give another path, or see to its rights and disk"
     return str(error) if isinstance(error, TrinityError) else None
 
 

@@ -86,9 +86,7 @@ def check(
         list[str] | None,
         typer.Argument(help="Services that start with these settings. Unset: coordinator, explorer and trainer."),
     ] = None,
-    limits: Annotated[
-        bool, typer.Option("--limits", help="Print limits of memory, as the compose stack's .env has them.")
-    ] = False,
+    limits: Annotated[bool, typer.Option("--limits", help="Print memory limits as in the stack's .env.")] = False,
 ) -> None:
     """Show all errors: in single settings, and those for which services would refuse to start. Exit code 2 then.
 

@@ -26,9 +26,7 @@ _READ_OF_A_RUN: Final = ("namespace", "model")
 @app.command("console")
 def look(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of a finished run of the demo, whose log is opened.")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of a finished run of the demo, to open its log.")] = None,
 ) -> None:
     """Show the mesh in a browser, live and at earlier moments, until Ctrl-C. See docs/console.md."""
     if port is not None:

@@ -85,9 +85,7 @@ async def _positions(bus: Bus) -> Positions:
 @mesh_command("upgrade")
 async def finalize(
     bus: Bus,
-    level: Annotated[
-        int, typer.Option(min=1, help="Level of the state. Unset: the newest that this program knows.")
-    ] = NEWEST_LEVEL,
+    level: Annotated[int, typer.Option(min=1, help="Level of the state. Unset: the newest one known.")] = NEWEST_LEVEL,
 ) -> None:
     """Let the coordinator write its state in the new version's format. Afterwards the version before cannot be used.
 

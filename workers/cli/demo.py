@@ -36,20 +36,12 @@ def demo(
     *,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the order of tasks, and sampling.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Maximum training steps. Unset: depends on NAME.")] = None,
-    explorers: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Number of explorers. Unset: 2, and 1 for `sums`.")
-    ] = None,
-    max_staleness: Annotated[
-        int, typer.Option(min=0, help="How many versions older than on-policy samples may be.")
-    ] = 0,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of this run. Unset: a new one in ./runs.", file_okay=False)
-    ] = None,
+    explorers: Annotated[int | None, typer.Option(min=1, max=16, help="Explorers. Unset: 2, and 1 for `sums`.")] = None,
+    max_staleness: Annotated[int, typer.Option(min=0, help="Versions that samples may be older than on-policy.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. Unset: in ./runs.", file_okay=False)] = None,
     early_stop: Annotated[
         bool,
-        typer.Option(
-            "--early-stop/--all-steps", help="End when the reward stays high and held-out prompts are answered."
-        ),
+        typer.Option("--early-stop/--all-steps", help="End when reward stays high and held-out prompts are answered."),
     ] = True,
     limit_s: Annotated[
         float | None, typer.Option("--limit", min=1, help="Time limit in seconds. Unset: enough for two cores.")

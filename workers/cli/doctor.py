@@ -23,9 +23,7 @@ _COLOURS: Final = {"ok": "green", "note": "dim", "warning": "yellow", "error": "
 
 @app.command()
 def doctor(
-    services: Annotated[
-        list[str] | None, typer.Argument(help="Services to start here; reports also what they would refuse.")
-    ] = None,
+    services: Annotated[list[str] | None, typer.Argument(help="Services; reports what they would refuse, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check versions, settings, ports, memory, shared memory, clock, sandbox, disks, Java, GPU, broker and rights.

@@ -35,9 +35,7 @@ def size(  # noqa: PLR0917 - typer makes options of them
     gpu: Annotated[str, typer.Option(help=f"Type of GPU: {', '.join(GPUS)}.")] = "H100",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean prompt of a task.")] = 512,
     response_tokens: Annotated[int, typer.Option(min=1, max=_MOST_TOKENS, help="Mean response of a sample.")] = 4096,
-    gbit_s: Annotated[
-        float, typer.Option(min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network link.")
-    ] = 100.0,
+    gbit_s: Annotated[float, typer.Option(min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network.")] = 100.0,
     rollout_tokens_s: Annotated[float | None, _measured("rollout")] = None,
     train_tokens_s: Annotated[float | None, _measured("training")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -36,9 +36,7 @@ def up(
         Path | None,
         typer.Option(help="Folder of this run; an existing run continues. Unset: runs/NAMESPACE."),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Run in the background; `trinity-bus down` stops it.")
-    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background until `trinity-bus down`.")] = False,
 ) -> None:
     """Start the services of the settings: a broker if none is configured, coordinator, explorers, trainer, task set.
 

@@ -152,9 +152,7 @@ def _dataset(sources: Sequence[RowSource], found: Sequence[Gym | Lines], seed: i
 
 def _ordered(lines: Lines, seed: int, order: OrderName, rates: PassRates) -> Ordered:
     if order == "easy_to_hard" and len(lines.difficulties) != len(lines.tasks):
-        raise DatasetError(
-            "the order easy_to_hard needs the column of difficulties of every [[train]]: difficulty = ..."
-        )
+        raise DatasetError("the order easy_to_hard needs the column of difficulties of each [[train]]: difficulty=...")
     ranks = _ranks(lines.difficulties) if order == "easy_to_hard" else ()
     return Ordered(lines.tasks, make_order(order, len(lines.tasks), seed, ranks, rates))
 

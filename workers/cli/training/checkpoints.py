@@ -28,9 +28,7 @@ _Directory = Annotated[
     Path | None,
     typer.Option("--dir", help="Folder of the checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False),
 ]
-_Model = Annotated[
-    Path | None, typer.Option("--model", help="Folder with configuration and tokenizer. Unset: mesh.model_path.")
-]
+_Model = Annotated[Path | None, typer.Option("--model", help="Configuration and tokenizer. Unset: mesh.model_path.")]
 _Source = Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint as a JSON object on one line.")]
 

@@ -40,9 +40,7 @@ class NoStepError(TrinityError, LookupError):
 async def lineage(
     bus: Bus,
     step: Annotated[int, typer.Argument(metavar="STEP", min=1, help="The step's number, which is also its version's.")],
-    trainer: Annotated[
-        str | None, typer.Option(help="The trainer, such as a replay or a shadow. Unset: trainer.name.")
-    ] = None,
+    trainer: Annotated[str | None, typer.Option(help="Its trainer, such as a replay. Unset: trainer.name.")] = None,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Folder of its checkpoints. Unset: trainer.checkpoint_dir.", file_okay=False),
@@ -151,9 +149,7 @@ def _table(tasks: Sequence[TaskLineage]) -> Table:
 @app.command()
 def trace(
     task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Unset: the configured one, else the newest.")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. Unset: configured, or the newest.")] = None,
     jaeger: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),

@@ -34,9 +34,7 @@ def ask(
         list[str],
         typer.Argument(metavar="PROMPT", help="The prompt. Of several turns, the user's and the model's in turn."),
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="A Hugging Face folder. Unset: that of the newest run in ./runs.")
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder. Unset: that of the newest run.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message. Unset: what the chat template has.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 32,
 ) -> None:
