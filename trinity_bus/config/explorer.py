@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, JsonValue, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
@@ -19,7 +19,7 @@ from trinity_bus.config.values import (
     Seconds,
     Section,
     Size,
-    allowed_options,
+    without,
 )
 
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -118,7 +118,7 @@ class ExplorerSettings(Section):
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
-    engine_options: Options = Field(default={})
+    engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS)] = Field(default={})
     """Further arguments of its own engine, vLLM's ``AsyncEngineArgs``, such as
     ``{block_size = 32, kv_cache_dtype = "fp8"}``. Arguments that another setting decides, or that would break a
     guarantee, are refused with the reason."""
@@ -202,12 +202,6 @@ class ExplorerSettings(Section):
         if self.follows != "none":
             return -1
         return self.fixed_version if self.fixed_version is not None else 0 if self.is_in_own_pool else -1
-
-    @field_validator("engine_options")
-    @classmethod
-    def _keeps_promises(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        allowed_options(value, REFUSED_ENGINE_OPTIONS)
-        return value
 
     @field_validator("runner_environment")
     @classmethod

@@ -47,17 +47,10 @@ class Sections(BaseModel):
             taken["model_path"] = section.model_path or mesh.model_path
         if isinstance(section, ExplorerSettings):
             taken["follows"] = section.follows or ("trainer" if mesh.mode == "both" else "none")
-        return section.model_copy(update=taken)
-
-    @field_validator("coordinator", mode="after")
-    @classmethod
-    def _batches_fit_records(cls, section: CoordinatorSettings) -> CoordinatorSettings:
-        return section.fits_records()
-
-    @field_validator("trainer", mode="after")
-    @classmethod
-    def _overlong_buffer_fits_responses(cls, section: TrainerSettings) -> TrainerSettings:
-        if section.overlong_buffer is not None and section.overlong_buffer > section.max_tokens:
+        section = section.model_copy(update=taken)
+        if isinstance(section, CoordinatorSettings):
+            section.fits_records()
+        if isinstance(section, TrainerSettings) and (section.overlong_buffer or 0) > section.max_tokens:
             raise conflict(
                 f"trainer.overlong_buffer is {section.overlong_buffer}, so every response would lose of its reward: "
                 f"mesh.max_tokens is {section.max_tokens}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, JsonValue, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from schemas.batch import MAX_BATCH_TASKS
 from schemas.fields.free_form import MAX_ITEMS
@@ -19,8 +19,8 @@ from trinity_bus.config.values import (
     Seconds,
     Section,
     Size,
-    allowed_options,
     ports_of,
+    without,
 )
 
 # arguments of Megatron's and torch's optimizers that are not passed through, and why
@@ -96,7 +96,7 @@ class TrainerSettings(Section):
     """Of AdamW: decay of the mean of gradients."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Of AdamW: decay of the mean of squared gradients."""
-    optimizer_options: Options = Field(default={})
+    optimizer_options: Annotated[Options, without(REFUSED_OPTIMIZER_OPTIONS)] = Field(default={})
     """Further arguments of the engine's optimizer: of Megatron's ``OptimizerConfig``, such as ``{adam_eps = 1e-6}``, or
     with ``trainer.engine = "torch"`` of torch's ``AdamW``, such as ``{eps = 1e-6}``. Arguments that another setting
     decides, or that would break a guarantee, are refused with the reason."""
@@ -255,12 +255,6 @@ class TrainerSettings(Section):
     """CPU threads of torch, in each rank. Unset: torch's default. Equal losses after a restart need an equal number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the shuffling of samples; each step derives its own."""
-
-    @field_validator("optimizer_options")
-    @classmethod
-    def _keeps_promises(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        allowed_options(value, REFUSED_OPTIMIZER_OPTIONS)
-        return value
 
     @property
     def ranks(self) -> int:

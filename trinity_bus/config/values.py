@@ -86,15 +86,20 @@ type PortRange = Annotated[str, AfterValidator(_port_range)]
 type Options = Annotated[dict[str, JsonValue], Field(max_length=64)]  # arguments of somebody else's, passed through
 
 
-def allowed_options(given: Mapping[str, JsonValue], refused: Mapping[tuple[str, ...], str]) -> None:
-    """Refuse options that would break what the mesh promises, with a PydanticCustomError."""
-    # ``refused`` says why, by names; one that ends with an underscore is what names begin with.
-    for names, why in refused.items():
-        for option in given:
-            if option in names or option.startswith(tuple(name for name in names if name.endswith("_"))):
-                raise PydanticCustomError(
-                    "refused_option", "{option} cannot be set: {why}", {"option": option, "why": why}
-                )
+def without(refused: Mapping[tuple[str, ...], str]) -> AfterValidator:
+    """Return what refuses options that would break what the mesh promises: why, by their names."""
+
+    # A name that ends with an underscore is what names begin with.
+    def check(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for names, why in refused.items():
+            for option in given:
+                if option in names or option.startswith(tuple(name for name in names if name.endswith("_"))):
+                    raise PydanticCustomError(
+                        "refused_option", "{option} cannot be set: {why}", {"option": option, "why": why}
+                    )
+        return given
+
+    return AfterValidator(check)
 
 
 def nearest(name: str, known: Sequence[str], *, delimiter: str = ".", prefix: str = "") -> str:
