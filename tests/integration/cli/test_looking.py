@@ -40,7 +40,6 @@ LOOKING = (
 
 @pytest.fixture
 def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KafkaSettings:
-    """A namespace of which there is nothing, in which commands look."""
     mine = unused(kafka)
     monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", str(mine.bootstrap_servers))
     monkeypatch.setenv("TRINITY_BUS_MESH__NAMESPACE", mine.namespace)
@@ -50,7 +49,6 @@ def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.fixture
 def there(kafka: KafkaSettings) -> KafkaSettings:
-    """A namespace with a topic."""
     mine = unused(kafka)
 
     async def make() -> None:

@@ -44,8 +44,6 @@ LIMITS: Mapping[str, float] = {
 
 
 class Up:
-    """``trinity-bus up`` in a folder."""
-
     def __init__(self, folder: Path, limits: Mapping[str, float], data: str) -> None:
         self.run_dir = folder / "run"
         (self.run_dir / "logs").mkdir(parents=True)
@@ -77,21 +75,17 @@ class Up:
             )
 
     def said(self) -> str:
-        """What it has said so far."""
         return self.output.read_text()
 
     def trained(self) -> int:
-        """Steps so far."""
         path = self.run_dir / "checkpoint.json"
         return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
     def until(self, step: int) -> None:
-        """Wait for a step."""
         wait_until(lambda: self.trained() >= step or self.process.poll() is not None, f"step {step}", LIMIT_S)
         assert self.process.poll() is None, self.said()
 
     def end(self) -> None:
-        """Wait for its end, when all is trained."""
         assert self.process.wait(LIMIT_S) == 0, self.said()
 
     async def check(self) -> None:
@@ -109,7 +103,6 @@ class Up:
 
 @contextmanager
 def begun(folder: Path, limits: Mapping[str, float] | None = None, data: str = "train.jsonl") -> Iterator[Up]:
-    """Provide one; no process of it is left behind."""
     up = Up(folder, limits or {}, data)
     try:
         yield up

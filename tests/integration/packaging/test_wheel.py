@@ -64,7 +64,6 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def base_packages() -> list[str]:
-    """What an installation without extras has, by the lock of the base image."""
     lines = (ROOT / "requirements" / "images" / "base.lock").read_text().splitlines()
     return [found[1] for line in lines if (found := re.match(r"([\w.-]+)==", line))]
 
@@ -78,7 +77,6 @@ def installed_files(name: str) -> Sequence[importlib.metadata.PackagePath]:
 
 
 def tracked() -> Iterator[str]:
-    """Every file of the packages that git knows and that is there."""
     listed = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return (name for name in listed.splitlines() if (ROOT / name).exists())
 

@@ -27,8 +27,6 @@ LINES = 40
 
 
 class Files:
-    """A namespace of its own, a dataset, and the services that work on it."""
-
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.kafka = unused(kafka)
         self.folder = folder

@@ -30,7 +30,6 @@ BATCHES = st.lists(
 
 
 def view_of(batches: list[tuple[str, BatchLifecycleState, int, int, bool]], trained: int) -> MeshState:
-    """A mesh that has these batches, in the order of their sequence, and has trained so many of them."""
     view = MeshState()
     for sequence, (kind, state, accepted, completed, skipped) in enumerate(batches, 1):
         view.batches[str(sequence)] = BatchView(

@@ -28,7 +28,6 @@ def options(no_settings: None, tmp_path: Path) -> DemoOptions:
 
 
 def read(options: DemoOptions, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings as a service reads them."""
     with monkeypatch.context() as patch:
         for name in list(os.environ):
             patch.delenv(name)

@@ -42,7 +42,6 @@ class Run:
         self.versions_checked: list[int] = []
 
     def go(self, exact: list[float]) -> int:
-        """Return the version with which it ends, where the checks find these."""
         while True:
             match self.course.turn(self.produced, self.trained, [self.reward] * self.trained):
                 case DemoTurn.PRODUCE:

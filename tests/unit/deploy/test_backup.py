@@ -21,7 +21,6 @@ exit "${STATUS:-0}"
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What docker was asked."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
     docker.write_text(DOCKER)
@@ -36,7 +35,6 @@ def script(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
 
 
 def packed(path: Path, *parts: str) -> Path:
-    """A file as backup.sh makes it."""
     for part in parts:
         (path.parent / "mesh" / part).mkdir(parents=True)
         (path.parent / "mesh" / part / "file").touch()

@@ -180,7 +180,6 @@ def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
 
 
 def stages() -> dict[str, list[str]]:
-    """The instructions of each stage of the Dockerfile."""
     found: dict[str, list[str]] = {}
     text = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
     for line in text.splitlines():

@@ -34,7 +34,6 @@ def here(page: str) -> Iterator[str]:
 
 
 def resolves(dotted: str) -> bool:
-    """Whether a name is that of a module, or of something in one."""
     parts = dotted.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -51,7 +50,6 @@ def resolves(dotted: str) -> bool:
 
 @cache
 def words() -> set[str]:
-    """Return all that the sources give a name, and their texts of one word."""
     found: set[str] = set()
     for file in [file for folder in ("trinity_bus", "workers", "schemas") for file in (ROOT / folder).rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -76,7 +74,6 @@ def is_named(code: str) -> bool | None:
 
 
 def missing(page: str) -> list[str]:
-    """What a page names of this project, and is not there."""
     gone = []
     sections = Settings.model_fields
     for code in here(page):

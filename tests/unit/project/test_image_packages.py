@@ -29,7 +29,6 @@ def normalized(name: str) -> str:
 
 
 def locked(name: str) -> set[str]:
-    """Packages that a lock file pins."""
     return {normalized(line.split("==")[0]) for line in (LOCKS / name).read_text().splitlines() if "==" in line}
 
 

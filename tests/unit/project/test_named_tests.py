@@ -18,7 +18,6 @@ DEFINED = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 
 @cache
 def functions() -> dict[str, set[str]]:
-    """Return the names of test functions, each with the files that have one."""
     found: dict[str, set[str]] = {}
     for path in TESTS.rglob("test_*.py"):
         for name in DEFINED.findall(path.read_text()):
@@ -28,12 +27,10 @@ def functions() -> dict[str, set[str]]:
 
 @cache
 def files() -> set[str]:
-    """Return all files and folders of the tests."""
     return {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*")}
 
 
 def missing(page: str) -> list[str]:
-    """Tests that a page names and that are not there."""
     gone = []
     for found in NAMED.finditer(page):
         place, name = found["place"] and found["place"].rstrip("/"), found["name"]

@@ -15,13 +15,11 @@ SUBJECTLESS = re.compile(r"(Of|Its|Their|Makes)\b|(Handlers|One|One more|All of 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of every file of the packages."""
     paths = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def docstrings(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names of a module's classes and functions, each with its docstring."""
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
             text := ast.get_docstring(node)

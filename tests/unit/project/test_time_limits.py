@@ -57,7 +57,6 @@ ALLOWED = {
 
 
 def _constants(module: ast.Module) -> dict[str, float]:
-    """Numbers that a module gives a name."""
     found: dict[str, float] = {}
     for node in module.body:
         names = (

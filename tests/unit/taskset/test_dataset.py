@@ -105,7 +105,6 @@ def test_sets_take_turns_by_their_shares_and_without_are_one(path: Path) -> None
 
 
 def write(folder: Path, kind: str) -> str:
-    """Write the rows in a format. Returns its path."""
     match kind:
         case "jsonl":
             (folder / "rows.jsonl").write_bytes(lines(*ROWS))
