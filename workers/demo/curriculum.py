@@ -10,7 +10,6 @@ from importlib import resources
 from typing import Literal
 
 from schemas.codec import decode
-from schemas.sampling import Sampling
 from schemas.task import Task
 from workers.demo.subjects import DemoSubject
 
@@ -40,24 +39,3 @@ def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
 def check_tasks(subject: DemoSubject) -> list[Task]:
     """Return tasks to learn from in which every digit stands at every place: what tells whether to go on training."""
     return load_tasks(subject, "train")[::CHECK_EVERY]
-
-
-def eval_tasks(tasks: Sequence[Task], label: str, name: str = HELD_OUT) -> list[Task]:
-    """Return a named eval batch of all these tasks: one run each, greedy."""
-    return [
-        task.model_copy(
-            update={
-                "task_id": f"{task.task_id}/{label}",
-                "batch_id": eval_batch_id(label, name),
-                "batch_type": "eval",
-                "batch_size": len(tasks),
-                "repeat_times": 1,
-                "sampling": Sampling(temperature=0.0),
-            }
-        )
-        for task in tasks
-    ]
-
-
-def eval_batch_id(label: str, name: str = HELD_OUT) -> str:
-    return f"{label}/{name}"

@@ -23,12 +23,13 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
-from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, load_tasks, train_stream
 from workers.demo.display import Clock, Display
 from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summary
 from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.demo.subjects import DemoOptions
 from workers.runs import MODEL, SUMMARY
+from workers.taskset.dataset import EvalSet
 
 _UPDATE_S: Final = 0.1
 # What is shown may be so old: to fetch each record by itself would take time from those that work
@@ -128,8 +129,9 @@ class Lesson:
 
     async def _ask(self, tasks: Sequence[Task], label: str, name: str) -> tuple[float, float]:
         # Have tasks answered greedily. Returns mean reward and share without a fault.
-        await self._send(eval_tasks(tasks, label, name))
-        metrics = (await self._finalized(eval_batch_id(label, name))).metrics
+        exam = EvalSet(name, tuple(tasks)).of_version("demo", label)
+        await self._send(exam)
+        metrics = (await self._finalized(str(exam[0].batch_id))).metrics
         return metrics[f"eval/{name}/reward/mean@1"], metrics[f"eval/{name}/exact/mean@1"]
 
     async def _check(self, steps: int) -> float:

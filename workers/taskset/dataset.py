@@ -81,8 +81,8 @@ class EvalSet:
     name: str
     tasks: tuple[Task, ...]
 
-    def of_version(self, taskset: str, version: int) -> list[Task]:
-        """All tasks as one eval batch for a model version; see ``sort_batch_id`` for why it is called so."""
+    def of_version(self, taskset: str, version: int | str) -> list[Task]:
+        """All tasks as one eval batch for a model version, or a moment; ``sort_batch_id`` says why it is called so."""
         return [
             task.model_copy(
                 update={

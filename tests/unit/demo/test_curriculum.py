@@ -8,7 +8,7 @@ from trinity_bus.rollout import get_workflow
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import math_reward
 from trinity_bus.rollout.workflows.single_turn import question_of
-from workers.demo.curriculum import CHECK, check_tasks, eval_batch_id, eval_tasks, load_tasks, train_stream
+from workers.demo.curriculum import check_tasks, load_tasks, train_stream
 from workers.demo.subjects import COPY, SUBJECTS, SUMS, DemoSubject
 
 every_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=list(SUBJECTS))
@@ -55,19 +55,6 @@ def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None
     assert list(islice(train_stream(tasks, seed=4), 70)) != two_rounds[:70]
 
 
-def test_an_exam_is_one_greedy_eval_batch() -> None:
-    tasks = load_tasks(COPY, "held_out")
-    before, after = eval_tasks(tasks, "before"), eval_tasks(tasks, "after")
-    assert {task.task_id for task in before}.isdisjoint(task.task_id for task in after)
-    for task in before:
-        assert task.batch_id == eval_batch_id("before") == "before/held-out"
-        assert task.batch_type == "eval"
-        assert task.batch_size == len(tasks)
-        assert task.repeat_times == 1
-        assert task.sampling is not None
-        assert task.sampling.temperature == 0.0
-
-
 @of_few_words
 def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out(
     subject: DemoSubject,
@@ -77,4 +64,3 @@ def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing
     asked = {(place, digit) for of in digits for place, digit in enumerate(of)}
     assert asked == {(place, digit) for place in range(3) for digit in "0123456789"}
     assert {task.prompt for task in tasks} <= {task.prompt for task in load_tasks(subject, "train")}
-    assert {task.batch_id for task in eval_tasks(tasks, "step-9", CHECK)} == {"step-9/check"}
