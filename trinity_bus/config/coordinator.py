@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from schemas.batch import MAX_BATCH_PARTS, MAX_BATCH_TASKS, TASKS_PER_MIB
 from schemas.record import Identifier
@@ -58,7 +57,7 @@ class CoordinatorSettings(Section):
     """Name of this process. Several may run; one leads. ``{host}`` is replaced by the host's name."""
     heartbeat_s: Seconds = 0.5
     """Interval of the leader's heartbeats."""
-    takeover_s: Annotated[Seconds, Field(validate_default=True)] = 1.5
+    takeover_s: Seconds = 1.5
     """Silence after which a standby takes over; more than twice ``heartbeat_s``."""
     model: Identifier = of_mesh("model")
     max_record_mib: int = of_mesh("max_record_mib")
@@ -84,16 +83,6 @@ class CoordinatorSettings(Section):
     keep_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Minimum age of deleted records. Unset: a week for tasks and experiences, a day for commands and events."""
 
-    @field_validator("takeover_s")
-    @classmethod
-    def _outlasts_heartbeats(cls, value: float, info: ValidationInfo) -> float:
-        beat = info.data.get("heartbeat_s", 0.0)
-        if value <= 2 * beat:
-            raise PydanticCustomError(
-                "too_short", "must be more than twice coordinator.heartbeat_s, which is {beat}", {"beat": beat}
-            )
-        return value
-
     @property
     def max_batch_tasks(self) -> int:
         # So that its manifest is no larger than the cluster's records.
@@ -106,6 +95,11 @@ class CoordinatorSettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.takeover_s <= 2 * self.heartbeat_s:
+            raise conflict(
+                f"coordinator.takeover_s is {self.takeover_s}, and must be more than twice coordinator.heartbeat_s, "
+                f"which is {self.heartbeat_s}"
+            )
         return self.fits_records()
 
     def fits_records(self) -> Self:

@@ -66,8 +66,16 @@ NOT_SERVERS = "expected host:port, several separated by commas"
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("COORDINATOR__TAKEOVER_S", "1", "@='1': must be more than twice ~COORDINATOR__HEARTBEAT_S, which is 0.5"),
-        ("COORDINATOR__HEARTBEAT_S", "2", "~COORDINATOR__TAKEOVER_S=1.5: must be more than twice @, which is 2.0"),
+        (
+            "COORDINATOR__TAKEOVER_S",
+            "1",
+            "@ is 1.0, and must be more than twice ~COORDINATOR__HEARTBEAT_S, which is 0.5",
+        ),
+        (
+            "COORDINATOR__HEARTBEAT_S",
+            "2",
+            "~COORDINATOR__TAKEOVER_S is 1.5, and must be more than twice @, which is 2.0",
+        ),
         (SERVERS, "localhost", f"@='localhost': {NOT_SERVERS}"),
         (SERVERS, "localhost:70000", f"@='localhost:70000': {NOT_SERVERS}"),
         ("KAFKA__BOOTSTRAP_SERVER", "localhost:9092", f"@ is not a setting; did you mean ~{SERVERS}?"),
