@@ -97,7 +97,7 @@ class CoordinatorSettings(Section):
     def _fits(self) -> Self:
         if self.takeover_s <= 2 * self.heartbeat_s:
             raise conflict(
-                f"coordinator.takeover_s is {self.takeover_s}, and must be more than twice coordinator.heartbeat_s, "
+                f"coordinator.takeover_s is {self.takeover_s}, not more than twice coordinator.heartbeat_s, "
                 f"which is {self.heartbeat_s}"
             )
         return self.fits_records()

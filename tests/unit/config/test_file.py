@@ -95,10 +95,7 @@ def test_settings_that_contradict_each_other_are_told_with_where_each_comes_from
             "TRINITY_BUS_MESH__MAX_MODEL_LEN is 100"
         ),
         "kafka.sasl_username is not set: --set kafka.security_protocol is SASL_SSL",
-        (
-            f"coordinator.takeover_s is 1.5, and must be more than twice coordinator.heartbeat_s ({mesh_toml}:4), "
-            "which is 2.0"
-        ),
+        (f"coordinator.takeover_s is 1.5, not more than twice coordinator.heartbeat_s ({mesh_toml}:4), which is 2.0"),
         (
             f"synchronizer.tls_cafile ({mesh_toml}:6) is set, and TRINITY_BUS_SYNCHRONIZER__SYNC_METHOD is checkpoint, "
             "which cannot be encrypted: only memory can"

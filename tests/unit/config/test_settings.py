@@ -69,12 +69,12 @@ NOT_SERVERS = "expected host:port, several separated by commas"
         (
             "COORDINATOR__TAKEOVER_S",
             "1",
-            "@ is 1.0, and must be more than twice ~COORDINATOR__HEARTBEAT_S, which is 0.5",
+            "@ is 1.0, not more than twice ~COORDINATOR__HEARTBEAT_S, which is 0.5",
         ),
         (
             "COORDINATOR__HEARTBEAT_S",
             "2",
-            "~COORDINATOR__TAKEOVER_S is 1.5, and must be more than twice @, which is 2.0",
+            "~COORDINATOR__TAKEOVER_S is 1.5, not more than twice @, which is 2.0",
         ),
         (SERVERS, "localhost", f"@='localhost': {NOT_SERVERS}"),
         (SERVERS, "localhost:70000", f"@='localhost:70000': {NOT_SERVERS}"),
