@@ -54,16 +54,13 @@ def up(
     options = UpOptions(run_dir=folder, explorers=explorers, gateway=gateway, console=with_console)
     display = make_display(console(), settings.trainer.total_steps)
 
-    done = False
-
-    async def main() -> None:
-        nonlocal done
+    async def main() -> bool:
         await run_up(settings, options, display)
-        done = True
+        return True
 
     try:
         with display.running():
-            run_service(main, grace_s=_GRACE_S)
+            done = run_service(main, grace_s=_GRACE_S)
     except ProcessError as error:
         say(str(error), style="red")
         raise typer.Exit(1) from error
