@@ -16,7 +16,7 @@ from trinity_bus.client import RolloutCoordinator
 from trinity_bus.runtime.wording import counted
 from trinity_bus.view import follow_batches
 from workers.cli.connection import mesh_command, on_mesh
-from workers.cli.console import console, say, show_live
+from workers.cli.console import console, say, show, show_live
 from workers.runs import program
 from workers.watch.render import all_batches_table
 
@@ -134,11 +134,7 @@ async def _show(bus: Bus, *, watch: bool, as_json: bool, last: int) -> None:
 
         if watch and out.is_terminal and not as_json:
             await show_live(out, picture)
-        if as_json:
-            for batch in follower.state.batches.values():
-                typer.echo(json.dumps(asdict(batch)))
-        else:
-            out.print(await picture())
+        show(out, await picture(), map(asdict, follower.state.batches.values()), as_json=as_json)
         follower.on_record = print_change
         while watch:
             await follower.changed(_WAIT_S)

@@ -1,11 +1,13 @@
 """Where commands print: as wide as the terminal; as wide as what is printed where there is none."""
 
 import asyncio
+import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, NoReturn
 
+import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Column, Table
@@ -28,6 +30,15 @@ def say(*lines: str, stderr: bool = False, style: str | None = None) -> None:
     out = console(stderr=stderr)
     for line in lines:
         out.print(printable(line), style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def show(out: Console, table: RenderableType, records: Iterable[object], *, as_json: bool) -> None:
+    """Print a table of records, or each of them as a line of JSON."""
+    if not as_json:
+        out.print(table)
+        return
+    for record in records:
+        typer.echo(json.dumps(record))
 
 
 def folding_table(*headers: str, **options: Any) -> Table:

@@ -1,6 +1,5 @@
 """``trinity-bus status`` and ``runners``: the mesh as it is now, and every process that runs workflows in explorers."""
 
-import json
 from typing import Annotated, Final
 
 import typer
@@ -11,7 +10,7 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.view import HeldBack, MeshFollower, MeshState, coordinator_lag, follow, runner_values
 from workers.cli.connection import mesh_command
-from workers.cli.console import console, show_live
+from workers.cli.console import console, show, show_live
 from workers.watch.render import mesh, runners_table
 
 app = typer.Typer()
@@ -64,11 +63,8 @@ async def _print_runners(follower: MeshFollower, *, as_json: bool) -> None:
     while (left := until - awake.now()) > 0 and _silent(follower.state):
         await follower.changed(left)
     view = follower.state
-    if as_json:
-        for runner in view.runners():
-            typer.echo(json.dumps({"runner": runner.runner, **runner_values(runner)}))
-    else:
-        out.print(runners_table(view))
+    runners = ({"runner": runner.runner, **runner_values(runner)} for runner in view.runners())
+    show(out, runners_table(view), runners, as_json=as_json)
 
 
 def _silent(view: MeshState) -> list[str]:

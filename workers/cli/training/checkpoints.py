@@ -1,6 +1,5 @@
 """``trinity-bus checkpoints``: what a trainer has saved on this machine, whether it is whole, and the model in it."""
 
-import json
 import tempfile
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from trinity_bus.training.checkpoint import of_step
 from trinity_bus.training.checkpoint.conversion import convert
 from trinity_bus.training.checkpoint.listing import Listed, listed
 from trinity_bus.training.errors import CheckpointError
-from workers.cli.console import console, folding_table, say
+from workers.cli.console import console, folding_table, say, show
 
 app = typer.Typer(no_args_is_help=True)
 out = console()
@@ -36,7 +35,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint as a
 @app.command("list")
 def list_(directory: _Directory = None, as_json: _Json = False) -> None:
     """List the checkpoints: step, version, position in the log, engine, size, and whether each is a model folder."""
-    _show(listed(_directory(directory)), as_json=as_json)
+    found = listed(_directory(directory))
+    show(out, table(found), map(_plain, found), as_json=as_json)
 
 
 @app.command()
@@ -51,7 +51,7 @@ def verify(
     missing = sorted(set(steps or ()) - {one.step for one in chosen})
     for step in missing:
         say(f"there is no checkpoint of step {step}", stderr=True)
-    _show(chosen, as_json=as_json)
+    show(out, table(chosen), map(_plain, chosen), as_json=as_json)
     for one in chosen:
         if one.problem:
             say(one.problem, stderr=True)
@@ -107,14 +107,6 @@ def _directory(given: Path | None) -> Path:
     return given or required(
         Settings().trainer.checkpoint_dir, "trainer.checkpoint_dir", "to find the checkpoints; or say --dir"
     )
-
-
-def _show(found: list[Listed], *, as_json: bool) -> None:
-    if as_json:
-        for one in found:
-            typer.echo(json.dumps(_plain(one)))
-    else:
-        out.print(table(found))
 
 
 def table(found: list[Listed]) -> Table:

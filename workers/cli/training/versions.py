@@ -2,7 +2,6 @@
 
 import contextlib
 import getpass
-import json
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -20,7 +19,7 @@ from trinity_bus.client import Synchronizer, VersionRow
 from trinity_bus.config import Settings
 from trinity_bus.view import MeshState, follow
 from workers.cli.connection import on_mesh
-from workers.cli.console import console, folding_table, say
+from workers.cli.console import console, folding_table, say, show
 
 app = typer.Typer()
 out = console()
@@ -44,17 +43,13 @@ def versions(
     if context.invoked_subcommand is not None:
         return
 
-    async def show(bus: Bus) -> None:
+    async def listed(bus: Bus) -> None:
         state = MeshState(Settings().mesh.model)
         async with follow(bus, topics=[VERSION_HISTORY, MODEL_VERSIONS, *EVENTS], state=state) as follower:
             rows = follower.state.versions()
-        if as_json:
-            for row in rows:
-                typer.echo(json.dumps(_plain(row)))
-        else:
-            out.print(table(rows, last))
+        show(out, table(rows, last), map(_plain, rows), as_json=as_json)
 
-    on_mesh("versions", show)
+    on_mesh("versions", listed)
 
 
 @app.command()
