@@ -1,4 +1,3 @@
-import csv
 import json
 import shutil
 from collections import Counter
@@ -7,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from schemas import Task
 from workers.taskset.dataset import Dataset, TaskSets, load
@@ -109,10 +108,7 @@ def write(folder: Path, kind: str) -> str:
         case "jsonl":
             (folder / "rows.jsonl").write_bytes(lines(*ROWS))
         case "csv":
-            with (folder / "rows.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, ROWS[0])
-                writer.writeheader()
-                writer.writerows(ROWS)
+            csv.write_csv(pa.Table.from_pylist(ROWS), folder / "rows.csv")
         case "parquet":
             parquet.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet")
         case "*.parquet":

@@ -183,13 +183,9 @@ def test_marks_of_byte_order_ends_of_lines_and_packing(tmp_path: Path, content: 
     written = mark + (CSV if "csv" in name else content)
     (tmp_path / name).write_bytes(gzip.compress(written) if name.lower().endswith("gz") else written)
     assert [task.answer for task in tasks(tmp_path, name)] == ["1", "2"]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_rows_that_are_tasks_may_have_a_mark_and_be_packed(tmp_path: Path, name: str) -> None:
-    written = codecs.BOM_UTF8 + TASKS
-    (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith("gz") else written)
-    assert [task.task_id for task in tasks(tmp_path, name, "")] == ["t/0/a"]
+    if "jsonl" in name.lower():
+        (tmp_path / name).write_bytes(gzip.compress(mark + TASKS) if name.lower().endswith("gz") else mark + TASKS)
+        assert [task.task_id for task in tasks(tmp_path, name, "")] == ["t/0/a"]
 
 
 @pytest.mark.parametrize(
