@@ -2,9 +2,8 @@
 
 ::
 
-    start(spec): STARTING --ready()--> READY --ends--> see ``restarts``: again after a pause, which is said; done; or
-                    |                                  given up: ServiceDiedError (with the end of its log)
-                    '--longer than its limit--> ServiceDiedError
+    launch(spec): RUNNING --ends--> see ``restarts``: again after a pause, which is said; done; or given up:
+                                    ServiceDiedError (with the end of its log)
     stop(): SIGTERM to the services of the last stage, SIGKILL after their grace, then the stage before ...
 
 Whatever interrupts it (an exception, Ctrl-C at any moment, even during start or stop), leaving its ``with`` block
@@ -38,7 +37,7 @@ _LINE = re.compile(r"\d\d:\d\d:\d\d INFO +(?:trinity_bus|workers|preload)[\w.]*:
 
 
 class ServiceDiedError(ProcessError):
-    """A service ended by itself, or did not get ready. The message ends with the last lines of its log."""
+    """A service ended by itself. The message ends with the last lines of its log."""
 
     def __init__(self, name: str, what: str, log: Path) -> None:
         said = tail(log, _TAIL_LINES)
@@ -54,9 +53,6 @@ class ServiceSpec:
     name: str  # unique; the name of its log file
     command: Sequence[str | Path]
     env: Mapping[str, str] | None = None  # its environment; unset: that of this process
-    # called again and again until it says that the service is ready; unset: ready as soon as it runs
-    ready: Callable[[], bool] | None = None
-    ready_timeout_s: float = 120.0
     again: bool = False  # whether it is started again where it has ended for a reason that can pass
     work_ends: bool = False  # whether an end with status 0 is the end of its work
     is_needed: bool = True  # whether the others stop where it has ended for good
@@ -142,30 +138,6 @@ class Supervisor:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._services[spec.name] = _Service(spec, self.log(spec.name))
 
-    def wait_ready(self, *names: str) -> None:
-        """Wait until these services (unset: all) are ready, each with the limit of its own counted from now.
-
-        ServiceDiedError: a service ended, or took too long.
-        """
-        waiting = {name: self._services[name] for name in names or self._services}
-        began = awake.now()
-        while self._still_waiting(waiting, awake.now() - began):
-            time.sleep(_POLL_S)
-
-    def _still_waiting(self, waiting: dict[str, _Service], waited_s: float) -> bool:
-        self.check()
-        for name, service in list(waiting.items()):
-            if service.spec.ready is None or service.spec.ready():
-                del waiting[name]
-            elif waited_s > service.spec.ready_timeout_s:
-                raise ServiceDiedError(name, f"is not ready after {service.spec.ready_timeout_s:g} s", service.log)
-        return bool(waiting)
-
-    def start(self, spec: ServiceSpec) -> None:
-        """Start a service and wait until it is ready. Raises ServiceDiedError."""
-        self.launch(spec)
-        self.wait_ready(spec.name)
-
     def check(self) -> None:
         """Restart services that ended and may be; ServiceDiedError where one may not. Does not wait."""
         for service in list(self._services.values()):
@@ -184,9 +156,6 @@ class Supervisor:
     def activities(self) -> list[Activity]:
         """Return what each service does. Any thread may ask, also while some are launched."""
         return [activity_of(name, service.log) for name, service in list(self._services.items())]
-
-    def pid(self, name: str) -> int:
-        return self._services[name].child.pid
 
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.log"

@@ -1,4 +1,4 @@
-"""Supervision: readiness, deaths, restarts, order of stopping, and that nothing is ever left behind."""
+"""Supervision: deaths, restarts, order of stopping, and that nothing is ever left behind."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime.process import Child, ProcessError
 from trinity_bus.runtime.restarts import SETTINGS_STATUS
 from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor, activity_of
@@ -18,40 +19,30 @@ from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Superv
 SLEEP = ("sleep", "600")
 
 STARTING = """
-import sys
+import sys, time
 from pathlib import Path
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 
 first, there = Path(sys.argv[1], "first"), Path(sys.argv[1], "there")
-
-def never() -> bool:
-    if there.exists():
-        print("waiting", flush=True)
-    return False
-
 with Supervisor(Path(sys.argv[1])) as supervisor:
     # Shells that say by themselves that their child is there: what they would start for it would be one more process.
-    supervisor.start(ServiceSpec(name="first", command=["sh", "-c", f"sleep 600 & : >{first}; wait"],
-                                 ready=first.exists))
-    supervisor.start(ServiceSpec(name="second", command=["sh", "-c", f"trap '' TERM; sleep 600 & : >{there}; wait"],
-                                 grace_s=0.2, ready=never))
+    supervisor.launch(ServiceSpec(name="first", command=["sh", "-c", f"sleep 600 & : >{first}; wait"]))
+    supervisor.launch(ServiceSpec(name="second", command=["sh", "-c", f"trap '' TERM; sleep 600 & : >{there}; wait"],
+                                  grace_s=0.2))
+    while not (first.exists() and there.exists()):
+        time.sleep(0.01)
+    print("waiting", flush=True)
+    time.sleep(600)
 """
-"""A supervisor that is still starting: its second service never gets ready, and does not end when asked."""
+"""A supervisor whose second service does not end when asked."""
 
 
-def test_start_waits_for_readiness(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    command = ["sh", "-c", f"touch {flag}; exec sleep 600"]
-    with Supervisor(tmp_path) as supervisor:
-        supervisor.start(ServiceSpec(name="a", command=command, ready=flag.exists))
-        assert flag.exists()
-        supervisor.check()
-
-
-def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     command = ["sh", "-c", "for i in $(seq 100); do echo line $i; done; exit 7"]
-    with Supervisor(tmp_path) as supervisor, pytest.raises(ServiceDiedError) as caught:
-        supervisor.start(ServiceSpec(name="trainer", command=command, ready=lambda: False))
+    with Supervisor(tmp_path) as supervisor:
+        supervisor.launch(ServiceSpec(name="trainer", command=command))
+        with pytest.raises(ServiceDiedError) as caught:
+            await supervisor.watch()
     assert f"trainer ended with status 7. Its log: {tmp_path}/logs/trainer.log" in str(caught.value)
     assert "line 81\n" in str(caught.value)
     assert "line 80\n" not in str(caught.value)
@@ -62,19 +53,6 @@ def test_the_others_go_on_without_one_that_is_not_needed(tmp_path: Path) -> None
         supervisor.launch(ServiceSpec(name="looks-on", command=["false"], is_needed=False))
         assert supervisor._services["looks-on"].child.wait(10) == 1
         supervisor.check()
-
-
-def test_death_of_another_service_ends_the_wait(tmp_path: Path) -> None:
-    with Supervisor(tmp_path) as supervisor:
-        supervisor.launch(ServiceSpec(name="brief", command=["true"]))
-        with pytest.raises(ServiceDiedError, match="brief ended with status 0"):
-            supervisor.start(ServiceSpec(name="slow", command=SLEEP, ready=lambda: False))
-
-
-def test_readiness_has_a_limit(tmp_path: Path) -> None:
-    spec = ServiceSpec(name="slow", command=SLEEP, ready=lambda: False, ready_timeout_s=0.1)
-    with Supervisor(tmp_path) as supervisor, pytest.raises(ServiceDiedError, match=r"slow is not ready after 0\.1 s"):
-        supervisor.start(spec)
 
 
 async def test_starts_again_what_has_ended_until_its_reason_stays(tmp_path: Path) -> None:
@@ -109,11 +87,12 @@ def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:
     def spec(name: str, stage: int) -> ServiceSpec:
         ready = tmp_path / name
         script = f"trap 'echo {name} >>{order}; exit' TERM; touch {ready}; while :; do sleep 0.01; done"
-        return ServiceSpec(name=name, command=["sh", "-c", script], ready=ready.exists, stage=stage)
+        return ServiceSpec(name=name, command=["sh", "-c", script], stage=stage)
 
     with Supervisor(tmp_path) as supervisor:
         for name, stage in (("broker", 0), ("coordinator", 1), ("explorer", 2)):
-            supervisor.start(spec(name, stage))
+            supervisor.launch(spec(name, stage))
+            wait_until((tmp_path / name).exists, name, 60)
     assert order.read_text().split() == ["explorer", "coordinator", "broker"]
 
 
