@@ -59,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def preload(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preload]:
     """What all services but trainers are forked from: vLLM is imported once for all recipes."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRINITY_BUS_MESH__MODEL_PATH": str(model)}
-    functions = ["trinity_bus.inference.launch:preload", "workers.demo.preloads:import_explorer"]
+    functions = ["trinity_bus.inference.launch:preload", "workers.explorer.service"]
     log = tmp_path_factory.mktemp("preload") / "preload.log"
     with Preload.begin(functions, name="preload", main="workers.cli.app:main", env=env, output=log) as found:
         yield found

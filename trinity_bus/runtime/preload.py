@@ -94,7 +94,7 @@ class Preload:
         """Start one anew.
 
         Args:
-            functions: What it calls first, as ``module:function``. They import, and start no thread.
+            functions: What it imports, as ``module``, or calls first, as ``module:function``. They start no thread.
             name: For people who list processes.
             main: What a command is, as ``module:function``: called with ``sys.argv`` set.
             env: Its whole environment. Unset: this process's.

@@ -111,9 +111,12 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, Seque
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with importing():
         _tell_log("importing")
-        for function in functions:
-            named(function)()
-            _check_gpu_is_untouched(function)
+        for reference in functions:
+            if ":" in reference:
+                named(reference)()
+            else:
+                importlib.import_module(reference)
+            _check_gpu_is_untouched(reference)
     _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()

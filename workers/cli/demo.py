@@ -100,7 +100,7 @@ def begun_first(options: DemoOptions) -> Iterator[Preload]:
     earlier. It ends with the block, with all that it has forked.
     """
     options.logs.mkdir(parents=True, exist_ok=True)
-    functions, main = ["workers.demo.preloads:import_shared"], "workers.cli.app:main"
+    functions, main = ["workers.coordinator.service"], "workers.cli.app:main"
     env, log = environment(os.environ, None), options.log("preload")
     with Preload.begin(functions, name="preload", main=main, env=env, output=log) as shared:
         yield shared

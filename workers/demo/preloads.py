@@ -34,6 +34,7 @@ from workers.service_environment import service_environment
 
 _HERE: Final = "workers.demo.preloads"
 _FORK_SERVER: Final = "trinity_bus.runners.fork_server_main"
+_MEGATRON: Final = "trinity_bus.training.engines.megatron_engine"
 _VLLM: Final = "trinity_bus.inference.launch:preload"
 _CONSOLE_NICENESS: Final = 15
 
@@ -128,8 +129,8 @@ def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator
                 queue.append(lambda: made.has_loaded)
             return stack.enter_context(made)
 
-        torch = branch(shared, "torch", f"{_HERE}:import_torch", at_once=True)
-        explorers = branch(torch, "vllm", _VLLM, f"{_HERE}:import_explorer", at_once=True)
+        torch = branch(shared, "torch", "torch", at_once=True)
+        explorers = branch(torch, "vllm", _VLLM, "workers.explorer.service", at_once=True)
         runners = None
         if settings.explorer.runner_python is None and settings.explorer.workflow_modules is None:
             little = environment(env, settings.explorer.runner_environment)
@@ -140,33 +141,12 @@ def begun(settings: Settings, options: DemoOptions, shared: Preload) -> Iterator
             torch=torch,
             explorers=explorers,
             runners=runners,
-            trainer=branch(torch, "megatron", f"{_HERE}:import_trainer"),
+            trainer=branch(torch, "megatron", _MEGATRON, "workers.trainer.service"),
             broker_is_up=broker_is_up,
-            console=branch(shared, "console", f"{_HERE}:yield_to_others", f"{_HERE}:import_console"),
+            console=branch(shared, "console", f"{_HERE}:yield_to_others", "workers.console.service"),
         )
-
-
-def import_shared() -> None:
-    import workers.coordinator.service  # noqa: F401
-
-
-def import_torch() -> None:
-    import torch  # noqa: F401
-
-
-def import_explorer() -> None:
-    import workers.explorer.service  # noqa: F401
-
-
-def import_trainer() -> None:
-    import trinity_bus.training.engines.megatron_engine  # noqa: F401
-    import workers.trainer.service  # noqa: F401
 
 
 def yield_to_others() -> None:
     """Have this process, and what is forked from it, wait for all others that compute."""
     os.nice(_CONSOLE_NICENESS)
-
-
-def import_console() -> None:
-    import workers.console.service  # noqa: F401

@@ -41,10 +41,8 @@ def forked() -> None:
 
     # As its own import does on a GPU.
     sys.meta_path.insert(0, _Greedy())
-    from workers.demo import preloads
+    import workers.trainer.service  # noqa: F401
 
-    preloads.import_torch()
-    preloads.import_trainer()
     begun = torch.cuda.is_initialized()
     if os.fork() == 0:
         try:
@@ -61,11 +59,11 @@ def preloaded() -> None:
     import psutil
 
     from trinity_bus.inference import launch
-    from workers.demo import preloads
 
     launch.preload()
-    preloads.import_explorer()
     import torch
+
+    import workers.explorer.service  # noqa: F401
 
     children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
