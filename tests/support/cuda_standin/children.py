@@ -7,6 +7,7 @@ Numbers are nonsense here, so norms and losses are taken for finite.
 
 import asyncio
 import functools
+import importlib
 import json
 import math
 import os
@@ -41,8 +42,8 @@ def forked() -> None:
 
     # As its own import does on a GPU.
     sys.meta_path.insert(0, _Greedy())
-    import workers.trainer.service  # noqa: F401
-
+    for module in ("trinity_bus.training.engines.megatron_engine", "workers.trainer.service"):
+        importlib.import_module(module)
     begun = torch.cuda.is_initialized()
     if os.fork() == 0:
         try:
