@@ -75,8 +75,7 @@ class CoordinatorSettings(Section):
     max_repeat_times: Count | None = None
     """Maximum runs of one task; more is refused. Unset: 1,024."""
     max_open_bytes: Annotated[int, Field(ge=MIN_OPEN_BYTES)] = 128 << 20
-    """Bytes of open tasks, as records; more wait on the log. One batch may have half of it. Named batches that are not
-    full may together have as much again; with every limit reached it is four times as much. In memory a task of plain
+    """Bytes of open tasks, as records; more wait on the log. One batch may have half of it. In memory a task of plain
     text takes twice its bytes, one of nested data up to fifteen times."""
     retention_s: Seconds = 60.0
     """How often records that are no longer needed are deleted."""

@@ -119,9 +119,8 @@ class ExplorerSettings(Section):
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
     engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS)] = Field(default={})
-    """Further arguments of its own engine, vLLM's ``AsyncEngineArgs``, such as
-    ``{block_size = 32, kv_cache_dtype = "fp8"}``. Arguments that another setting decides, or that would break a
-    guarantee, are refused with the reason."""
+    """Further arguments of vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32}``. Those that another setting
+    decides, or that would break a guarantee, are refused with the reason."""
     quantization: Literal["fp8"] | None = None
     """Quantization of the weights in its own engine, made from each version when it arrives; needs GPUs that support
     it. The trainer shows the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
@@ -171,8 +170,7 @@ class ExplorerSettings(Section):
     http_host: HostName = "127.0.0.1"
     """Name or address at which it listens and gateways reach it. ``{host}`` is replaced by the host's name."""
     http_key: SecretStr | None = None
-    """Shared secret of this explorer and those that send it requests (gateways, explorers of other pools); 16
-    characters or more. Whoever has it can use the engine."""
+    """Shared secret of this explorer and those that send it requests; 16 characters or more."""
     auxiliary_pools: Annotated[str, Field(pattern=rf"^{_POOL}(,{_POOL})*$")] | None = None
     """Pools that workflows may send requests to, separated by commas, such as ``judge,teacher``. Their explorers need
     ``http_port``, and all need the same ``http_key``. Unset: none."""

@@ -34,9 +34,8 @@ class KafkaSettings(Section):
     ssl_password: SecretStr | None = None
     """The password of ``ssl_keyfile``, if it is encrypted."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    """Compression of sent records; readers accept all. Useful on a slow network or disk: zstd makes experiences 63 %
-    and tasks 28 % of their size and takes 4 to 5 ms of a core for each MiB, snappy 77 % and 46 % at 2 to 3 ms, lz4 70 %
-    and 35 % at 23 to 55 ms, gzip 62 % and 27 % at 53 to 411 ms; decompression takes 0.5 to 1.5 ms, for gzip 3 to 6."""
+    """Compression of sent records; readers accept all. Useful on a slow network or disk: zstd makes experiences 63 % of
+    their size at 4 to 5 ms of a core for each MiB, snappy 77 % at 2 to 3 ms; lz4 and gzip take longer."""
     replication_factor: Count | None = None
     """Copies of each partition in new topics. Unset: three, or the number of brokers if smaller. With three or more a
     record counts once two brokers have it."""

@@ -47,9 +47,8 @@ class MeshSettings(Section):
     model: Identifier = "policy"
     """Name of the trained model: the key of its versions."""
     mode: Mode = "both"
-    """Which services take part. ``both``: explorers follow the trainer. ``explore``, ``bench`` and ``serve``: explorers
-    serve a fixed checkpoint, without a trainer, to collect experiences, to evaluate, or only to answer. ``train``: the
-    trainer trains on what the log has, without explorers. See docs/pools.md."""
+    """Which services take part. ``both``: explorers follow the trainer. ``explore``, ``bench``, ``serve``: they serve a
+    fixed checkpoint. ``train``: the trainer trains on what the log has. See docs/pools.md."""
     model_path: str | None = None
     """The initial Hugging Face model of explorers and trainer: a folder, or a name on a model hub,
     ``organization/name@revision``, which is downloaded once to ``HF_HOME``. Name the commit for all services."""

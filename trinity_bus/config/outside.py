@@ -22,8 +22,7 @@ class GatewaySettings(Section):
     port: Port = 8000
     """Port to listen on; 0: any free one."""
     api_keys: SecretStr | None = None
-    """Keys of its clients, separated by blanks or commas, each as ``name:key`` or only a key. A client cannot see
-    another's sessions. At least one, of 16 characters or more."""
+    """Keys of its clients, separated by blanks or commas, as ``name:key`` or a key; 16 characters or more."""
     model: Identifier = of_mesh("model")
     pool: Identifier | None = None
     """The pool whose explorers it uses; the model's name for its clients. Unset: that of the trained model."""
@@ -80,8 +79,7 @@ class ConsoleSettings(Section):
     roles_header: HeaderName | None = None
     """Header in which that proxy lists the user's roles, ``viewer`` or ``operator``. Unset: all are viewers."""
     folder: Path | None = None
-    """Folder of its index, which can be deleted at any time: it is rebuilt from the log. Unset: ``trinity-bus/console``
-    in ``XDG_DATA_HOME`` (``~/.local/share``)."""
+    """Folder of its index, which is rebuilt from the log. Unset: ``trinity-bus/console`` in ``XDG_DATA_HOME``."""
     jaeger_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] | None = None
     """Address of Jaeger's pages, such as ``http://localhost:16686``, to link traces. Unset: ids are shown."""
     model_path: str | None = None

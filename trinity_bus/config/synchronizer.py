@@ -17,26 +17,22 @@ class SynchronizerSettings(Section):
     sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
     """Type in which weights are sent; the engines' type sends no more than they need. ``same``: the trained one."""
     sync_fan_out: bool = True
-    """With ``memory``: explorers pass a version on to each other, so that it leaves each machine once. Each listens on
-    a port chosen by the operating system, on the address from which it reaches the trainer. If others cannot reach it,
-    the trainer sends to them. A slow machine delays those behind it. Not with TLS."""
+    """With ``memory``: explorers pass a version on to each other, so that it leaves each machine once, over any ports.
+    The trainer sends to those that others cannot reach. Not with TLS."""
     sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"] = "fully_async"
     """What decides when versions are published and loaded. ``fixed``: the batch's number. ``explorer_driven``: the
-    explorers' side requests them. ``trainer_driven``: the trainer publishes, and later batches wait for it.
-    ``fully_async``: nobody waits, within ``coordinator.max_staleness`` (0 is strictly on-policy) and
-    ``coordinator.max_inflight_batches``."""
+    explorers' side. ``trainer_driven``: the trainer, and later batches wait for it. ``fully_async``: nobody waits,
+    within ``coordinator.max_staleness`` (0: on-policy) and ``coordinator.max_inflight_batches``."""
     sync_interval: Count = 1
     """Batches, and steps, from one used version to the next."""
     explorer_sync_interval: Count | None = None
-    """Batches after which explorers load (``fixed``) or request (``explorer_driven``) another version; unused in the
-    other styles. Unset: ``sync_interval``."""
+    """Batches after which explorers load (``fixed``) or request a version. Unset: ``sync_interval``."""
     trainer_sync_interval: Count | None = None
     """Steps after which the trainer publishes; unused with ``explorer_driven``. Unset: ``sync_interval``."""
     sync_offset: Annotated[int, Field(ge=0)] = 0
     """Batches by which explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``; 0: on-policy."""
     sync_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = MAX_MEMBERS
-    """Maximum explorers in one announcement of a version; the others follow in the next. A smaller number makes several
-    shorter rounds, and less load on the trainer."""
+    """Maximum explorers in one announcement of a version; others follow in the next. Fewer: shorter rounds."""
     sync_timeout_s: Seconds = 30.0
     """How long an explorer may take from the announcement of a version until it serves it; then it is invited again. No
     wait within a transfer is longer. Raise it for large models and slow links."""

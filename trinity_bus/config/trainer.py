@@ -53,9 +53,8 @@ class TrainerSettings(Section):
     checkpoint_dir: Path | None = None
     """Folder of checkpoints; a restarted trainer continues from the newest."""
     publish: Literal["durable", "staged"] = "durable"
-    """When a version is available. ``durable``: when its checkpoint, written during the next step, is complete.
-    ``staged``: at once; there is a checkpoint every ``checkpoint_interval`` steps, and after a crash the steps since
-    then are trained again from the log."""
+    """When a version is available. ``durable``: when its checkpoint is complete. ``staged``: at once, with a checkpoint
+    every ``checkpoint_interval`` steps; after a crash the steps since then are trained again from the log."""
     checkpoint_interval: Count = 1
     """Steps between checkpoints. With ``publish=durable`` each published version also has one."""
     keep_checkpoints: Count = 3
@@ -97,9 +96,8 @@ class TrainerSettings(Section):
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Of AdamW: decay of the mean of squared gradients."""
     optimizer_options: Annotated[Options, without(REFUSED_OPTIMIZER_OPTIONS)] = Field(default={})
-    """Further arguments of the engine's optimizer: of Megatron's ``OptimizerConfig``, such as ``{adam_eps = 1e-6}``, or
-    with ``trainer.engine = "torch"`` of torch's ``AdamW``, such as ``{eps = 1e-6}``. Arguments that another setting
-    decides, or that would break a guarantee, are refused with the reason."""
+    """Further arguments of Megatron's ``OptimizerConfig``, such as ``{adam_eps = 1e-6}``, or of torch's ``AdamW``.
+    Those that another setting decides, or that would break a guarantee, are refused with the reason."""
     max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_updates: Count = 5
@@ -186,8 +184,7 @@ class TrainerSettings(Section):
     replay_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """With ``strategy=priority``: the cost of each use of a group, in steps of age."""
     examples: Count | None = None
-    """Learn from this many demonstrations or preferences at the start of the log, after waiting for them. Unset: from
-    those that exist when the first step begins."""
+    """Learn from this many of the log's first examples, after waiting for them. Unset: from those there are."""
     examples_per_step: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 32
     """Demonstrations or preferences in a step: every one once in each epoch, in an order that follows from ``seed``."""
     mix_coef: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -227,8 +224,7 @@ class TrainerSettings(Section):
     pipeline_parallel: Count = 1
     """Ranks over which the layers are distributed, the same number to each."""
     virtual_pipeline: Count = 1
-    """Blocks of layers on each rank of a pipeline, interleaved with those of the others: less waiting, more messages
-    (Narayanan et al., arXiv:2104.04473)."""
+    """Blocks of layers on each rank of a pipeline, interleaved: less waiting (Narayanan et al., arXiv:2104.04473)."""
     context_parallel: Count = 1
     """Ranks over which each sample is split, if samples are too long for one."""
     expert_parallel: Count = 1
@@ -239,12 +235,10 @@ class TrainerSettings(Section):
     """Divide the optimizer's state and work among the copies of the model, also in float32; in bfloat16 this is always
     done (ZeRO stage 1, Rajbhandari et al., arXiv:1910.02054)."""
     recompute: bool = False
-    """Compute a layer's activations again in the backward pass instead of keeping them: less memory, a third more
-    computation (Chen et al., arXiv:1604.06174)."""
+    """Compute activations again in the backward pass: less memory, more time (Chen et al., arXiv:1604.06174)."""
     lora_rank: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     """Rank of adapters on each linear layer of attention and MLP, with frozen weights (LoRA, Hu et al.,
-    arXiv:2106.09685). 0: all weights are trained. Explorers get the merged weights, or the adapter alone
-    (``mesh.adapter_rank``); with ``export_dir`` the adapter is stored beside the merged model, in PEFT's format."""
+    arXiv:2106.09685). 0: all weights are trained. ``mesh.adapter_rank`` says what explorers get."""
     adapter_rank: int = of_mesh("adapter_rank")
     lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32.0
     """With ``lora_rank``: adapters are scaled by this over the rank."""
