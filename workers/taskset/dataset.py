@@ -18,19 +18,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
 from trinity_bus.config.coordinator import OrderName
-from trinity_bus.rollout.workflow import merge_sampling
-from workers.taskset.description import DatasetError, RowSource, describe
-from workers.taskset.gym import Gym
+from trinity_bus.rollout.workflow import WorkflowError, merge_sampling
+from trinity_bus.rollout.workflows.gym import puzzle_at, puzzles
+from workers.taskset.description import GYM_WORKFLOW, DatasetError, RowSource, describe
+from workers.taskset.formatters import FormatError, task_of
 from workers.taskset.orders import Order, PassRates, make_order, turns
 from workers.taskset.reading import Lines, read
 
 _LONGEST_USE = 20  # digits and slashes between the names of taskset and row
+_SYSTEM = "Think about the question, and then give your answer between <answer> and </answer>."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,45 @@ class Ordered:
         """Return what tells this use of a row from every other, and its task."""
         line, use = self.order(place)
         return use, self.tasks[line]
+
+
+class Gym:
+    """Puzzles that reasoning-gym makes without end, one for each place; DatasetError where it does not know them."""
+
+    size = None
+
+    def __init__(self, source: RowSource, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+        try:
+            self._task(0)
+        except (WorkflowError, FormatError) as error:
+            raise DatasetError(str(error)) from error
+        self.digest = json.dumps([source.gym, source.options, version("reasoning-gym")], sort_keys=True).encode()
+
+    def use(self, place: int) -> tuple[int, Task]:
+        """Return a place's task, and a number that is told apart by it already."""
+        return 0, self._task(place)
+
+    def lines(self, count: int) -> Lines:
+        return Lines([self._task(place) for place in range(count)], digest=self.digest)
+
+    def _task(self, place: int) -> Task:
+        seed, number = puzzle_at(place, self._seed)
+        puzzle = puzzles(str(self._source.gym), self._source.options, seed)[number]
+        system = _SYSTEM if self._source.system is None else self._source.system
+        asked = [{"role": "user", "content": puzzle["question"]}]
+        if self._source.chat:
+            said: dict[str, Any] = {"messages": [{"role": "system", "content": system}, *asked] if system else asked}
+        else:
+            said = {"prompt": f"{system}\n\n{puzzle['question']}" if system else puzzle["question"]}
+        fields = {
+            "workflow": GYM_WORKFLOW,
+            "answer": puzzle["answer"] or "",
+            "data": {"gym": self._source.gym, "options": self._source.options, "seed": seed, "number": number},
+            **said,
+        }
+        return task_of(self._source, fields, str(place))
 
 
 @dataclass(frozen=True, slots=True)
