@@ -6,15 +6,18 @@ Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`.
 """
 
 import asyncio
+import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from schemas import BatchLifecycleState
+from schemas.codec import decode
 from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus.bus import Bus, Producer
@@ -23,14 +26,16 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
-from workers.demo.curriculum import CHECK, HELD_OUT, check_tasks, load_tasks, train_stream
 from workers.demo.display import Clock, Display
 from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summary
 from workers.demo.stopping import DemoTurn, StoppingRule
-from workers.demo.subjects import DemoOptions
+from workers.demo.subjects import DemoOptions, DemoSubject
 from workers.runs import MODEL, SUMMARY
 from workers.taskset.dataset import EvalSet
 
+HELD_OUT = "held-out"
+CHECK = "check"
+CHECK_EVERY = 2  # Of the tasks to learn from, the share that a check asks is one in so many
 _UPDATE_S: Final = 0.1
 # What is shown may be so old: to fetch each record by itself would take time from those that work
 _GATHER_S: Final = 0.1
@@ -217,3 +222,26 @@ class Lesson:
         for name in _MODEL_FILES:
             with suppress(FileNotFoundError):
                 shutil.copyfile(Path(step.checkpoint) / name, target / name)
+
+
+def load_tasks(subject: DemoSubject, name: Literal["train", "held_out"]) -> list[Task]:
+    """Return a subject's tasks: those to learn from, or those to be tested with."""
+    text = resources.files("workers.demo.tasks").joinpath(f"{subject.tasks}{name}.jsonl").read_text(encoding="utf-8")
+    return [decode(line.encode(), Task) for line in text.splitlines()]
+
+
+def train_stream(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    """Without end: the tasks in random order, then again in another order, each time under new ids."""
+    rng = random.Random(seed)  # noqa: S311 - an order that a seed repeats is the point
+    order = list(tasks)
+    epoch = 0
+    while True:
+        epoch += 1
+        rng.shuffle(order)
+        for task in order:
+            yield task.model_copy(update={"task_id": f"{task.task_id}/{epoch}"})
+
+
+def check_tasks(subject: DemoSubject) -> list[Task]:
+    """Return tasks to learn from in which every digit stands at every place: what tells whether to go on training."""
+    return load_tasks(subject, "train")[::CHECK_EVERY]

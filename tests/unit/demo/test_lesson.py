@@ -8,7 +8,7 @@ from trinity_bus.rollout import get_workflow
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import math_reward
 from trinity_bus.rollout.workflows.single_turn import question_of
-from workers.demo.curriculum import check_tasks, load_tasks, train_stream
+from workers.demo.lesson import check_tasks, load_tasks, train_stream
 from workers.demo.subjects import COPY, SUBJECTS, SUMS, DemoSubject
 
 every_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=list(SUBJECTS))
