@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,20 +22,15 @@ from workers.cli.connection import connected_settings, set_option
 
 app = typer.Typer(no_args_is_help=True)
 
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.", envvar="LOG_LEVEL")]
-
-_LEVELS = ("debug", "info", "warning", "error")
-
-
-def _level(log_level: str) -> int:
-    if log_level.lower() not in _LEVELS:
-        raise typer.BadParameter(f"log level {log_level!r} is not one of {', '.join(_LEVELS)}")
-    return logging.getLevelNamesMapping()[log_level.upper()]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option("--log-level", case_sensitive=False, help="What the service logs.", envvar="LOG_LEVEL"),
+]
 
 
 def _serve(name: str, log_level: str, *more: object) -> None:
     settings = connected_settings()
-    log_to_terminal(_level(log_level))
+    log_to_terminal(log_level.upper())
     keep_secrets()
     with importing():
         service: Callable[..., Coroutine[Any, Any, None]]
@@ -89,7 +84,7 @@ def trainer(log_level: LogLevel = "info") -> None:
 
 def _follow(launch: Launch, log_level: str) -> int:
     # Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's
-    level = _level(log_level)
+    level = logging.getLevelNamesMapping()[log_level.upper()]
     settings = _with_model("trainer", Settings())
     keep_secrets()
     with importing():
