@@ -60,7 +60,7 @@ def read_given(values: Mapping[str, object]) -> tuple[Sections | None, Mapping[s
         section, _, name = path.partition(".")
         nested.setdefault(section, {})[name] = value
     try:
-        return Sections(**nested), {}  # type: ignore[arg-type] # which are validated
+        return Sections(**nested), {}
     except ValidationError as error:
         # The cause is left out: it prints the whole input, secrets included.
         details = error.errors(include_url=False)
