@@ -35,7 +35,7 @@ def batches(
     context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow changes until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every batch as a JSON object on one line.")] = False,
-    last: Annotated[int, typer.Option("-n", min=0, help="How many ended batches.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many ended batches.")] = 20,
 ) -> None:
     """List the batches that have not ended, and the newest of those that have."""
     if context.invoked_subcommand is not None:
@@ -49,7 +49,7 @@ def batches(
 async def skip(
     bus: Bus,
     batch: _Batch,
-    reason: Annotated[str, typer.Option("-r", help="The reason, for the lineage of every later version.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
     timeout_s: Annotated[float, typer.Option("--timeout", help="How long to wait for the trainer, s.")] = 60.0,
 ) -> None:
     """Make the trainer skip a finalized batch that it cannot train on. Needs an operator's rights.
@@ -92,7 +92,7 @@ async def _step_of(batch: str, events: Reader, timeout_s: float) -> StepTrained 
 async def abort(
     bus: Bus,
     batch: _Batch,
-    reason: Annotated[str, typer.Option("-r", help="The reason, for the batch's record.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the batch's record.")],
     keep_partial_results: Annotated[
         bool, typer.Option("--keep-partial-results", help="List the results so far in the batch's record.")
     ] = False,

@@ -37,7 +37,7 @@ _AskedBy = Annotated[
 def versions(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print every version as a JSON object on one line.")] = False,
-    last: Annotated[int, typer.Option("-n", min=1, help="How many of the newest to list.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many of the newest to list.")] = 20,
 ) -> None:
     """List the published versions: step, loss, reward, checksum, checkpoint, and the explorers that serve each now."""
     if context.invoked_subcommand is not None:
@@ -88,7 +88,7 @@ def publish(
 @app.command()
 def rollback(
     to: Annotated[int, typer.Option(min=0, metavar="VERSION", help="The version to continue from.")],
-    reason: Annotated[str, typer.Option("-r", help="The reason, for the lineage of every later version.")],
+    reason: Annotated[str, typer.Option("--reason", "-r", help="The reason, for the lineage of every later version.")],
     discard: Annotated[bool, typer.Option("--discard", help="Confirm that newer versions are discarded.")] = False,
     asked_by: _AskedBy = "",
 ) -> None:
