@@ -23,7 +23,7 @@ from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
-from trinity_bus.coordination.events.version_events import history_entry as entry
+from trinity_bus.coordination.events.versions import history_entry as entry
 
 MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [
