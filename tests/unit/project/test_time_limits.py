@@ -32,6 +32,7 @@ ALLOWED = {
     "trinity_bus/runtime/process.py: self.wait": "likewise",
     "trinity_bus/runtime/supervisor.py: service.child.wait": "likewise",
     "trinity_bus/training/ranks/followers.py: self.child.wait": "likewise",
+    "trinity_bus/weights/link/link.py: self.wait": "likewise",
     "trinity_bus/weights/listener.py: self._changed.wait": "in a loop until a time of this clock",
     "trinity_bus/weights/channel.py: self._connection.settimeout": "slices of such a wait, or what is left of it",
     "trinity_bus/weights/link/link.py: work.wait": "likewise",
