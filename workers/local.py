@@ -2,7 +2,7 @@
 
 ::
 
-    Kafka: SERVES --ends--> see ``runtime.restarts``: again, at the same address; or given up: ServiceDiedError
+    Kafka: SERVES --ends--> see ``runtime.supervisor``: again, at the same address; or given up: ServiceDiedError
 
 The services are a :class:`trinity_bus.runtime.supervisor.Supervisor`'s.
 """
@@ -20,8 +20,7 @@ from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BusError
 from trinity_bus.runtime.preload import Preload
-from trinity_bus.runtime.restarts import Fate, Restarts
-from trinity_bus.runtime.supervisor import ServiceDiedError, ServiceSpec, Supervisor
+from trinity_bus.runtime.supervisor import Fate, Restarts, ServiceDiedError, ServiceSpec, Supervisor
 from workers.runs import command
 
 _GRACE_S = 20.0

@@ -9,7 +9,7 @@
 The training is done when the trainer has ended with its last step (``trainer.total_steps``), or when the task set has
 ended, since all its tasks are answered, and all that they became is trained on. With neither it goes on until Ctrl-C.
 
-A service that has ended is started again, or given up, as ``trinity_bus.runtime.restarts`` decides. Where the log
+A service that has ended is started again, or given up, as ``trinity_bus.runtime.supervisor`` decides. Where the log
 cannot be looked at for a while, the services are watched all the same, and the view goes on when it can.
 
 A run's folder has ``mesh.toml``, which other commands can be given, ``logs``, ``up.lock``, which the process that runs

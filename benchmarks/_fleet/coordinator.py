@@ -155,7 +155,7 @@ class SimulatedCoordinator:
         began = time.thread_time()
         effects = self.machine.handle_all(inputs, self.now)
         self.spent.longest_s = max(self.spent.longest_s, time.thread_time() - began)
-        self._pending.add(effects)
+        self._pending.effects += effects
         self._schedule.decided(effects)
 
     def _commit(self, began: float) -> None:

@@ -6,6 +6,7 @@ for NCCL takes no two ranks on one GPU; all else is as links make it.
 
 import argparse
 import os
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -16,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks._gpu.figures import Figures, run_part
+from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link import nccl
+from trinity_bus.weights.link import link as links
 from trinity_bus.weights.link.link import Link
 
 PIECE = 16 << 20
@@ -25,6 +27,10 @@ CYCLES_A_SECOND = 1.7e9
 """Of an H100, about."""
 WATCHDOG_S = 16.0
 """In which it would have ended the process: two of its limits, and a dump."""
+
+
+OTHER_ENDS: list[socket.socket] = []
+"""Of connections that stay open."""
 
 
 def alone() -> Link:
@@ -35,13 +41,18 @@ def alone() -> Link:
         return ProcessGroupNCCL(store, rank, 1, options)
 
     group = mock.Mock(side_effect=of_one, Options=ProcessGroupNCCL.Options)
-    with mock.patch("torch._C._distributed_c10d.ProcessGroupNCCL", group), mock.patch.object(nccl, "meet"):
-        return Link(nccl.open_group(dist.HashStore(), 0, timedelta(seconds=2)), 0, "nccl")
+    ours, theirs = socket.socketpair()
+    OTHER_ENDS.append(theirs)
+    link = Link(Channel(ours, timeout_s=10, cancelled=threading.Event()), "nccl", 0)
+    with mock.patch("torch._C._distributed_c10d.ProcessGroupNCCL", group), mock.patch.object(links, "_meet"):
+        link.use(links.nccl_group(dist.HashStore(), 0, timedelta(seconds=2)), 10)
+    return link
 
 
 def move(link: Link, piece: torch.Tensor, limit_s: float = 10.0) -> float:
     began = time.monotonic()
-    link.wait(link.broadcast(piece), began + limit_s, threading.Event())
+    link.broadcast(piece)
+    link.wait(limit_s)
     return time.monotonic() - began
 
 

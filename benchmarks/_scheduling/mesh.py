@@ -67,7 +67,7 @@ class Mesh:
     def check(self) -> None:
         for name, child in self.children.items():
             if child.poll() is not None:
-                raise RuntimeError(f"{name} has ended with {child.returncode}: {tail(self.folder / f'{name}.log')}")
+                raise RuntimeError(f"{name} has ended with {child.poll()}: {tail(self.folder / f'{name}.log')}")
 
     @property
     def pids(self) -> dict[str, int]:

@@ -37,7 +37,6 @@ from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
-from trinity_bus.coordination.versions.weight_sync import Rounds
 from workers.coordinator import outputs
 from workers.coordinator.input_errors import with_traceback
 from workers.coordinator.service import Coordinator
@@ -129,11 +128,11 @@ def test_an_explorer_that_fails_for_a_day_is_still_asked() -> None:
     beat = ExplorerHeartbeat(explorer="e", incarnation="i", state="ready", slots=1, workflows=["math"])
     machine.handle(EventArrived(beat), 0.0)
     machine.handle(EventArrived(step(0)), 0.0)
-    machine.sync.state.rounds = [Rounds("e", "i", 5000)]
+    machine.sync.state.rounds = {"e": ("i", 5000)}
     machine.sync.state.pending.clear()
     for second in range(1, 60):
         machine.handle(EventArrived(beat), float(second))
-    assert machine.sync.state.rounds[0].count > 5000
+    assert machine.sync.state.rounds["e"][1] > 5000
 
 
 def step(version: int) -> StepTrained:

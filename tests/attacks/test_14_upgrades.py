@@ -124,18 +124,18 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
         if kind in ("books", "explorer", "batch", "progress", "sync"):
             body["of_tomorrow"] = {"x": [1]}
             if kind == "sync":
-                body["rounds"] = [[*rounds, "more"] for rounds in body["rounds"]]
                 body["choice"] = body["choice"] and {**body["choice"], "why": "because"}
-            if kind == "progress":
-                body["parts"] = [[*part, "more"] for part in body["parts"]]
         elif kind in ("assigned", "finalizers"):
             body = [[*row, {"more": key}] for row in body]
         elif kind == "answer":
             body = [*body, "more"]
         elif kind in ("tasks", "results"):
             body = [msgpack.packb([*msgpack.unpackb(item), "more"]) for item in body]
-        elif kind in ("outcomes", "replies"):
+        elif kind == "replies":
             body = [body[0], msgpack.packb([*msgpack.unpackb(body[1]), "more"])]
+        elif kind == "outcomes":
+            record = msgpack.unpackb(msgpack.unpackb(body[1]))
+            body = [body[0], msgpack.packb(msgpack.packb({**record, "of_tomorrow": 1}))]
         more[key] = msgpack.packb([framing, body])
     return more
 

@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from tests.support.faults.transfers import announcement, settled
+from tests.support.faults.transfers import announcement, saved, settled
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import source_of
@@ -68,12 +65,9 @@ class Trainer:
         self.publisher: Publisher = make_publisher(TrainerSettings(bucket_mib=1), sync, folder, "cpu")
 
     def offer(self, receiver: WeightReceiver, version: int, weights: dict[str, torch.Tensor]) -> TransferProgress:
-        partial = checkpoint.begin(self._folder, version)
-        save_file(weights, partial / "model.safetensors")
-        progress = TrainingProgress(step=version, version=version)
-        folder = checkpoint.commit(self._folder, progress, WrittenBy(dtype="float32"), keep=3)
+        folder = saved(self._folder, version, weights)
         checksum = self.publisher.stage(version, weights.items())
-        announced = announcement(self.publisher, version, checksum, "a", checkpoint=folder)
+        announced = announcement(self.publisher, version, checksum, "a", folder=folder)
         receiver.start(source_of(announced, "a", 5))
         return settled(receiver)
 
@@ -110,7 +104,7 @@ def test_a_forged_layout_is_refused_before_memory_is_taken(
         progress = trainer.offer(receiver, 0, model(0))
         assert progress.state == "failed"
         assert progress.error.startswith("ManifestError: what is offered is version 0 with checksum")
-        assert not receiver._resources.buffers
+        assert not receiver.resources.buffers
         monkeypatch.undo()
         receiver.cancel()
         assert trainer.offer(receiver, 1, model(1)).state == "ready"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import msgpack
 import pytest
@@ -39,7 +39,7 @@ from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.layout import TransferManifest
-from trinity_bus.weights.link.link import Link, _listening, open_link
+from trinity_bus.weights.link.link import Link, _listening
 from trinity_bus.weights.link.store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.pull.server import WeightServer
@@ -152,7 +152,7 @@ def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
         progress = settled(receiver)
         thread.join()
     assert "does not know the secret" in progress.error
-    assert not receiver._resources.buffers
+    assert not receiver.resources.buffers
     # What it was told is of no use to anybody else.
     assert announced.secret is not None
     assert bytes.fromhex(announced.secret) not in took[0]
@@ -455,7 +455,7 @@ def test_a_version_that_is_larger_than_the_model_is_refused_before_memory_is_tak
     receiver.start(source_of(announced, "a", 5))
     progress = settled(receiver)
     assert "this model takes 10000 at most" in progress.error
-    assert not receiver._resources.buffers
+    assert not receiver.resources.buffers
     receiver.close()
     publisher.close()
 
@@ -473,7 +473,7 @@ def _newest_of(publisher: Publisher, who: str) -> object:
 
 def test_nobody_else_connects_to_a_link_that_has_met() -> None:
     """gloo listens for as long as a link is open, and keeps a descriptor for each stranger."""
-    never, links = threading.Event(), dict[int, Link]()
+    never = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
         ours = stack.enter_context(socket.create_connection(server.getsockname()))
         theirs = stack.enter_context(server.accept()[0])
@@ -483,10 +483,8 @@ def test_nobody_else_connects_to_a_link_that_has_met() -> None:
         member.secure(key, "member")
         before = set(_listening())
 
-        def meet_as(rank: Literal[0, 1], channel: Channel) -> None:
-            links[rank] = open_link(channel, rank, backend="gloo", timeout_s=20)
-
-        threads = [threading.Thread(target=meet_as, args=of) for of in ((0, trainer), (1, member))]
+        links = [Link(trainer, "gloo", 0), Link(member, "gloo", 1)]
+        threads = [threading.Thread(target=link.open) for link in links]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -499,9 +497,10 @@ def test_nobody_else_connects_to_a_link_that_has_met() -> None:
             with pytest.raises(TimeoutError):
                 socket.create_connection(address, timeout=0.5)
         sent, taken = torch.arange(1000.0), torch.zeros(1000)
-        works = [links[0].broadcast(sent), links[1].broadcast(taken)]
-        for rank, work in enumerate(works):
-            links[rank].wait(work, time.monotonic() + 20, never)
+        for link, tensor in zip(links, (sent, taken), strict=True):
+            link.broadcast(tensor)
+        for link in links:
+            link.wait(20)
         assert taken.equal(sent)
-        for link in links.values():
+        for link in links:
             link.close()

@@ -19,9 +19,8 @@ from trinity_bus.client import producer_name
 from trinity_bus.client.errors import check_reply
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
+from trinity_bus.coordination.batches.accounts import Counters, Shares, Unfilled
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.shares import Counters, Shares
-from trinity_bus.coordination.batches.unfilled import Unfilled
 
 
 def busy_story(**settings: Any) -> Harness:
@@ -296,7 +295,7 @@ def test_who_takes_most_room_gives_it_up(seed: int) -> None:
             name = f"b{number}"
             batch = Batch(name, "train", 1000, number, owner=rng.choice("abc"))
             kept[name] = batch
-            unfilled.add(batch)
+            unfilled.grew(batch)
         while (given_up := unfilled.excess()) is not None:
             uses: list[Counter[str]] = [Counter(), Counter(), Counter()]
             for other in kept.values():

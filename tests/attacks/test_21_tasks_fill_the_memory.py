@@ -117,7 +117,7 @@ def test_whatever_comes_no_more_than_four_budgets_are_held_and_reading_goes_on(s
             before = harness.machine.ledger
             harness.restart()
             after = harness.machine.ledger
-            assert before.backlog == after.backlog
+            assert before.usage == after.usage
             assert before.shares.held == after.shares.held
     assert not waiting, "reading has stopped for ever"
 

@@ -69,7 +69,7 @@ def test_a_late_link_costs_the_link_and_not_the_process(rehearse: Rehearse) -> N
     made, late, alive = rehearse("late")
     assert "deadline" in late["error"]
     # Nor does it wait for what the process computes, take its multiprocessors, or block it while it is made.
-    assert alive == {"alive": True, "own_stream": [True, True]}
+    assert alive == {"alive": True, "own_stream": [True] * 3}
     assert made == {"blocks_while_made": 0, "most_blocks": 4, "pinned": [True, True]}
 
 

@@ -68,8 +68,7 @@ class Rest:
         self._machine = machine
         self._now = 0.0
         self._offset = 1_000_000
-        self.told: list[tuple[float, str, bytes]] = []
-        """Inputs: when, of which kind, and the record."""
+        self.told: list[tuple[float, str, bytes]] = []  # inputs: when, of which kind, and the record
         self.finalized: list[bytes] = []
 
     def run(self) -> None:

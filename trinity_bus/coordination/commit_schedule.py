@@ -5,17 +5,16 @@
     IDLE ----took(), decided()----> PENDING --begin()--> UNDER WAY --ended()--> IDLE
       '--a heartbeat is due, or positions--^                 '--what comes meanwhile is PENDING behind it
 
-What somebody waits for (an explorer for orders, a client for an answer) is committed as soon as there may be another
-transaction; what nobody waits for is kept a little for company. There is one transaction at a time, and what is pending
-is bounded: when there is enough of it, no more is read until it is under way. A long transaction puts the next one off,
-but for the end of a batch: that is what a trainer and clients wait for, and there are few of them.
+What somebody waits for is committed as soon as there may be another transaction; what nobody waits for is kept a little
+for company. There is one transaction at a time, and what is pending is bounded. A long transaction puts the next one
+off, but for the end of a batch: that is what a trainer and clients wait for, and there are few of them.
 
-A transaction that takes as long as a heartbeat says that the broker is away. Then nobody's silence says anything, and
-no time is counted: nothing is read, and nothing ticks, until it has ended.
+A transaction that takes as long as a heartbeat says that the broker is away. Then nobody's silence says anything:
+nothing is read, and nothing ticks, until it has ended.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from schemas import BatchLifecycleState, BatchRecord, SetPace
@@ -72,39 +71,29 @@ class _Pending:
     signals: int = 0
 
 
-@dataclass(slots=True)
 class CommitSchedule:
     """When to commit. ``now`` is in seconds of any steady clock; so are all times."""
 
-    tick_s: float
-    heartbeat_s: float
-    now: float
-    _pending: _Pending = field(default_factory=_Pending, init=False)
-    _is_under_way: bool = field(default=False, init=False)
-    # Records were read whose positions are not committed under the group.
-    _has_unmarked: bool = field(default=False, init=False)
-    _began_at: float = field(init=False)
-    _soonest: float = field(init=False)  # when the next transaction may begin
-    _beat_at: float = field(init=False)
-    _marked_at: float = field(init=False)
-    _ticked_at: float = field(init=False)
-    _tasks_at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._began_at = self._beat_at = self._marked_at = self._ticked_at = self._tasks_at = self.now
-        self._soonest = self.now + COMMIT_EVERY_S
+    def __init__(self, tick_s: float, heartbeat_s: float, now: float) -> None:
+        self._tick_s = tick_s
+        self._heartbeat_s = heartbeat_s
+        self._pending = _Pending()
+        self._is_under_way = False
+        self._has_unmarked = False  # whether records were read whose positions are not committed under the group
+        self._began_at = self._beat_at = self._marked_at = self._ticked_at = self._tasks_at = now
+        self._soonest = now + COMMIT_EVERY_S  # when the next transaction may begin
 
     # -- what is to be done ------------------------------------------------------------------------------------------
 
     def stands_still(self, now: float) -> bool:
         """Whether to wait for the transaction that is under way, and for nothing else."""
-        return self._is_under_way and now >= self._began_at + self.heartbeat_s
+        return self._is_under_way and now >= self._began_at + self._heartbeat_s
 
     def plan(self, now: float, *, wants_tasks: bool) -> ReadPlan:
         """Return what to wait for, and until when; a transaction that ends is news too."""
-        pending, until = self._pending, self._ticked_at + self.tick_s
+        pending, until = self._pending, self._ticked_at + self._tick_s
         if not self._is_under_way:
-            until = min(until, max(self._beat_at + self.heartbeat_s, self._soonest))
+            until = min(until, max(self._beat_at + self._heartbeat_s, self._soonest))
             if pending.since is not None:
                 until = min(until, self._commit_at())
         tasks = wants_tasks and pending.tasks < MAX_TASKS and pending.task_bytes < MAX_TASK_BYTES
@@ -113,8 +102,7 @@ class CommitSchedule:
         return ReadPlan(max(until, now), tasks, pending.signals < MAX_SIGNALS)
 
     def tick(self, now: float) -> bool:
-        """Whether time is to be counted now, which is taken as done."""
-        if now < self._ticked_at + self.tick_s:
+        if now < self._ticked_at + self._tick_s:
             return False
         self._ticked_at = now
         return True
@@ -143,13 +131,10 @@ class CommitSchedule:
             self._pending.ends_batch = self._pending.ends_batch or _ends_batch(effect)
 
     def begin(self, now: float, *, has_news: bool) -> CommitPlan | None:
-        """Return the transaction that begins now, with all that is pending; None where there is nothing to tell.
-
-        ``has_news``: whether anything of what is pending outlives a restart, or is for others to read.
-        """
+        """Return the transaction that begins now, with all that is pending; None where there is nothing to tell."""
         since, self._pending = self._pending.since, _Pending()
         marks = self._has_unmarked and now >= self._marked_at + POSITIONS_EVERY_S
-        beats = now >= self._beat_at + self.heartbeat_s
+        beats = now >= self._beat_at + self._heartbeat_s
         if not (has_news or marks or beats):
             return None
         if marks:
@@ -161,7 +146,6 @@ class CommitSchedule:
         return CommitPlan(beats, marks, since)
 
     def ended(self, now: float) -> None:
-        """Note that the transaction is over, well or not."""
         self._is_under_way = False
         wanted = (now - self._began_at) / COMMIT_SHARE
         self._soonest = self._began_at + min(max(wanted, COMMIT_EVERY_S), COMMIT_LATEST_S)
@@ -176,7 +160,7 @@ class CommitSchedule:
             return min(self._soonest, self._began_at + COMMIT_EVERY_S)
         if pending.since is None or pending.is_awaited:
             return self._soonest
-        return max(self._soonest, min(pending.since + LINGER_S, self._beat_at + self.heartbeat_s))
+        return max(self._soonest, min(pending.since + LINGER_S, self._beat_at + self._heartbeat_s))
 
 
 def _ends_batch(effect: Effect) -> bool:

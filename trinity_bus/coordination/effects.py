@@ -5,7 +5,6 @@ all.
 """
 
 from enum import StrEnum
-from typing import Literal
 
 from msgspec import Struct
 
@@ -101,22 +100,12 @@ class Effects:
     def observe(self, fact: Fact, subject: str, detail: str) -> None:
         self._effects.append(Observe(fact, subject, detail))
 
-    def dismiss(
-        self,
-        service: Literal["explorer", "trainer"],
-        name: str,
-        incarnation: str,
-        counts: str,
-        lane: int | None = None,
-    ) -> None:
-        fact = Fact.ZOMBIE_EXPLORER if service == "explorer" else Fact.ZOMBIE_TRAINER
-        detail = (
-            f"incarnation {incarnation} speaks, but incarnation {counts} has begun since: are there two of this name?"
-        )
-        self.observe(fact, name, detail)
-        topic = ROLLOUTS if service == "explorer" else COORDINATOR_EVENTS
-        superseded = Superseded(service=service, name=name, incarnation=incarnation, by=counts)
-        self.add(Write(topic, name, superseded, lane=lane))
+    def dismiss(self, superseded: Superseded, lane: int | None = None) -> None:
+        is_explorer = superseded.service == "explorer"
+        fact, topic = (Fact.ZOMBIE_EXPLORER, ROLLOUTS) if is_explorer else (Fact.ZOMBIE_TRAINER, COORDINATOR_EVENTS)
+        detail = f"incarnation {superseded.incarnation} speaks, but incarnation {superseded.by} has begun since"
+        self.observe(fact, superseded.name, f"{detail}: are there two of this name?")
+        self.add(Write(topic, superseded.name, superseded, lane=lane))
 
     def take(self) -> list[Effect]:
         effects, self._effects = self._effects, []

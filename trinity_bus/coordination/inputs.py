@@ -29,9 +29,7 @@ type Event = (
 )
 
 
-class Origin(Struct, frozen=True):
-    """Where a task lies in the ``tasks`` topic."""
-
+class Origin(Struct, array_like=True, frozen=True):
     partition: int
     offset: int
 
@@ -55,16 +53,12 @@ class Tick(Struct, frozen=True):
 
 
 class Examined(Struct, frozen=True):
-    """What the records of a contribution are."""
-
     attempt: int  # that they say they are of
     workflow: str
     runs: list[Metrics]  # of each run
 
 
 class Uncountable(Struct, frozen=True):
-    """Why they cannot count."""
-
     error: CommandError
     detail: str
 
@@ -73,8 +67,6 @@ type Finding = Examined | Uncountable
 
 
 class ContributionArrived(Struct, frozen=True):
-    """A client contributes experiences, and whoever runs the machine has looked at them."""
-
     command: Contribute
     found: Finding
     traceparent: str | None = None

@@ -15,26 +15,22 @@ told that           it
 ==================  ================================================================================================
 progress was read   takes it as a sign of life, whoever made it and whatever it is; notes who leads
 the log is away     counts silence anew: who cannot read has no right to call others silent
-it is fenced        goes back to standing by; if it had not only just begun, for then it lost a race, it is at its end
-                    once it reads of another one: where there is none, its own transaction was open for too long
+it is fenced        goes back to standing by; if it had led for a while, it is at its end once it reads of another one.
+                    Where there is none, its own transaction was open for too long
 the log failed      goes back to standing by: what it had decided and not committed is forgotten
 ==================  ================================================================================================
 
 **Safety never depends on time.** Whoever takes over fences all others at the broker before it reads the state, by the
-transactional id that all share; a fenced one can write nothing. So a wrong guess (an active one that was slow, or is on
-the other side of a broken network, is taken for dead) costs that one its place, and nothing else: no record is lost or
-counted twice. Only liveness depends on time: how soon after a death the work goes on.
-
-Time is counted as in :mod:`trinity_bus.awake`: a standby that was itself stopped for a minute has not
-heard a minute of silence. No clock of another machine and no wall clock is ever looked at.
-
-Several that stand by do not fence each other in turns for ever. Each waits a little longer by a share of its own;
-whoever loses a race waits out a whole silence before it tries again, and twice that after the next loss.
+transactional id that all share; a fenced one can write nothing. So a wrong guess costs the one that was taken for dead
+its place, and nothing else. Only liveness depends on time, which is counted as in :mod:`trinity_bus.awake`. Each that
+stands by waits a little longer by a share of its own; whoever loses a race waits out a whole silence before it tries
+again, and twice that after the next loss.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from msgspec import Struct
 
 from trinity_bus.awake import SteadyClock
 
@@ -50,10 +46,7 @@ MAX_DOUBLINGS = 5
 type LeaderState = Literal["taking_over", "active", "left"]
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads, as the changelog has it."""
-
+class Leader(Struct, array_like=True, frozen=True):
     name: str
     incarnation: str
     state: LeaderState
@@ -74,11 +67,7 @@ class LeadershipError(Exception):
 class Leadership:
     """One coordinator's part in the election. It has read the changelog to its end when it is made.
 
-    Args:
-        incarnation: Of this process: no other ever has it.
-        takeover_s: Silence after which it takes over.
-        share: In [0, 1): how its wait differs from that of others; best drawn at random.
-        now: Seconds of any clock.
+    ``takeover_s``: silence after which it takes over. ``share``, in [0, 1): how its wait differs from that of others.
     """
 
     def __init__(self, *, name: str, incarnation: str, takeover_s: float, share: float, now: float) -> None:
@@ -118,12 +107,10 @@ class Leadership:
             self._become(Role.FENCED, now)
 
     def in_touch(self, now: float) -> None:
-        """Note that the log answers."""
         self._clock.advance(now)
         self._away_since = None
 
     def out_of_touch(self, now: float) -> None:
-        """Note that the log does not answer."""
         self._expect(Role.STANDBY)
         self._since = self._clock.advance(now)
         self._allowance_s = self._takeover_s * AFTER_OUTAGE
@@ -131,19 +118,16 @@ class Leadership:
             self._away_since = self._since
 
     def take_over(self, now: float) -> None:
-        """Note that it begins to take over. Allowed at any time, see above."""
         self._expect(Role.STANDBY)
         self._become(Role.TAKING_OVER, now)
 
     def lead(self, now: float) -> None:
-        """Note that this coordinator's first transaction is committed: it leads."""
         self._expect(Role.TAKING_OVER)
         self._become(Role.ACTIVE, now)
         self._losses, self._was_fenced = 0, False
         self.leader = self.entry("active")
 
     def committed(self, now: float) -> None:
-        """Note that its heartbeat is committed."""
         self._expect(Role.ACTIVE)
         self._clock.advance(now)
 
@@ -175,7 +159,6 @@ class Leadership:
 
     @property
     def standby_s(self) -> float:
-        """Silence after which it takes over, in seconds."""
         if self._losses:
             # Somebody else is about to lead, whether that can be read yet or not.
             return (self._takeover_s + self._delay_s) * float(1 << (self._losses - 1))

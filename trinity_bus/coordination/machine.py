@@ -16,23 +16,10 @@ The machine has no clock, no client and no thread: it is told the time, and retu
 from the same state give the same effects. Whoever runs it carries out the effects of a call and stores its
 :meth:`~CoordinatorMachine.changes` in one step, or forgets the machine and restores another from what was stored.
 
-===========================  ===========================================================================================
-told that                    it
-===========================  ===========================================================================================
-a task came                  refuses it (id known, batch ended or full, workflow unknown) or puts it in a batch
-a client asks for something  does it and replies, or refuses with a reason; who asks for the end of a batch may wait
-a client contributes         accepts experiences as a task's answer, in the batch being filled, or refuses
-an explorer lives            takes note of room and version; a new incarnation of it ends the attempts of the old one
-an explorer left             hands its tasks out again
-a rollout finished           takes the answer if that attempt is one that counts, else ignores it
-the trainer has a version    announces it when the sync style lets it, and names who is to take it
-an explorer took it, or not  looks whether the round of the transfer is over, and who still needs it
-nothing happened for a while finds silent explorers, attempts, clients and transfers out of time, batches that have
-                             waited for their last tasks, and attempts so slow that a second one is worth it
-===========================  ===========================================================================================
-
-After each input: full batches start, lagging explorers get the weights, tasks go to explorers with room, and complete
-batches are finalized, until nothing more follows.
+A task is refused or put in a batch, a command is replied to, a heartbeat tells of slots and versions, a finished
+rollout answers its part if its attempt counts. When time passes, silent explorers, late attempts, clients, transfers
+and batches are dealt with. After each input: full batches start, lagging explorers get the weights, tasks go to
+explorers with room, and complete batches are finalized, until nothing more follows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,26 +35,24 @@ from schemas import (
     RollBack,
     RolloutFinished,
     SetPace,
+    Superseded,
 )
 from schemas.topics import MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.dispatcher import Dispatcher, slow_attempts
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.dispatch.fleet import HeartbeatOutcome
 from trinity_bus.coordination.effects import Effect, Fact, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.events.batch_commands import BatchCommands
 from trinity_bus.coordination.events.contributions import Contributions
 from trinity_bus.coordination.events.endings import Endings
-from trinity_bus.coordination.events.version_choice import VersionChoice
-from trinity_bus.coordination.events.version_events import VersionEvents
+from trinity_bus.coordination.events.versions import Versions
 from trinity_bus.coordination.inputs import (
     CommandArrived,
     ContributionArrived,
     Event,
     EventArrived,
     Input,
-    Origin,
     TaskArrived,
     Tick,
 )
@@ -76,15 +61,10 @@ from trinity_bus.coordination.pools import Kind, kind_of
 
 
 class CoordinatorMachine:
-    """The state machine of the coordinator.
+    """The state machine of the coordinator. ConfigError where the two kinds of settings starve the mesh.
 
-    Raises:
-        ConfigError: The two kinds of settings starve the mesh.
-
-    Example:
-        >>> machine = CoordinatorMachine(CoordinatorSettings())
-        >>> machine.handle(Tick(), now=0.0)
-        []
+    >>> CoordinatorMachine(CoordinatorSettings()).handle(Tick(), now=0.0)
+    []
     """
 
     def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings | None = None) -> None:
@@ -97,8 +77,7 @@ class CoordinatorMachine:
         self._store = state.store
         self._requests = BatchCommands(state, self._endings)
         self._contributions = Contributions(state, self._endings)
-        self._choice = VersionChoice(state)
-        self._versions = VersionEvents(state, self._choice, self._endings.requeue_running)
+        self._versions = Versions(state, self._endings.requeue_running)
         # What was known, and how often something was queued, when unknown workflows were last looked for.
         self._judged: tuple[int, int] | None = None
 
@@ -129,7 +108,6 @@ class CoordinatorMachine:
         return self._out.take()
 
     def wants_tasks(self) -> bool:
-        """Whether more tasks should be read now; the others are safe in the log."""
         return self.ledger.wants_tasks()
 
     @property
@@ -143,7 +121,6 @@ class CoordinatorMachine:
         return self._store.changes()
 
     def entries(self) -> dict[str, bytes]:
-        """Return the whole state: what all changes since the beginning add up to."""
         return dict(self._store.entries())
 
     def restore(self, entries: Iterable[tuple[str, bytes | None]]) -> None:
@@ -153,8 +130,7 @@ class CoordinatorMachine:
 
     @property
     def level(self) -> int:
-        """What the state may hold; see :mod:`trinity_bus.coordination.state.codec`."""
-        return self._store.level
+        return self._store.codec.level
 
     def heartbeat(
         self, coordinator: str, incarnation: str, sent_at: float = 0.0, settings: Mapping[str, str] | None = None
@@ -167,7 +143,7 @@ class CoordinatorMachine:
             running_attempts=len(self.ledger.running),
             max_timeout_s=self._settings.task_timeout_s,
             attempts_per_task=self._settings.max_attempts,
-            dynamic_timeout_s=self._dispatcher.timeouts.limit(),
+            dynamic_timeout_s=self._dispatcher.timeout_s(),
             wait_after_min_s=self._settings.wait_after_min_s,
             unserved=self.ledger.queue.unserved(self.fleet.pools(), self._settings.model),
             sent_at=sent_at,
@@ -202,11 +178,8 @@ class CoordinatorMachine:
             return
         command = arrived.command
         match command:
-            case PublishVersion():
-                self._choice.asked(command, traceparent)
-            case RollBack():
-                if self._choice.roll_back(command, traceparent):
-                    self._endings.requeue_running(f"the lineage after version {command.version} is ended")
+            case PublishVersion() | RollBack():
+                self._versions.asked(command, traceparent)
             case FinalizeUpgrade():
                 error, detail = self._store.raise_level(command.level)
                 self._out.add(self.state.replies.give(command, error, detail, traceparent))
@@ -228,12 +201,13 @@ class CoordinatorMachine:
         replaced = self.fleet.is_replaced_by(beat)
         if replaced is not None:
             self._lose(replaced, "a new incarnation of the explorer has begun", cancel=True)
-        outcome = self.fleet.heartbeat(beat, self._clock.now)
-        if outcome is HeartbeatOutcome.ZOMBIE:
-            counts = self.fleet.explorers[beat.explorer].incarnation
-            self._out.dismiss("explorer", beat.explorer, beat.incarnation, counts, beat.lane)
+        if self.fleet.is_zombie(beat):
+            now = self.fleet.explorers[beat.explorer].incarnation
+            self._out.dismiss(
+                Superseded(service="explorer", name=beat.explorer, incarnation=beat.incarnation, by=now), beat.lane
+            )
             return
-        if outcome is HeartbeatOutcome.JOINED:
+        if self.fleet.heartbeat(beat, self._clock.now):
             version = f"version {beat.model_version}" if beat.model_version >= 0 else "no version yet"
             self._out.observe(Fact.EXPLORER_JOINED, beat.explorer, f"{beat.slots} slots, {version}")
         self.fleet.note_turns(beat)
@@ -271,14 +245,14 @@ class CoordinatorMachine:
         self._endings.end_overdue_batches()
         for name in self.sync.overdue(now):
             self._out.observe(Fact.SYNC_FAILED, name, f"no answer for version {self.sync.version} in time")
-        self._choice.overdue()
+        self._versions.overdue()
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
     def _follow_up(self, *, ticked: bool) -> None:
         now = self._clock.now
         self._endings.finalize_batches()
-        announcement = self._choice.resolve() or self._released()
+        announcement = self._versions.resolve() or self._released()
         if announcement is None:
             announcement = self.sync.next_round(self.fleet, now)
         if announcement is not None:
@@ -287,7 +261,7 @@ class CoordinatorMachine:
         if self._requests.expire(time_passed=ticked):
             self._settle_batches()
         self._out.request_version(self.sync.want(self.ledger.counters.finalized))
-        self._dispatcher.dispatch(self.sync.version, now, self._choice.ceiling)
+        self._dispatcher.dispatch(self.sync.version, now, self._versions.ceiling)
         if ticked:
             for attempt in slow_attempts(self._settings, self.ledger, now):
                 if self._dispatcher.speculate(attempt, self.sync.version, now):
@@ -301,7 +275,7 @@ class CoordinatorMachine:
         announcement = self.sync.release(self.ledger.oldest_needed(), self.fleet.followers(), self._clock.now)
         if announcement is not None and before is not None and self.sync.is_trained_again(before):
             # Whoever serves what the former incarnation had under this number does not serve this version.
-            self.fleet.discard(announcement.version)
+            self.fleet.discard(announcement.version, announcement.version)
         return announcement
 
     def _settle_batches(self) -> None:
@@ -327,10 +301,8 @@ class CoordinatorMachine:
                 self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
             accepted, error = task.accepted, self._unknown(task.kind)
-            origin = Origin(accepted.partition, accepted.offset)
-            self._out.add(
-                RejectTask(accepted.task, origin, RejectionReason.UNKNOWN_WORKFLOW, error, accepted.traceparent)
-            )
+            reason = RejectionReason.UNKNOWN_WORKFLOW
+            self._out.add(RejectTask(accepted.task, accepted.origin, reason, error, accepted.traceparent))
             self._endings.fail_task(task, error)
         self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)

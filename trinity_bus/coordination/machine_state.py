@@ -1,12 +1,15 @@
 """What the parts of the machine share: settings, time, effects, and all that outlives a restart."""
 
+from schemas.command import BatchResult
 from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.dispatch.fleet import Fleet
 from trinity_bus.coordination.effects import Effects
-from trinity_bus.coordination.requests.replies import BatchWaiters, Outcomes, Replies
+from trinity_bus.coordination.replies import OUTCOMES_BYTES, OUTCOMES_KEPT, BatchWaiter, Replies, Waiters
+from trinity_bus.coordination.state.memory import Memory
 from trinity_bus.coordination.state.store import StateStore
+from trinity_bus.coordination.state.tables import Groups
 from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.coordination.versions.weight_sync import WeightSync
 
@@ -14,8 +17,6 @@ LONGEST_STEP = 0.25  # share of ``explorer_timeout_s`` that may pass at once; se
 
 
 class MachineState:
-    """ConfigError where the two kinds of settings starve the mesh."""
-
     def __init__(self, settings: CoordinatorSettings, synchronizer: SynchronizerSettings) -> None:
         self.settings = settings
         self.synchronizer = synchronizer
@@ -28,24 +29,22 @@ class MachineState:
         self.sync = WeightSync(
             settings.model, self.policy, synchronizer.sync_timeout_s, store, most=synchronizer.sync_members
         )
-        self.waiters = BatchWaiters(store)
-        self.outcomes = Outcomes(store)
+        self.waiters: Waiters = Groups("finalizers", BatchWaiter, store)
+        self.outcomes: Memory[BatchResult] = Memory("outcomes", BatchResult, OUTCOMES_KEPT, OUTCOMES_BYTES, store)
         self.replies = Replies(store)
 
     def rebuild(self) -> None:
-        """Find again whatever follows from the tables, which were filled from a changelog."""
         now = self.clock.now
         self.fleet.rebuild(now)
         self.ledger.rebuild(self.fleet.attempts())
         self.sync.rebuild(now)
-        self.waiters.rebuild(now)
-        self.outcomes.memory.rebuild()
-        self.replies.memory.rebuild()
+        for waiter in self.waiters:
+            waiter.wait_from(now)
+        self.outcomes.rebuild()
+        self.replies.rebuild()
 
 
 class Handler:
-    """A part of the machine that handles some of its inputs."""
-
     def __init__(self, state: MachineState) -> None:
         self._settings = state.settings
         self._policy = state.policy

@@ -1,14 +1,8 @@
 """Pools: explorers that serve one model, and tasks that ask for it. Pure.
 
-::
-
-    Task.pool ------------------------> kind (pool, workflow) <---------- ExplorerHeartbeat.pool, .workflows
-                                              |
-                                  an attempt goes where its kind is known
-
-The pool without a name is that of the model that is trained; the name of the model names it too. Whatever pool a task
-asks for, it is accepted: explorers of that pool may come later. Until then it waits, and the coordinator's heartbeat
-says for which pool. Only explorers of its pool can judge that nobody knows its workflow.
+A task has a *kind*, its pool and workflow, and goes to an explorer that has it. The pool without a name is that of the
+model that is trained; the name of the model names it too. A task for a pool without explorers waits, and the
+coordinator's heartbeat says for which. Only explorers of its pool can judge that nobody knows its workflow.
 
 An explorer follows the trainer, or is *fixed*: it serves one checkpoint, and is no member of the transfers of weights.
 
@@ -34,5 +28,4 @@ def pool_of(name: str | None, model: str) -> str:
 
 
 def kind_of(task: Task, model: str) -> Kind:
-    """Return by what an explorer is found for a task, where this model is trained."""
     return pool_of(task.pool, model), task.workflow

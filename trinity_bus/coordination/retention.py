@@ -10,17 +10,11 @@ Needed are::
     batches                   what is not trained for good, what has not ended, and the last ``BATCHES_KEPT``
     version-history           the last ``VERSIONS_KEPT``
 
-Where an attempt writes cannot be known before its event comes, but not before the end that the log had when it was
-dispatched. So at each look the ends of the log are noted with the attempts that run at that moment; once all of these
-have ended, everything before those ends is known: it counts, or it never will::
+An attempt writes behind the end that the log had when it was dispatched. So at each look the ends of the log are noted
+with the attempts that run at that moment; once all of these have ended, everything before those ends is known.
 
-    look n:    ends, running --------.
-    look n+k:  none of them runs ----'--> up to ends, less what is named
-
-What two looks in a row have found is handed out, when the decisions that the first was based on are committed: a
-coordinator that loses its last decisions must find what it needs to take them again, and a batch that had ended by such
-a decision is on the log, and was read, before the second. A coordinator that was superseded may still hand out what it
-found: what was not needed then is not needed later.
+What two looks in a row have found may go when the decisions that the first was based on are committed: a coordinator
+that loses its last decisions must find what it needs to take them again. What was not needed is not needed later.
 """
 
 from collections import OrderedDict
@@ -44,25 +38,16 @@ type Cuts = dict[Place, int]  # the offsets before which everything may go
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSnapshot:
-    """What is known at one moment.
+    """What is known at one moment."""
 
-    Attributes:
-        consumed: How far the inputs were read, as it is committed.
-        begins: The first offset that is kept, of inputs and experiences.
-        ends: Of experiences by partition, asked for *before* ``running`` and ``counting`` were looked at.
-        running: All attempts that may still say something.
-        counting: Where the experiences lie that count in batches that have not ended.
-        turns: Where the first turns of tasks lie that are open.
-        aged: The offsets before which everything is older than its topic keeps it.
-    """
-
-    consumed: Mapping[Place, int]
-    begins: Mapping[Place, int]
+    consumed: Mapping[Place, int]  # how far the inputs were read, as it is committed
+    begins: Mapping[Place, int]  # the first offset that is kept, of inputs and experiences
+    # Of experiences by partition, asked for *before* ``running`` and ``counting`` were looked at.
     ends: Mapping[int, int]
-    running: frozenset[AttemptKey]
-    counting: Iterable[Position]
-    turns: Iterable[Position]
-    aged: Mapping[Place, int]
+    running: frozenset[AttemptKey]  # all attempts that may still say something
+    counting: Iterable[Position]  # where the experiences lie that count in batches that have not ended
+    turns: Iterable[Position]  # where the first turns of tasks lie that are open
+    aged: Mapping[Place, int]  # the offsets before which everything is older than its topic keeps it
 
 
 @dataclass(slots=True)
@@ -78,22 +63,18 @@ class Retention:
     def __init__(self) -> None:
         self._ended: OrderedDict[str, _Ended] = OrderedDict()  # in the order of their end
         self._versions: OrderedDict[str, None] = OrderedDict()
-        self._needs_from: int | None = None
+        # The offset in ``batches`` from which on the trainer's oldest checkpoint would go on.
+        self.needs_from: int | None = None
         # Ends of the log, and the attempts of that time that still run, oldest first; all but the first have some.
         self._noted: list[tuple[dict[int, int], set[AttemptKey]]] = []
         self._found: Cuts = {}
         # The first offset that is needed of each input and of experiences, as the last look has found.
         self.needed: Cuts = {}
 
-    @property
-    def needs_from(self) -> int | None:
-        """The offset in ``batches`` from which on the trainer's oldest checkpoint would go on."""
-        return self._needs_from
-
     def anew(self) -> "Retention":
         """Return a copy that knows what the trainer has said, and is to be told of the topics again."""
         fresh = Retention()
-        fresh._needs_from = self._needs_from
+        fresh.needs_from = self.needs_from
         return fresh
 
     def batch(self, batch_id: str, offset: int, record: BatchRecord | None) -> None:
@@ -111,13 +92,10 @@ class Retention:
 
     def trained(self, needs_from: int) -> None:
         """Note what the trainer may still need of ``batches``. Further back than before, what is gone is gone."""
-        self._needs_from = needs_from
+        self.needs_from = needs_from
 
     def look(self, look: RetentionSnapshot) -> Cuts:
-        """Take in a look; return what it and the last one have found.
-
-        To be called only when decisions of the last one are committed.
-        """
+        """Return what this look and the last one, whose decisions are committed, have found."""
         before, self._found = self._found, self._cuts(look)
         return {place: min(offset, before[place]) for place, offset in self._found.items() if place in before}
 
@@ -126,7 +104,7 @@ class Retention:
         trained = [
             batch_id
             for batch_id, ended in self._ended.items()
-            if not ended.least or (self._needs_from is not None and ended.offset < self._needs_from)
+            if not ended.least or (self.needs_from is not None and ended.offset < self.needs_from)
         ]
         versions = list(self._versions)
         return trained[: max(0, len(trained) - BATCHES_KEPT)], versions[: max(0, len(versions) - VERSIONS_KEPT)]
@@ -140,7 +118,7 @@ class Retention:
             untrained = [
                 ended.least
                 for ended in self._ended.values()
-                if self._needs_from is None or ended.offset >= self._needs_from
+                if self.needs_from is None or ended.offset >= self.needs_from
             ]
             named = [least(look.counting), *untrained]
             for partition, end in noted.items():
@@ -165,7 +143,6 @@ class Retention:
 
 
 def least(positions: Iterable[Position | None]) -> dict[int, int]:
-    """Return the first offset of each partition."""
     first: dict[int, int] = {}
     for position in positions:
         if position is not None:

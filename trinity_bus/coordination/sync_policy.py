@@ -1,48 +1,31 @@
-r"""Sync styles: which version a train batch needs, when the trainer publishes, and when explorers take it. Pure.
+"""Sync styles: which version a train batch needs, when the trainer publishes, and when explorers load it. Pure.
 
 Versions count trained steps, and the train batch of sequence ``k`` is trained by step ``k``. In what follows, ``e`` and
-``t`` are the sync intervals of explorers and trainer (both ``sync_interval`` where not set), ``o`` is ``sync_offset``
-and ``s`` is ``max_staleness``. The explorers' side *syncs after* batch ``k`` when ``k > o`` and ``(k - o) mod e = 0``.
+``t`` are the sync intervals of explorers and trainer (both ``sync_interval`` where not set), ``o`` is ``sync_offset``,
+``s`` is ``max_staleness``, and ``n = max(0, floor((k - 1 - o) / e))`` is the number of syncs before batch ``k``.
 
 ===================  ==============================  ==========================  ======================================
-style                step ``v`` is published when    batch ``k`` needs           explorers take a version
+style                step ``v`` is published when    batch ``k`` needs           explorers load a version
 ===================  ==============================  ==========================  ======================================
-``fixed``            ``v mod t = 0``, and some       the newest multiple of      when no batch that is handed out needs
+``fixed``            ``v mod t = 0``, and some       the newest multiple of      when no batch that is dispatched needs
                      batch needs it                  ``t`` up to ``e * n``       an older one
 ``explorer_driven``  the explorers' side has asked   ``k - 1 - s``               at once
 ``trainer_driven``   ``v mod t = 0``                 ``k - 1 - s``, and what is  at once
-                                                     out when it is handed out
+                                                     out when it is dispatched
 ``fully_async``      ``v mod t = 0``                 ``k - 1 - s``               at once
 ===================  ==============================  ==========================  ======================================
 
-Under each style a version waits for the evaluations that are handed out: every token of an evaluation is of one.
+A batch needs *at least* its version. "At once" means beside generation, and after the round under way, which is not
+given up for a newer version; ``fixed`` alone does that, because each version is the only one that samples some batch.
+The trainer never waits: a version that is published too early is *held*. docs/versions.md has timelines and advice.
 
-with ``n = max(0, floor((k - 1 - o) / e))``, the number of syncs before batch ``k``. A batch needs *at least* its
-version. The first version of a trainer's incarnation and that of its last step are published always. "At once" means
-beside generation: tokens drawn before are the old version's, tokens drawn after are the new one's, and each is stamped.
-It also means after the round under way, which is not given up for a newer version; ``fixed`` alone does that, because
-each version is the only one that draws some batch, and one that waited could be overtaken by the next.
-
-``fixed`` with interval 2 and offset 1; time goes to the right::
-
-    explorers   batch 1    batch 2    batch 3    sync v2    batch 4    batch 5    sync v4    batch 6
-    needs       0          0          0                     2          2                     4
-    trainer                step 1     step 2     publish v2            step 3     step 4, publish v4
-
-The trainer never waits: a version that is published while batch 3 is drawn is *held* until batch 3 is done. What does
-not wait for any batch is not held up by one that has yet to come, so the last version of a run reaches the explorers.
-
-``explorer_driven`` with interval 2, offset 0: when batch 2 is done, a ``VersionWanted`` goes to the trainer, which
-publishes at the end of the step that it is at, or at once if it is at none. Nobody waits for the answer; the versions
-that the next ``e`` batches need are asked for in time (``at_least``).
+``explorer_driven`` asks for the versions that the next ``e`` batches need (``at_least``), and nobody waits for them.
 
 Staleness. A sample of batch ``k`` drawn by version ``v`` is ``k - 1 - v`` versions old, at most ``s`` if and only if
 ``v >= k - 1 - s``. Explorers only move to newer versions while they work, so asking this of the version at dispatch is
 enough; a result that says otherwise is not accepted. With ``fixed`` that is at most
 ``o + e - 1 + t - gcd(e, t)``; with the other styles ``s``, which must leave room for the intervals. Settings under
 which a batch would need a version that nobody publishes are refused when the policy is made.
-
-When a batch is aborted, later ones move down in the sequence, see :meth:`SyncPolicy.moved_down`.
 """
 
 import math
@@ -106,7 +89,6 @@ class SyncPolicy:
 
     @property
     def staleness_bound(self) -> int:
-        """No sample that is trained on is older than this, in versions."""
         if self.style != "fixed":
             return self.max_staleness or 0
         e, t = self.explorer_interval, self.trainer_interval
@@ -114,7 +96,6 @@ class SyncPolicy:
 
     @property
     def finishes_rounds(self) -> bool:
-        """Whether a version that may be served waits for the end of the round under way."""
         return self.style != "fixed"
 
     def version_needed(self, sequence: int, announced: int = 0) -> int:
@@ -126,20 +107,11 @@ class SyncPolicy:
         return max(bound, announced) if self.style == "trainer_driven" else bound
 
     def moved_down(self, sequence: int, needed: int) -> int:
-        """Return what a batch needs that has moved down to this sequence and needed ``needed``: never more than before.
-
-        With ``trainer_driven`` it stays as it was: that version is out.
-        """
+        """Return what a batch needs that has moved down to this sequence: never more than before, ``needed``."""
         return needed if self.style == "trainer_driven" else min(needed, self.version_needed(sequence))
 
     def publishes(self, step: int, *, published: int = 0, wanted: int = 0) -> bool:
-        """Whether the trainer publishes after this step.
-
-        Args:
-            step: Steps trained; the version's number.
-            published: The newest version that was published.
-            wanted: The version that was asked for last; 0 if none was. It, or a newer one, will do.
-        """
+        """Whether the trainer publishes after this step. ``wanted``: what was asked for last, or 0; a newer will do."""
         if self.style == "explorer_driven":
             return published < wanted <= step
         if step % self.trainer_interval != 0:
@@ -150,17 +122,11 @@ class SyncPolicy:
         return self._published_by(reached) == step
 
     def holds(self, version: int, *, served: int, oldest_needed: int | None) -> bool:
-        """Whether a published version is kept from the explorers for now, because a batch is sampled with an older one.
-
-        ``oldest_needed``: the oldest version that explorers are kept at; see ``Ledger.oldest_needed``.
-        """
+        """Whether a published version is kept from the explorers, because a batch is sampled with an older one."""
         return oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
     def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
-        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does.
-
-        ``finalized``: sequence of the train batch that was finalized last; it never falls.
-        """
+        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does."""
         if self.style != "explorer_driven" or finalized <= self.offset:
             return None
         after = finalized - (finalized - self.offset) % self.explorer_interval

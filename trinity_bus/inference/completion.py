@@ -39,10 +39,7 @@ def ended_by(reason: str | None, *, partial: bool) -> str:
 
 
 def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each token of a prompt but the first, from a ``vllm.outputs.RequestOutput``.
-
-    It was asked for with ``prompt_logprobs=0``. GenerationError: there are none, or of other tokens.
-    """
+    """Return the log-probability of each token of a prompt but the first, from vLLM's answer to ``SCORING``."""
     found = None if output is None else output.prompt_logprobs
     if found is None or list(found.token_ids) != list(token_ids[1:]):
         raise GenerationError("the engine gave no log-probabilities of the tokens of a prompt, or of others")
@@ -67,10 +64,8 @@ def _routes(routes: Any, tokens: int) -> UInt8:
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:
-    """Return (first token, version) of vLLM's spans, without those of no known version.
-
-    A label that is not a number is a version that was never announced: that of the weights that it was started with.
-    """
+    """Return (first token, version) of vLLM's spans, without those of no known version."""
+    # A label that is not a number is a version that was never announced: that of the weights it was started with.
     drawn = [
         (span.start, int(span.version) if span.version.isdecimal() else first_version)
         for span in spans

@@ -11,10 +11,10 @@ The first worker receives; the others take the version from its memory when it h
 """
 
 import asyncio
+import contextlib
 import itertools
 import shutil
 import tempfile
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -76,10 +76,7 @@ class ControlClient:
             await asyncio.to_thread(shutil.rmtree, folder)
 
     async def receive(self, source: Source) -> TransferProgress:
-        """Have the first worker receive a version, and the others take it from its memory.
-
-        Return the progress of the first; it is prepared when the last is.
-        """
+        """Have all workers receive a version. Return the progress of the first; it is prepared when the last is."""
         token = next(self._tokens)
         first, *others = self._workers
         first.say(BeginTransfer(token, source))
@@ -103,10 +100,12 @@ class ControlClient:
             raise EngineDeadError(f"a worker of the engine gave no answer within {limit_s:g} s") from error
 
     async def close(self) -> None:
-        async with AsyncExitStack() as stack:
-            for worker in self._workers:
-                worker.writer.close()
-                stack.push_async_callback(_gone, worker.writer)
+        for worker in self._workers:
+            worker.writer.close()
+        for worker in self._workers:
+            # The worker may have been faster.
+            with contextlib.suppress(OSError):
+                await worker.writer.wait_closed()
 
     async def _ended(self, worker: _Worker, token: int) -> TransferProgress:
         # All of its own waits have limits, so it comes.
@@ -123,11 +122,3 @@ class ControlClient:
             if progress.state != "ready":
                 raise WeightTransferError(progress.error or "the transfer was cancelled")
             return progress
-
-
-async def _gone(writer: asyncio.StreamWriter) -> None:
-    try:
-        await writer.wait_closed()
-    except OSError:
-        # The worker was faster.
-        return

@@ -30,7 +30,7 @@ from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.completion import UNKNOWN_VERSION, completion_of, scores_of
+from trinity_bus.inference.completion import completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
@@ -44,8 +44,9 @@ from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
-from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import unfreeze_gc
+from trinity_bus.runtime.service import in_daemon_thread
+from trinity_bus.weights.transport import source_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,7 +64,6 @@ class InferenceEngine:
     """One vLLM engine in a process of its own.
 
     ``sync_timeout_s`` limits each wait within a transfer of weights; ``weights_cafile`` is trusted where TLS is used.
-    ``first_version``: of the weights that it starts with; -1: none that is known.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class InferenceEngine:
         sync_timeout_s: float = 30.0,
         weights_cafile: Path | None = None,
         weights_fan_out: bool = True,
-        first_version: int = UNKNOWN_VERSION,
     ) -> None:
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
@@ -88,7 +87,7 @@ class InferenceEngine:
         self._processes: list[BaseProcess] = []
         self._config: VllmConfig | None = None  # that it was started with
         self._trained_in: str | None = None  # the type in which the trainer computes, once that is known
-        self._first_version = self._version = first_version
+        self._first_version = self._version = settings.first_version
         # Versions, since the start; after going back to one its number may come again, with other weights
         self._taken = 0
 
@@ -146,12 +145,6 @@ class InferenceEngine:
         if self._llm is None:
             raise EngineError("the engine is not started, or was stopped")
         return self._llm
-
-    @property
-    def _open_control(self) -> ControlClient:
-        if self._control is None:
-            raise EngineError("the engine is not started, or was stopped")
-        return self._control
 
     async def start(self) -> None:
         """Start the engine's process and load the model; ConfigError, EngineStartError."""
@@ -224,10 +217,7 @@ class InferenceEngine:
         """
         arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
-            final = None
-            async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
-                async for output in outputs:
-                    final = output
+            final = await self._last(prompt_token_ids, arguments)
             if final is None or len(final.outputs) != n:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
@@ -262,15 +252,18 @@ class InferenceEngine:
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
         with request_span(self.model_name, len(token_ids), SCORING, None):
-            final = None
-            async with aclosing(self._outputs(token_ids, SCORING)) as outputs:
-                async for output in outputs:
-                    final = output
-            return scores_of(final, token_ids)[start - 1 :]
+            return scores_of(await self._last(token_ids, SCORING), token_ids)[start - 1 :]
 
     def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
         own = self._settings
         return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens)
+
+    async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
+        final = None
+        async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
+            async for output in outputs:
+                final = output
+        return final
 
     async def _outputs(
         self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False
@@ -315,17 +308,13 @@ class InferenceEngine:
         """Take over a version, while generation goes on; raises as ``weight_sync.sync_weights``."""
         async with self._syncing:
             self._compare_types(announced.dtype)
+            llm, control = self.llm, self._control
+            assert control is not None  # noqa: S101 - it is there as long as the engine is
+            source = source_of(
+                announced, member.explorer, self._sync_timeout_s, self._weights_cafile, fan_out=self._weights_fan_out
+            )
             try:
-                outcome = await sync_weights(
-                    self.llm,
-                    self._open_control,
-                    announced,
-                    member,
-                    timeout_s=self._sync_timeout_s,
-                    cafile=self._weights_cafile,
-                    fan_out=self._weights_fan_out,
-                    keep_caches=self._keep_caches,
-                )
+                outcome = await sync_weights(llm, control, source, keep_caches=self._keep_caches)
             except EngineDeadError as error:
                 self._dead = error
                 if self._llm is not None and self._llm.errored:

@@ -67,12 +67,9 @@ _FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
 
 
 def prepare_environment(settings: ExplorerSettings) -> None:
-    """Set the variables that vLLM and OpenMP read when they are imported. What the user has set stays.
-
-    Nothing is reported to vLLM's makers, nothing is looked up on a model hub when the model is a folder, and no plugin
-    but ours is loaded.
-    """
+    """Set the variables that vLLM and OpenMP read when they are imported. What the user has set stays."""
     defaults = {
+        # Nothing is reported to vLLM's makers.
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -99,11 +96,9 @@ def prepare_environment(settings: ExplorerSettings) -> None:
 
 @contextlib.contextmanager
 def private_sockets() -> Iterator[None]:
-    """Have vLLM's processes meet in a folder that this user alone may enter, and that is gone when they are connected.
-
-    Otherwise they meet in the folder of everybody's temporary files, where each engine that is killed leaves its
-    sockets for good. What the user has set stays.
-    """
+    """Have vLLM's processes meet in a folder that only this user may enter, and that is gone afterwards."""
+    # Otherwise they meet in the folder of everybody's temporary files, where each engine that is killed leaves its
+    # sockets for good. What the user has set stays.
     if _MEETING in os.environ:
         yield
         return
@@ -176,11 +171,7 @@ def import_vllm(settings: ExplorerSettings) -> None:
 
 
 def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threading.Event) -> "AsyncLLM":
-    """Start an engine; blocks until it can take requests. Call it from a thread.
-
-    ``abandoned`` is set when nobody wants the engine any more; nothing is started then. EngineStartError: vLLM is not
-    installed, does not know the model, or memory is short.
-    """
+    """Start an engine, unless nobody wants it any more (``abandoned``). Call it from a thread: it takes its time."""
     model_path = required(settings.model_path, "mesh.model_path", "to start the inference engine")
     import_vllm(settings)
     # What an optional part of vLLM's imports lacks is kept there for good, as an error with all frames that have led to
@@ -221,10 +212,7 @@ def _launched(
 
 
 def cause_of_death(codes: Iterable[int], config: "VllmConfig | None") -> str:
-    """Return what is known of why an engine has ended, and what to do about it, to be put behind that it has.
-
-    ``codes`` are exit codes of its processes; minus the signal's number where one ended it.
-    """
+    """Return why an engine has ended, by the exit codes of its processes, and what to do about it."""
     if not (found := [code for code in codes if code]):
         return ""
     code = min(found)

@@ -42,10 +42,9 @@ SCORING: Mapping[str, Any] = {
 def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:
     """Return the keyword arguments of ``vllm.SamplingParams``, but for its output kind.
 
-    The logprob of each drawn token is asked for and of no other. Text is not needed, so nothing is detokenized, unless
-    the task stops at strings, which vLLM finds in the text. ``temperature`` and ``max_tokens`` count where the
-    task names none.
+    ``temperature`` and ``max_tokens`` count where the task names none.
     """
+    # The logprob of each drawn token and of no other. Text is needed only where vLLM is to find strings in it.
     arguments: dict[str, Any] = {
         "n": n,
         "temperature": temperature if sampling.temperature is None else sampling.temperature,
@@ -66,10 +65,7 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
 
 
 def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":
-    """Return vLLM's own, or raise its VLLMClientError.
-
-    ``stream``: tokens are wanted as they come, not all at the end.
-    """
+    """Return vLLM's own, or raise its VLLMClientError; with ``stream`` tokens come as they are drawn."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 

@@ -18,15 +18,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.model_version import Member, ModelVersion
 from trinity_bus import awake
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
-from trinity_bus.weights.transport import source_of
+from trinity_bus.weights.transport import Source
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -44,33 +42,20 @@ class SyncOutcome:
 
 
 async def sync_weights(
-    llm: "AsyncLLM",
-    control: ControlClient,
-    announced: ModelVersion,
-    member: Member,
-    *,
-    timeout_s: float,
-    cafile: Path | None = None,
-    fan_out: bool = True,
-    keep_caches: bool = False,
+    llm: "AsyncLLM", control: ControlClient, source: Source, *, keep_caches: bool = False
 ) -> SyncOutcome:
-    """Receive a version and serve it. One at a time. ``timeout_s`` limits each step.
-
-    Raises:
-        WeightTransferError: It did not arrive whole; the engine serves what it served before.
-        EngineDeadError: The engine is gone, or its weights are a mix of two versions.
-    """
+    """Receive a version and serve it, one at a time. Raises as the module tells."""
     began = time.perf_counter()
-    session = _Session(llm, timeout_s, keep_caches=keep_caches)
+    session = _Session(llm, source.timeout_s, keep_caches=keep_caches)
     try:
-        progress = await control.receive(source_of(announced, member.explorer, timeout_s, cafile, fan_out=fan_out))
+        progress = await control.receive(source)
     except (WeightTransferError, asyncio.CancelledError):
         # The cancel takes another way than what it cancels, and must not overtake it.
-        await control.drained(timeout_s)
+        await control.drained(source.timeout_s)
         await session.cancel()
         raise
     # Generation is paused: whoever cancels waits until it goes on.
-    pause_s = await to_its_end(session.load(announced))
+    pause_s = await to_its_end(session.load(source.version))
     return SyncOutcome(
         checksum=progress.checksum,
         control_s=max(progress.posted_at - began, 0.0),
@@ -100,10 +85,9 @@ class _Session:
         self._timeout_s = timeout_s
         self._keep_caches = keep_caches
 
-    async def load(self, announced: ModelVersion) -> float:
+    async def load(self, version: int) -> float:
         # Returns the seconds of the pause. WeightTransferError: generation goes on with the old weights.
         # EngineDeadError: there is nothing that could go on.
-        info = {"version": announced.version, "checksum": announced.checksum}
         core = self._llm.engine_core
         try:
             # What ``AsyncLLM.pause_generation`` does, but for its sleep of 20 ms, in which outputs may reach their
@@ -111,16 +95,14 @@ class _Session:
             await self._ask(core.pause_scheduler_async(mode="keep", clear_cache=not self._keep_caches))
             # Until now, steps went on; from now on, none does.
             stopped_at = time.perf_counter()
-            await self._ask(self._llm.collective_rpc("trinity_transfer_load", args=(info,)))
+            await self._ask(self._llm.collective_rpc("trinity_transfer_load"))
         except WeightTransferError as error:
             if await self._is_torn():
-                raise EngineDeadError(f"version {announced.version} was loaded half way: {error}") from error
+                raise EngineDeadError(f"version {version} was loaded half way: {error}") from error
             await self._ask(self._llm.resume_generation())
             raise
         # In this order, without waiting between.
-        await self._ask(
-            asyncio.gather(core.set_weight_version_async(str(announced.version)), core.resume_scheduler_async())
-        )
+        await self._ask(asyncio.gather(core.set_weight_version_async(str(version)), core.resume_scheduler_async()))
         return time.perf_counter() - stopped_at
 
     async def _is_torn(self) -> bool:

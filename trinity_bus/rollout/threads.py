@@ -24,7 +24,7 @@ from trinity_bus import awake
 from trinity_bus.chat import Completion
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import RolloutContext
-from trinity_bus.runtime.background import in_daemon_thread
+from trinity_bus.runtime.service import in_daemon_thread
 
 _GIVEN_UP: set[threading.Thread] = set()
 

@@ -7,8 +7,8 @@ The types of the messages are beside who uses them; a :class:`Dialect` is what o
     body:                    one message as msgpack; or, where both sides know, a record as it is on the log
 
 The two sides are of one version of this project, and say none; those of weights do: ``trinity_bus.weights.wire``.
-A body over its limit is refused before it is sent, and by its length before any of it is kept. Whatever else is no
-message is a :class:`ProtocolError` too, and nothing else is raised: the other side may be user code.
+A body over its limit is refused before it is sent, and by its length before any of it is kept. That, and whatever is no
+message, is a :class:`ProtocolError`: the other side may be user code.
 """
 
 import asyncio
@@ -34,16 +34,19 @@ class ProtocolError(TrinityError):
 
 
 class Dialect[M]:
-    """What one side may say: messages of a struct or a union of them, with at most ``limit`` bytes of a body."""
+    """What one side may say: messages of a struct or a union of them, with at most ``limit`` bytes of a body.
 
-    def __init__(self, kinds: Any, *, limit: int) -> None:
+    ``error``: what is raised for what is over the limit, or no message.
+    """
+
+    def __init__(self, kinds: Any, *, limit: int, error: type[ProtocolError] = ProtocolError) -> None:
         self.limit = limit
+        self._error = error
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
 
     def encode(self, message: M) -> bytes:
-        """Return a message as a body; ProtocolError where it is over the limit."""
         body = _ENCODER.encode(message)
-        _check(len(body), self.limit, "message")
+        _check(len(body), self.limit, "message", self._error)
         return body
 
     def frame(self, message: M) -> bytes:
@@ -58,19 +61,18 @@ class Dialect[M]:
         try:
             _ENCODER.encode_into(message, buffer, start + HEAD.size)
             size = len(buffer) - start - HEAD.size
-            _check(size, self.limit, "message")
+            _check(size, self.limit, "message", self._error)
         except BaseException:
             del buffer[start:]
             raise
         HEAD.pack_into(buffer, start, size)
 
     def decode(self, body: bytes) -> M:
-        """Return the message in a body; ProtocolError where there is none, or it is over the limit."""
-        _check(len(body), self.limit, "message")
+        _check(len(body), self.limit, "message", self._error)
         try:
             return self._decoder.decode(body)
         except UNREADABLE as error:
-            raise ProtocolError(f"a message that cannot be read: {error}") from error
+            raise self._error(f"a message that cannot be read: {error}") from error
 
 
 class FrameReader:
@@ -145,6 +147,6 @@ def _size(head: bytes, limit: int) -> int:
     return size
 
 
-def _check(size: int, limit: int, what: str) -> None:
+def _check(size: int, limit: int, what: str, error: type[ProtocolError] = ProtocolError) -> None:
     if size > limit:
-        raise ProtocolError(f"a {what} of {size} bytes, at most {limit} are allowed")
+        raise error(f"a {what} of {size} bytes, at most {limit} are allowed")

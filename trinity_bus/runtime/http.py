@@ -8,15 +8,15 @@
     a large request --its client has room, and all together--> read, made into tokens --> its room is free
                        '--no room--> waits, as long as its caller lets it
 
-A request's body takes many times its memory while it is read and made into tokens. So large ones share room: a client
-has at most half of it, so that no client's requests hold up all of another's.
+A request's body takes many times its memory while it is made into tokens. So large ones share room, of which a client
+has at most half.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Final, Self
+from contextlib import ExitStack, asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 
@@ -63,8 +63,11 @@ class Room:
     def taken(self) -> int:
         return self._taken.total()
 
-    async def take(self, request: web.Request, owner: str, largest: int) -> "TakenRoom":
-        """Wait for room for a request that was not read; of one that tells no size, for the ``largest`` of all."""
+    async def take(self, request: web.Request, owner: str, largest: int) -> ExitStack:
+        """Wait for room for a request that was not read; of one that tells no size, for the ``largest`` of all.
+
+        Others can have it when what is returned is closed.
+        """
         length = None if "Content-Encoding" in request.headers else request.content_length
         size = min(largest if length is None else length, largest, self._most // 2)
         if size <= SMALL and length is not None:
@@ -73,32 +76,15 @@ class Room:
             self._freed.clear()
             await self._freed.wait()
         self._taken[owner] += size
-        return TakenRoom(self, owner, size)
+        taken = ExitStack()
+        taken.callback(self._give_back, owner, size)
+        return taken
 
-    def give_back(self, owner: str, size: int) -> None:
+    def _give_back(self, owner: str, size: int) -> None:
         self._taken[owner] -= size
         if not self._taken[owner]:
             del self._taken[owner]
         self._freed.set()
-
-
-class TakenRoom:
-    """The room of one request."""
-
-    def __init__(self, room: Room, owner: str, size: int) -> None:
-        self._room, self._owner, self._size = room, owner, size
-
-    def free(self) -> None:
-        """Let others have it; again changes nothing."""
-        size, self._size = self._size, 0
-        if size:
-            self._room.give_back(self._owner, size)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.free()
 
 
 async def read_body(request: web.Request, most: int) -> bytes:

@@ -56,10 +56,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
 
 
 def append_plain(path: Path) -> io.BufferedWriter:
-    """Open a regular file to append to it, and make it where there is none; never where a link leads.
-
-    OSError: it cannot be written, or is a link, or a pipe that nobody reads. NotPlainError: it is something else.
-    """
+    """Open a regular file to append to it, and make it where there is none; never where a link leads."""
     return os.fdopen(_regular(path, os.open(path, _APPEND, 0o644)), "ab")
 
 

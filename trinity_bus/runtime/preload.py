@@ -2,8 +2,8 @@
 
 vLLM takes 9 s of a core to import, once for each of several explorers on one machine. Here one process imports it, and
 forks whoever needs it in milliseconds. Orders wait until it has; what is forked keeps all that a :class:`Child` keeps.
-What several kinds of commands import is imported once as well: a *branch* is forked as a command is, imports more, and
-forks commands of its own.
+What several kinds of commands import is imported once as well: a *branch* is a command that is this program itself; it
+imports more, and forks commands of its own.
 
 ::
 
@@ -13,15 +13,13 @@ forks commands of its own.
     a command:  WAITING --Loaded, its turn has come, and there is room for its order--> STARTED --ChildExited--> ENDED
                    '--told to end--> ENDED, never started
 
-An order is one datagram, which Linux lets have about 200 KB: one with more is refused before anything waits for it. The
-environment is no part of it, but a file in memory that only the forked process reads: what it has of secrets is never
-in the process that forks, and so in nothing else that is forked from that.
-
-It has one thread and no CUDA context, so nothing is lost by the fork; what an import reads from the environment is what
-this process had when it started. Linux only.
+An order is one datagram, which Linux lets have about 200 KB: one with more is refused. The environment is no part of
+it, but a file in memory that only the forked process reads: what it has of secrets is never in the process that forks.
+That has one thread and no CUDA context, so nothing is lost by the fork. Linux only.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -36,6 +34,7 @@ import msgspec
 
 from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import Dialect, ProtocolError
+from trinity_bus.runtime.plain_files import append_plain
 from trinity_bus.runtime.process import Child, Process, ProcessError
 
 _POLL_S = 0.005
@@ -43,37 +42,28 @@ _POLL_S = 0.005
 _LIMIT = 192 << 10
 
 
-class ForkCommand(msgspec.Struct, tag="command", frozen=True):
+class Fork(msgspec.Struct, tag="command", frozen=True):
     """Fork a command. Where its output goes and its environment travel with it, perhaps a socket, its last argument."""
 
     serial: int
     name: str
     arguments: list[str]
-
-
-class ForkBranch(msgspec.Struct, tag="branch", frozen=True):
-    """Fork a branch. Where its output goes, its environment, and its end of a channel travel with it."""
-
-    serial: int
-    name: str
-    functions: list[str]
-    main: str | None = None  # what its commands are; unset: what those of the forking process are
+    is_branch: bool = False  # it is no command of this process's own kind, but ``preload_main`` once more
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     pass
 
 
-type Fork = ForkCommand | ForkBranch
-
-TO_PRELOAD: Dialect[Fork | SignalChild] = Dialect(ForkCommand | ForkBranch | SignalChild, limit=_LIMIT)
+TO_PRELOAD: Dialect[Fork | SignalChild] = Dialect(Fork | SignalChild, limit=_LIMIT)
 FROM_PRELOAD: Dialect[Loaded | ChildForked | ChildExited] = Dialect(Loaded | ChildForked | ChildExited, limit=_LIMIT)
 
 
 class Preload:
-    """A process that imports, then forks. ``start`` starts it, given its end of a channel."""
+    """A process that imports, then forks ``main``. ``start`` starts it, given its end of a channel."""
 
-    def __init__(self, start: Callable[[socket.socket], Process]) -> None:
+    def __init__(self, main: str, start: Callable[[socket.socket], Process]) -> None:
+        self._main = main
         self._lock = threading.RLock()
         self.has_loaded = False  # whether it has said so, as of the last ``look``
         self._commands: list[ForkedCommand] = []
@@ -91,28 +81,25 @@ class Preload:
         env: Mapping[str, str] | None = None,
         output: Path | None = None,
     ) -> Self:
-        """Start one anew.
+        """Start one anew; ``name`` is for people who list processes, ``output`` a file that is appended to.
 
-        Args:
-            functions: What it imports, as ``module``, or calls first, as ``module:function``. They start no thread.
-            name: For people who list processes.
-            main: What a command is, as ``module:function``: called with ``sys.argv`` set.
-            env: Its whole environment. Unset: this process's.
-            output: File that its own output is appended to.
+        It imports, or calls, ``functions`` first, each ``module`` or ``module:function``, which start no thread.
+        ``main`` is what a command is, called with ``sys.argv`` set. ``env``: its whole environment; unset: this
+        process's.
         """
 
         def start(theirs: socket.socket) -> Child:
-            program = [sys.executable, "-m", "trinity_bus.runtime.preload_main"]
+            program = [sys.executable, "-m", "trinity_bus.runtime.preload_main", name, main, *functions]
             with theirs:
                 return Child(
-                    [*program, str(theirs.fileno()), name, main, *functions],
+                    [*program, str(theirs.fileno())],
                     # Titles of processes are not to be written over the environment that /proc shows of them.
                     env={**(os.environ if env is None else env), "SPT_NOENV": "1"},
                     output=output,
                     pass_fds=[theirs.fileno()],
                 )
 
-        return cls(start)
+        return cls(main, start)
 
     @property
     def loaded(self) -> bool:
@@ -132,11 +119,13 @@ class Preload:
         """Have a process forked that imports more, as soon as everything is imported here. It ends with this one."""
         # Arguments are those of ``begin``; ``main`` unset: what a command of this process is. ``turn``: whether it may
         # begin, asked again at each ``look`` until it may.
-        return Preload(
-            lambda theirs: self._fork(
-                lambda serial: ForkBranch(serial, name, list(functions), main), env, output, passed=theirs, turn=turn
-            )
-        )
+        main = main or self._main
+
+        def start(theirs: socket.socket) -> "ForkedCommand":
+            program = [name, main, *functions]
+            return self.start(program, name=name, env=env, output=output, passed=theirs, turn=turn, is_branch=True)
+
+        return Preload(main, start)
 
     def fileno(self) -> int:
         """Return what can be read from when there is something to ``look`` at; -1 once it is closed."""
@@ -150,31 +139,22 @@ class Preload:
         env: Mapping[str, str],
         output: Path,
         passed: socket.socket | None = None,
+        turn: Callable[[], bool] | None = None,
+        is_branch: bool = False,
     ) -> "ForkedCommand":
         """Have a command forked, as soon as everything is imported.
 
         ``passed`` is a socket that it is given, and this process no longer has; its number there is the last argument.
         ProcessError: the arguments are larger than an order may be.
         """
-        return self._fork(lambda serial: ForkCommand(serial, name, list(arguments)), env, output, passed=passed)
-
-    def _fork(
-        self,
-        order: Callable[[int], Fork],
-        env: Mapping[str, str],
-        output: Path,
-        *,
-        passed: socket.socket | None = None,
-        turn: Callable[[], bool] | None = None,
-    ) -> "ForkedCommand":
         with self._lock:
-            fork = order(len(self._commands))
+            fork = Fork(len(self._commands), name, list(arguments), is_branch)
             try:
                 TO_PRELOAD.encode(fork)
             except ProtocolError as error:
                 raise ProcessError(
-                    f"{fork.name} cannot be forked: its arguments are too large ({error}); put what is large into a "
-                    "file, and give its path"
+                    f"{name} cannot be forked: its arguments are too large ({error}); put what is large into a file, "
+                    "and give its path"
                 ) from error
             command = ForkedCommand(self, fork, dict(env), output, passed=passed, turn=turn)
             self._commands.append(command)
@@ -278,17 +258,13 @@ class ForkedCommand(Process):
         """Have it forked, where that was not done, it may be, and there is room for it. Called by its preload."""
         if self._ordered or self._code is not None or not (self._turn is None or self._turn()):
             return
-        with contextlib.ExitStack() as opened:
-
-            def own(descriptor: int) -> int:
-                opened.callback(os.close, descriptor)
-                return descriptor
-
-            output = own(os.open(self._output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-            passed = [output, own(write_environment(self._env))]
-            if self._passed is not None:
-                passed.append(self._passed.fileno())
-            self._ordered = self._preload.send(self._order, passed)
+        environment = write_environment(self._env)
+        try:
+            with append_plain(self._output) as output:
+                passed = [output.fileno(), environment, *([] if self._passed is None else [self._passed.fileno()])]
+                self._ordered = self._preload.send(self._order, passed)
+        finally:
+            os.close(environment)
         if self._ordered:
             self._let_go()
 
@@ -315,16 +291,16 @@ class ForkedCommand(Process):
 
 
 def write_environment(env: Mapping[str, str]) -> int:
-    """Return the descriptor of a file in memory that holds an environment, as ``/proc/PID/environ`` shows one."""
+    """Return the descriptor of a file in memory that holds an environment."""
     descriptor = os.memfd_create("environment")
-    with open(descriptor, "wb", closefd=False) as file:
-        file.writelines(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
+    with open(descriptor, "w", encoding="ascii", closefd=False) as file:
+        json.dump(dict(env), file)
     return descriptor
 
 
 def read_environment(descriptor: int) -> dict[str, str]:
     """Return what :func:`write_environment` has written, and close it."""
-    with open(descriptor, "rb") as file:
+    with open(descriptor, encoding="ascii") as file:
         file.seek(0)
-        entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")[:-1]]
-    return {name: value for name, _, value in entries}
+        env: dict[str, str] = json.load(file)
+    return env

@@ -1,4 +1,4 @@
-"""``python -m trinity_bus.runtime.preload_main SOCKET NAME MAIN FUNCTION...``: imports, then forks commands.
+"""``python -m trinity_bus.runtime.preload_main NAME MAIN FUNCTION... SOCKET``: imports, then forks commands.
 
 See :mod:`trinity_bus.runtime.preload`. Each command is forked with a guard of its own between, as one that is started
 anew has (:mod:`trinity_bus.runtime.guard`): the guard's owner is this process, and this process has a guard itself.
@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 from trinity_bus.runtime.forking import ChildExited, ChildForked, Forking
 from trinity_bus.runtime.guard import Guard
 from trinity_bus.runtime.heap import importing
-from trinity_bus.runtime.preload import FROM_PRELOAD, TO_PRELOAD, Fork, ForkCommand, Loaded, read_environment
+from trinity_bus.runtime.preload import FROM_PRELOAD, TO_PRELOAD, Fork, Loaded, read_environment
 from trinity_bus.runtime.process import has_ended, kill_session
 
 
@@ -86,27 +86,11 @@ class Preloaded(Forking[Fork]):
 
 
 def main() -> None:
+    """Import, then fork until the owner is gone; in a forked process, be the command or branch that was ordered."""
     # Before the environment changes, behind which it finds the place for titles.
-    descriptor, name, main, *functions = sys.argv[1:]
+    _, name, command, *functions, descriptor = sys.argv
     setproctitle(f"trinity-bus: {name}")
-    run = named(main)
-    forked = serve(socket.socket(fileno=int(descriptor)), functions)
-    while forked is not None:
-        order, (_, _, *passed) = forked
-        setproctitle(f"trinity-bus: {order.name}")
-        if isinstance(order, ForkCommand):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.argv = ["trinity-bus", *order.arguments, *map(str, passed)]
-            run()
-            return
-        if order.main is not None:
-            with importing():
-                run = named(order.main)
-        forked = serve(socket.socket(fileno=passed[0]), order.functions)
-
-
-def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, Sequence[int]] | None:
-    """Import, then fork; returns as :meth:`Forking.run` does."""
+    run = named(command)
     # Ctrl-C is the owner's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with importing():
@@ -120,9 +104,18 @@ def serve(channel: socket.socket, functions: Sequence[str]) -> tuple[Fork, Seque
     _tell_log("imported")
     # What is there now is there for good: no collection is to touch, and so copy, it. Nor is one worth its time now.
     gc.freeze()
-    preloaded = Preloaded(channel, TO_PRELOAD, FROM_PRELOAD)
+    preloaded = Preloaded(socket.socket(fileno=int(descriptor)), TO_PRELOAD, FROM_PRELOAD)
     preloaded.tell(Loaded())
-    return preloaded.run()
+    if (forked := preloaded.run()) is None:
+        return
+    order, (_, _, *passed) = forked
+    setproctitle(f"trinity-bus: {order.name}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["trinity-bus", *order.arguments, *map(str, passed)]
+    if order.is_branch:
+        main()
+    else:
+        run()
 
 
 def _check_gpu_is_untouched(function: str) -> None:

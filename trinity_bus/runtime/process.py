@@ -5,7 +5,7 @@ command. It is in a session of its own, so Ctrl-C in the terminal reaches this p
 
 ::
 
-    RUNNING --terminate()--> RUNNING (asked to end) --ends--> ENDED (returncode)
+    RUNNING --terminate()--> RUNNING (asked to end) --ends--> ENDED (its exit status)
        |------kill()------------------------------------------> ENDED
        |------this process dies, however----------------------> ENDED, all descendants too
 
@@ -62,10 +62,6 @@ class Process(ABC):
 
     @abstractmethod
     def _signal(self, number: signal.Signals) -> None: ...
-
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait until it has ended, or until the limit; return its exit status, None where it still runs."""

@@ -5,9 +5,8 @@
     settings read --keep_secrets--> no variable holds one, and no other process of this user can look into this one
 
 A process started from then on inherits none; one that is forked instead (an engine's) keeps what this process's memory
-holds, and is closed to others as well. What remains: a root with the capability to trace processes looks into every
-one, and whoever may read the files that secrets lie in can read them there. Linux only; elsewhere the variables are
-unset, and no more.
+holds, and is closed to others as well. What remains: a root who may trace processes, and whoever may read the files
+that secrets lie in. Linux only; elsewhere the variables are unset, and no more.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Running one service: its event loop, its signals, its end.
+"""Running one service: its event loop, its signals, its end; and work beside the loop that cannot be interrupted.
 
 ::
 
@@ -13,7 +13,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -27,12 +29,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_service[R](main: Callable[[], Coroutine[Any, Any, R]], *, grace_s: float = GRACE_S) -> R | None:
     """Run a service until it ends, and return what it returns; None where SIGINT (Ctrl-C) or SIGTERM ended it.
 
-    The service is asked by cancellation, so its ``finally`` blocks and context managers are its shutdown; after
-    ``grace_s`` seconds the process ends without further ado.
-
-    Raises:
-        Exception: The first one that the service raised; an exception group is opened.
-        SystemExit: It ended in order after SIGINT; the code is 130.
+    It is asked by cancellation, so its ``finally`` blocks are its shutdown, which may take ``grace_s`` seconds. Raises
+    the first exception that the service raised, and SystemExit (130) after SIGINT.
     """
     stop = _Stop(grace_s)
     try:
@@ -116,3 +114,30 @@ def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+async def in_daemon_thread[R](
+    work: Callable[[], R], *, name: str, left: Callable[[threading.Thread], object] | None = None
+) -> R:
+    """Return what ``work`` returns in a thread. Cancelled, the thread continues: ``left`` is told which."""
+    # Unlike ``asyncio.to_thread``, whose threads are joined when the loop is closed, it does not keep the process from
+    # ending.
+    future: Future[R] = Future()
+    # Before the thread begins, so that it does its work also where the caller is cancelled at once.
+    future.set_running_or_notify_cancel()
+    thread = threading.Thread(target=_settle, args=(future, work), name=name, daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if left is not None:
+            left(thread)
+        raise
+
+
+def _settle[R](future: Future[R], work: Callable[[], R]) -> None:
+    try:
+        future.set_result(work())
+    # Whatever it raises is the caller's.
+    except BaseException as error:  # noqa: BLE001
+        future.set_exception(error)

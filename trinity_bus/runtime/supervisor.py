@@ -2,38 +2,93 @@
 
 ::
 
-    launch(spec): RUNNING --ends--> see ``restarts``: again after a pause, which is said; done; or given up:
-                                    ServiceDiedError (with the end of its log)
+    launch(spec): RUNNING --ends for a reason that can pass--> WAITS, 1 s, 2 s, 4 s, ... a minute
+                     |                                          |'--> RUNNING
+                     |                                          '--too many in a row--> GIVEN UP
+                     |--for a reason that stays: its settings-------------------------> GIVEN UP
+                     '--with 0, where its work ends-----------------------------------> DONE
     stop(): SIGTERM to the services of the last stage, SIGKILL after their grace, then the stage before ...
 
-Whatever interrupts it (an exception, Ctrl-C at any moment, even during start or stop), leaving its ``with`` block
-leaves no process behind; and where this process is killed, its children are too.
+A signal, a freeze, too little memory, a broker that was away: all of these pass, and so may whatever a process cannot
+explain. What has run for a while before it ended is no part of a row. What ends at once, again and again, has a reason
+that a start does not mend. One that is given up is a ServiceDiedError, with the end of its log.
+
+Whatever interrupts a supervisor (an exception, Ctrl-C at any moment, even during start or stop), leaving its ``with``
+block leaves no process behind; and where this process is killed, its children are too.
 """
 
 import asyncio
 import logging
 import os
 import re
+import signal
 import socket
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from trinity_bus import awake
 from trinity_bus.runtime.preload import Preload
-from trinity_bus.runtime.process import Child, Process, ProcessError, tail
-from trinity_bus.runtime.restarts import Fate, Restarts
+from trinity_bus.runtime.process import Child, Process, ProcessError, how_ended, tail
 
 log = logging.getLogger(__name__)
 
+# how a service ends that cannot work with what it was told (``EX_CONFIG`` of ``sysexits.h``)
+SETTINGS_STATUS: Final = 78
+LIVED_S: Final = 60.0  # who has run for so long was well
+_FIRST_S: Final = 1.0
+_LONGEST_S: Final = 60.0
+_MOST: Final = 6
 _POLL_S = 0.05
 _TAIL_LINES = 20
 _MAX_CHARS = 100
 # as ``trinity_bus.telemetry.logs`` writes what this program says; what libraries say is no news of the service
 _LINE = re.compile(r"\d\d:\d\d:\d\d INFO +(?:trinity_bus|workers|preload)[\w.]*: (.*)")
+
+
+class Fate(Enum):
+    AGAIN = "again"
+    GIVEN_UP = "given up"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartVerdict:
+    fate: Fate
+    why: str  # how it has ended, to be said behind its name
+    pause_s: float = 0.0  # before it is started again
+
+
+class Restarts:
+    """Whether a process that has ended is started again, and when. Pure: times are arguments.
+
+    It is started again ``most`` times in a row; ``work_ends``: with status 0 it is done.
+    """
+
+    def __init__(self, most: int = _MOST, *, work_ends: bool = False) -> None:
+        self._most = most
+        self._work_ends = work_ends
+        self._row = 0
+
+    def ended(self, status: int, ran_s: float) -> RestartVerdict:
+        """Decide, by its exit status (minus a signal's number) and the seconds it ran, by ``awake``."""
+        lack = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
+        how = how_ended(status) + lack
+        if status == 0 and self._work_ends:
+            return RestartVerdict(Fate.DONE, how)
+        if status == SETTINGS_STATUS:
+            return RestartVerdict(Fate.GIVEN_UP, f"{how}: a setting is wrong, and is so at the next start")
+        self._row = 0 if ran_s >= LIVED_S else self._row
+        if self._row >= self._most:
+            return RestartVerdict(
+                Fate.GIVEN_UP, how if self._most == 0 else f"{how}, once more after {self._row} starts"
+            )
+        self._row += 1
+        return RestartVerdict(Fate.AGAIN, how, min(_FIRST_S * 2 ** (self._row - 1), _LONGEST_S))
 
 
 class ServiceDiedError(ProcessError):
@@ -121,10 +176,7 @@ class _Service:
 
 
 class Supervisor:
-    """Owns the services of one run; logs go to ``logs/NAME.log``.
-
-    ``note`` is told, for people, what has ended and is started again.
-    """
+    """Owns the services of one run; logs go to ``logs/NAME.log``. ``note`` is told what is started again."""
 
     def __init__(self, run_dir: Path, note: Callable[[str], None] = log.warning) -> None:
         self._logs = run_dir / "logs"

@@ -2,11 +2,7 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """Return how many there are of something.
-
-    >>> counted(1, "line"), counted(0, "line"), counted(2500, "batch")
-    ('1 line', '0 lines', '2,500 batches')
-    """
+    """Return how many there are of something, such as ``2,500 batches``."""
     plural = noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
     return f"{count:,} {by_number(count, noun, plural)}"
 

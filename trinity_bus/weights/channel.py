@@ -8,12 +8,11 @@
                   +--another protocol: OtherProtocolError on both sides, closed
 
 The trainer's first words are its greeting: ``TBwt`` and the number of its protocol (``wire.PROTOCOL``); the member's
-``Hello`` has its own. Where they differ, both sides close, and each says why. So a member of another version goes on
-with the weights that it has, and is named again until it is upgraded.
+``Hello`` has its own. Where they differ, both sides close, and each says why.
 
 Messages carry a code, so nobody in between can say anything in another's name; what follows them unframed, the bytes of
-a version, is proven by its checksum. Every length is looked at before memory is taken. Failures: ``LinkError`` for what
-the network, the other side or the time limit does, ``WireError`` for what is no message. One thread uses a channel.
+a version, is proven by its checksum. Failures: ``LinkError`` for what the network, the other side or the time limit
+does, ``WireError`` for what is no message. One thread uses a channel.
 """
 
 import contextlib
@@ -235,24 +234,24 @@ def meet(source: Source, cancelled: threading.Event) -> Channel:
 
 
 def _introduce(channel: Channel, source: Source, deadline: float) -> None:
-    secret, trainer = bytes.fromhex(source.secret), f"who answers at {source.host}:{source.port}"
+    secret = bytes.fromhex(source.secret)
     magic, protocol = _GREETING.unpack(channel.read(_GREETING.size, deadline))
     if magic != _MAGIC:
-        raise OtherProtocolError(trainer, 0, PROTOCOL)
+        raise LinkError("who answers is no trainer that says which protocol of weights it speaks: upgrade it")
     meeting = Handshake(source.prefix, channel.read(NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
     body = HELLO.encode(Hello(meeting.who, meeting.nonce, meeting.proof(secret, "member"), PROTOCOL))
     channel.write(_LENGTH.pack(len(body)) + body)
     if protocol != PROTOCOL:
         # Only now, so that the other side can say it as well.
-        raise OtherProtocolError(trainer, protocol, PROTOCOL)
+        raise OtherProtocolError(f"who answers at {source.host}:{source.port}", protocol, PROTOCOL)
     if not hmac.compare_digest(channel.read(PROOF_BYTES, deadline), meeting.proof(secret, "trainer")):
         raise LinkError("who answers does not know the secret of the announcement")
     channel.secure(meeting.key(secret), "member")
 
 
-def admit(channel: Channel, find_secret: FindSecret, *, timeout_s: float) -> str:
+def admit(channel: Channel, find_secret: FindSecret) -> str:
     """Let a member in that has connected; both prove themselves. Return who it is."""
-    deadline = awake.now() + min(timeout_s, MEETING_S)
+    deadline = awake.now() + min(channel.timeout_s, MEETING_S)
     challenge = os.urandom(NONCE_BYTES)
     channel.write(_GREETING.pack(_MAGIC, PROTOCOL) + challenge)
     (length,) = _LENGTH.unpack(channel.read(_LENGTH.size, deadline))

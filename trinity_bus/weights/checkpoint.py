@@ -12,25 +12,22 @@
                               |                                |
                               +--gone: VersionGoneError        +--cannot be read, other tensors: WeightTransferError
 
-Files appear by renaming, so no reader sees half of one; a version that is published again, by another incarnation of
-the trainer, replaces what was there, and who still reads the old one finds another checksum than it was told.
-
-While a member reads, the checkpoint is *held* by a shared lock, which ends with its process; the trainer's retention
-passes over it until the next time. Where a file system knows no such locks, a checkpoint may vanish under the reader,
-whose next read then fails; keep enough checkpoints that this is rare.
-
-Failures: a manifest that is missing is a ``VersionGoneError``; one that is malformed a ``ManifestError``.
+Files appear by renaming, so no reader sees half of one. While a member reads, the checkpoint is *held* by a shared
+lock, which ends with its process; the trainer's retention passes over it until the next time. Failures: a manifest that
+is missing, or of a version that was published again, is a ``VersionGoneError`` or has another checksum; one that is
+malformed is a ``ManifestError``. Where a file system knows no such locks, a checkpoint may vanish under the reader,
+whose next read then fails.
 """
 
 import contextlib
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.model_version import ModelVersion
 from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint.folders import replace
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import MAX_MANIFEST_BYTES, Bucket, ContentHash, TransferManifest
@@ -40,42 +37,11 @@ from trinity_bus.weights.transport import Method, Source
 if TYPE_CHECKING:
     import torch
 
-FOLDER = "published"
 WEIGHTS = "model.safetensors"
 
 
-def manifest_path(checkpoint: Path, version: int) -> Path:
-    return checkpoint.parent / FOLDER / f"{version:08d}.json"
-
-
-def write_version(directory: Path, manifest: TransferManifest) -> None:
-    """Publish a version whose checkpoint is durable."""
-    folder = directory / FOLDER
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{manifest.version:08d}.json"
-    partial = path.with_name(f".partial-{path.name}")
-    with partial.open("wb") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def prune_versions(directory: Path, *, keep: int, spared: Collection[int]) -> None:
-    """Remove all but the ``keep`` newest versions and those that are ``spared``."""
-    versions = {int(path.stem): path for path in (directory / FOLDER).glob("*.json") if path.stem.isdigit()}
-    for version in sorted(versions)[:-keep]:
-        if version not in spared:
-            versions[version].unlink(missing_ok=True)
-
-
-def read_manifest(checkpoint: Path, version: int) -> TransferManifest:
-    path = manifest_path(checkpoint, version)
-    try:
-        with path.open("rb") as file:
-            return TransferManifest.from_json(file.read(MAX_MANIFEST_BYTES + 1))
-    except FileNotFoundError as error:
-        raise VersionGoneError(f"{path} does not exist: the version is gone, or the folder is not shared") from error
+def _manifest(directory: Path, version: int) -> Path:
+    return directory / "published" / f"{version:08d}.json"
 
 
 class CheckpointPublisher:
@@ -107,8 +73,14 @@ class CheckpointPublisher:
     ) -> str:
         """Publish a version whose checkpoint will be durable. Return its checksum."""
         manifest = self.staging.stage(version, named_tensors, folder)
-        write_version(self._directory, manifest)
-        prune_versions(self._directory, keep=self._keep, spared={version, self._kept})
+        path = _manifest(self._directory, version)
+        path.parent.mkdir(exist_ok=True)
+        replace(path, manifest.to_json().decode())
+        # All go but the newest, and those that are still to be had.
+        versions = {int(path.stem): path for path in path.parent.glob("*.json") if path.stem.isdigit()}
+        for old in sorted(versions)[: -self._keep]:
+            if old not in {version, self._kept}:
+                versions[old].unlink(missing_ok=True)
         return manifest.checksum
 
     def keep(self, version: int) -> None:
@@ -128,9 +100,9 @@ class CheckpointPublisher:
 
 
 class CheckpointTransport:
-    """A ``WeightTransport`` from checkpoint folders. It is used for one version."""
+    """A ``WeightTransport`` from checkpoint folders."""
 
-    proven = 0
+    proven, still_uses = 0, False
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -138,21 +110,23 @@ class CheckpointTransport:
         self._files: ModelFiles | None = None
         self._cancelled = threading.Event()
 
-    def open(self, source: Source, cancelled: threading.Event) -> TransferManifest:
+    def open(self, source: Source, cancelled: threading.Event, has: int = 0) -> TransferManifest:
+        del has  # files are read as a whole
         self._cancelled = cancelled
         folder = Path(source.folder)
         if not source.folder or not folder.is_absolute():
             raise WeightTransferError(f"the announcement names no checkpoint folder: {source.folder!r}")
         try:
             self._open.enter_context(checkpoint.held(folder))
-            manifest = read_manifest(folder, source.version)
+            with _manifest(folder.parent, source.version).open("rb") as file:
+                manifest = TransferManifest.from_json(file.read(MAX_MANIFEST_BYTES + 1))
             source.check(manifest)
             self._layout = manifest.buckets()
             self._files = ModelFiles(folder)
             self._open.callback(self._files.close)
             self._files.open()
         except (CheckpointError, FileNotFoundError) as error:
-            raise VersionGoneError(f"the checkpoint cannot be had any more: {error}") from error
+            raise VersionGoneError(f"the version is gone, or the folder is not shared: {error}") from error
         except OSError as error:
             raise WeightTransferError(f"{folder} cannot be read: {error}") from error
         return manifest
@@ -178,6 +152,8 @@ class CheckpointTransport:
         self._open.close()
         self._files = None
 
+    end = close
+
 
 def prove(transport: CheckpointTransport, source: Source, cancelled: threading.Event) -> TransferManifest:
     """Read a whole version and compare its digest.
@@ -200,8 +176,5 @@ def prove(transport: CheckpointTransport, source: Source, cancelled: threading.E
             hashing.put(full.pop())
 
         transport.fill(empty(), arrived)
-    if hashing.hexdigest() != manifest.content:
-        raise WeightTransferError(
-            f"the bytes of version {source.version} have digest {hashing.hexdigest()}, announced was {manifest.content}"
-        )
+    manifest.check_content(hashing.hexdigest())
     return manifest

@@ -1,6 +1,7 @@
 """Errors of weight transfers."""
 
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.frames import ProtocolError
 
 
 class WeightTransferError(TrinityError):
@@ -16,13 +17,12 @@ class LinkError(WeightTransferError, ConnectionError):
 
 
 class OtherProtocolError(LinkError):
-    """The two sides speak different protocols of weights (0: unknown); the older one is to be upgraded."""
+    """The two sides speak different protocols of weights; the older one is to be upgraded."""
 
     def __init__(self, who: str, theirs: int, own: int) -> None:
-        spoken = f"protocol {theirs} of weights" if theirs else "a protocol of weights without a number"
         older = who if theirs < own else "this side"
         super().__init__(
-            f"{who} speaks {spoken}, and this side protocol {own}: upgrade {older}; "
+            f"{who} speaks protocol {theirs} of weights, and this side protocol {own}: upgrade {older}; "
             "until then, no weights move between them"
         )
 
@@ -35,8 +35,8 @@ class VersionGoneError(WeightTransferError):
     """A version cannot be had any more, or has other content than was announced. The newest one can be had."""
 
 
-class WireError(WeightTransferError, ValueError):
-    """A message of a pull is too long, or is none."""
+class WireError(WeightTransferError, ProtocolError):
+    """A message between member and trainer is too long, or is none."""
 
 
 class TensorFileError(WeightTransferError):

@@ -11,14 +11,10 @@ before anything is loaded.
 *Content.* Its digest is the SHA-256 of the SHA-256 of every piece of ``PIECE`` bytes of a buffer, in order, so that
 several cores share the work.
 
-*Manifest:* JSON, which comes before the first byte of a version. The size of the text, the number of tensors, names,
-dtypes, shapes, and the sum of bytes are checked before memory is taken. The *checksum*, which is announced over the
-log, covers the layout, too::
+*Manifest:* JSON, which comes before the first byte of a version, and is checked before memory is taken for it. The
+*checksum*, which is announced over the log, covers the layout, too, and not the number of the version::
 
     checksum = SHA-256( domain, SHA-256(names, dtypes, shapes, bucket size: canonical JSON), SHA-256 of the content )
-
-So another layout than the announced one is refused before memory is taken for it. The same model has the same checksum
-whatever the number of its version.
 """
 
 import hashlib
@@ -33,7 +29,7 @@ import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
-from trinity_bus.weights.errors import ManifestError
+from trinity_bus.weights.errors import ManifestError, WeightTransferError
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +102,7 @@ def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
 
 HASH_BYTES: Final = 16
 PIECE: Final = 4 << 20  # Hashed at once for the checksum: no chunk is larger, and each divides it
-MAX_CHUNKS: Final = 1 << 20  # of a version; one with more is passed on by nobody
+MAX_CHUNKS: Final = 1 << 21  # of a version: more than one of ``MAX_TOTAL_BYTES`` and ``MAX_TENSORS`` has
 _FINEST: Final = 256 << 10  # Small, because a version is late by one chunk for each member that passes it on
 # Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so.
 _COARSER: Final = 1 << 17
@@ -220,6 +216,13 @@ class TransferManifest:
 
     def buckets(self) -> list[Bucket]:
         return plan(self.tensors, self.bucket_bytes)
+
+    def check_content(self, digest: str) -> None:
+        """Compare the digest of bytes that have come; WeightTransferError where they are others."""
+        if digest != self.content:
+            raise WeightTransferError(
+                f"the bytes of version {self.version} have digest {digest}, announced was {self.content}"
+            )
 
     def to_json(self) -> bytes:
         text = msgspec.json.encode(_Fields(self.version, self.content, self.bucket_bytes, self.tensors))

@@ -47,10 +47,7 @@ class Secrets(Protocol):
 
 
 class Keyring:
-    """Secrets of the newest announcements. All methods may be called from any thread.
-
-    A member may have read its announcement before this side has, and is then waited for.
-    """
+    """Secrets of the newest announcements. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -139,10 +136,8 @@ class PeerListener:
         return self._host, self._port
 
     def close(self) -> None:
-        """Stop listening, cut all connections, and see their threads end: not while the process does.
-
-        A thread that comes back from torch when the interpreter is gone aborts the process.
-        """
+        """Stop listening, cut all connections, and see their threads end."""
+        # Before the process does: a thread that comes back from torch when the interpreter is gone aborts it.
         self._closed.set()
         self._secrets.close()
         with self._lock:
@@ -210,7 +205,7 @@ class PeerListener:
                 connection = encrypted = self._wrap(connection, self._tls)
                 encrypted.do_handshake()
             channel = Channel(connection, timeout_s=self._timeout_s, cancelled=self._closed)
-            who = admit(channel, self._secrets.find, timeout_s=self._timeout_s)
+            who = admit(channel, self._secrets.find)
             self._let_in(connection, channel, who)
             kept = self._attend(channel, who)
         except (WeightTransferError, OSError) as error:

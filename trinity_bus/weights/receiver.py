@@ -6,19 +6,17 @@
                         |                                                      |
                         +--broken, late, wrong: FAILED--cancel---------------->+--cancel--> IDLE
 
-The thread gets the version through a transport (``transport``), whichever way it comes, into host buffers that are kept
-from version to version: fresh memory costs page faults. With cores to spare, or on a slow wire, other threads hash each
-bucket while the next ones arrive; on one or two cores that would cost a fast wire what it saves.
+The thread gets the version through a transport (``transport``) into host buffers that are kept from version to version:
+fresh memory costs page faults. With cores to spare, or on a slow wire, other threads hash each bucket while the next
+ones arrive; on one or two cores that would cost a fast wire what it saves.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
-others map (``SharedVersion``). What comes by ``memory`` is passed on to other members while it comes, and until the
-next ``start`` (``pull.relay``). Chunks that were proven before a pull broke off are not sent again if the same version
+others map (``SharedVersion``). Chunks that were proven before a pull broke off are not sent again if the same version
 comes next, from whichever trainer; they are hashed as a whole in any case, and where that is wrong, all is sent anew.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
-has not moved for longer than its waits may take, such as in a file system that hangs, counts as failed, too. ``cancel``
-ends any state at once: what a thread still holds, it closes itself. The next transfer's thread waits for its end for a
-moment, to use the buffers again; what hangs keeps them.
+has not moved for longer than its waits may take counts as failed, too. ``cancel`` ends any state at once; the next
+transfer's thread waits for the former's end for a moment, to use the buffers again; what hangs keeps them.
 """
 
 import itertools
@@ -37,7 +35,7 @@ from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.transport import PullTransport
-from trinity_bus.weights.transport import Source, WeightTransport
+from trinity_bus.weights.transport import Method, Source, WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -80,20 +78,12 @@ class TransferProgress:
 
 @dataclass(slots=True)
 class _Resources:
-    links: PullTransport | None = None
+    transport: WeightTransport | None = None  # of the method, kept from version to version
+    method: Method | None = None
     buffers: "list[torch.Tensor]" = field(default_factory=list)
     memory: SharedMemory | None = None  # that the buffers are a part of, where they are shared
     # Of the version in the buffers: its checksum, and how many of its chunks are there, from the first on, proven
     begun: tuple[str, int] = ("", 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    overlap: bool
-    prepare: Prepare | None
-    limit_bytes: int | None
-    device: "torch.device | None"
-    shared: bool
 
 
 class _Transfer:
@@ -102,8 +92,7 @@ class _Transfer:
     def __init__(
         self,
         source: Source,
-        options: _Options,
-        resources: _Resources,
+        receiver: "WeightReceiver",
         relay: Relay,
         *,
         former: "_Transfer | None",
@@ -111,10 +100,10 @@ class _Transfer:
         ended: Callable[[TransferProgress], None],
     ) -> None:
         self.source = source
-        self.resources = resources
+        self.resources = _Resources()
         self.cancelled = threading.Event()
         self.manifest: TransferManifest | None = None
-        self._options = options
+        self._receiver = receiver
         self._relay = relay
         self._former = former
         self._found = found
@@ -141,14 +130,14 @@ class _Transfer:
 
     def run(self) -> None:
         former, self._former = self._former, None
-        if former is not None and former.wait_over(_ENDING_S):
-            self.resources = former.resources
-        source, resources = self.source, self.resources
+        if former is not None and not former.wait_over(_ENDING_S):
+            # It hangs, and keeps them.
+            self._receiver.resources = _Resources()
+        resources = self.resources = self._receiver.resources
         # What is in the buffers is about to be another version.
         self._relay.retire()
-        transport: WeightTransport | None = None
         try:
-            if (device := self._options.device) is not None and device.type == "cuda":
+            if (device := self._receiver.device) is not None and device.type == "cuda":
                 import torch
 
                 # Every thread begins with the machine's first GPU, whichever its process works on.
@@ -156,59 +145,50 @@ class _Transfer:
             if self._found is not None:
                 progress = self._ready(self._map(self._found), TransferProgress())
             else:
-                transport = self._transport(source)
+                transport = self._transport()
                 progress = self._receive(transport)
+                transport.end()
+            self._progress = progress
         # torch raises RuntimeError and its own kinds of it for everything that can go wrong between two machines.
         except (WeightTransferError, RuntimeError, OSError, MemoryError) as error:
-            if transport is not None:
-                transport.close()
+            if self._found is None and resources.transport is not None:
+                if resources.transport.still_uses:
+                    resources.buffers, resources.memory = [], None
+                resources.transport.close()
             if not self.cancelled.is_set():
                 # All chunks may have been right, and the whole is not. Else, another transfer may be passed on by now.
                 self._relay.retire()
-            if transport is not None and transport is resources.links:
-                # What is pending on the link may still write into them.
-                resources.links, resources.buffers, resources.memory = None, [], None
             self._progress = TransferProgress(state="failed", error=f"{type(error).__name__}: {error}")
-        else:
-            if transport is not None and transport is not resources.links:
-                transport.close()
-            self._progress = progress
         self._over.set()
         self._ended(self._progress)
 
-    def _transport(self, source: Source) -> WeightTransport:
-        resources, method = self.resources, source.method
-        if method == "checkpoint":
-            return CheckpointTransport()
-        if method == "memory":
-            begun, count = resources.begun
-            return PullTransport(self._relay, has=count if begun == source.checksum and resources.buffers else 0)
-        if resources.links is None or resources.links.backend != method:
-            if resources.links is not None:
-                resources.links.close()
-            resources.links = PullTransport(backend=method, gpu=self._options.device)
-        return resources.links
+    def _transport(self) -> WeightTransport:
+        resources, method = self.resources, self.source.method
+        if resources.transport is None or resources.method != method:
+            if resources.transport is not None:
+                resources.transport.close()
+            resources.transport, resources.method = _transport_of(method, self._relay, self._receiver.device), method
+        return resources.transport
 
     def _receive(self, transport: WeightTransport) -> TransferProgress:
-        source = self.source
-        manifest = transport.open(source, self.cancelled)
+        source, resources = self.source, self.resources
+        begun, count = resources.begun
+        has = count if begun == source.checksum and resources.buffers else 0
+        manifest = transport.open(source, self.cancelled, has)
         layout = manifest.buckets()
         size = sum(bucket.nbytes for bucket in layout)
-        if (limit := self._options.limit_bytes) is not None and size > limit:
+        if (limit := self._receiver.limit_bytes) is not None and size > limit:
             raise ManifestError(f"version {source.version} has {size} bytes; this model takes {limit} at most")
         progress, content = self._receive_all(transport, layout)
-        if content != manifest.content:
-            raise WeightTransferError(
-                f"the bytes of version {source.version} have digest {content}, announced was {manifest.content}"
-            )
-        self.resources.begun = (source.checksum, transport.proven)
+        manifest.check_content(content)
+        resources.begun = (source.checksum, transport.proven)
         return self._ready(manifest, progress)
 
     def _ready(self, manifest: TransferManifest, progress: TransferProgress) -> TransferProgress:
         buffers = self.resources.buffers
         verified_at = time.perf_counter()
-        if self._options.prepare is not None:
-            self._options.prepare(manifest, self._unless_cancelled(_views(manifest.buckets(), buffers)))
+        if self._receiver.prepare is not None:
+            self._receiver.prepare(manifest, self._unless_cancelled(_views(manifest.buckets(), buffers)))
         self.manifest = manifest
         return replace(
             progress,
@@ -223,7 +203,7 @@ class _Transfer:
     def _told(self, manifest: TransferManifest) -> SharedVersion | None:
         # The manifest stands behind the bytes, for those who are to map them.
         memory = self.resources.memory
-        if memory is None or self._found is not None or not self._options.shared:
+        if memory is None or self._found is not None or not self._receiver.shared:
             return None
         text = manifest.to_json()
         os.pwrite(memory.file, text, len(memory))
@@ -269,7 +249,7 @@ class _Transfer:
                 nonlocal hashed, last
                 took_s, last = time.perf_counter() - last, time.perf_counter()
                 self._waiting_since = awake.now()
-                if self._options.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
+                if self._receiver.overlap or buffers[index].numel() < took_s * _SLOW_WIRE:
                     for buffer in buffers[hashed : index + 1]:
                         hashing.put(buffer)
                     hashed = index + 1
@@ -289,7 +269,7 @@ class _Transfer:
         sizes = [bucket.nbytes for bucket in layout]
         if [buffer.numel() for buffer in self.resources.buffers] != sizes:
             self.resources.buffers, self.resources.memory = [], None  # before there is more
-            if self._options.shared:
+            if self._receiver.shared:
                 file = os.memfd_create("weights")
                 size = sum(map(_paged, sizes))
                 os.ftruncate(file, size)
@@ -303,12 +283,10 @@ class _Transfer:
 class WeightReceiver:
     """Receives one version at a time. One thread at a time calls its methods.
 
-    Args:
-        overlap: Whether to hash while receiving, however fast; by default, where there are cores for it.
-        prepare: Called by the transfer's thread with what has been verified, before it can be taken. The tensors are
-            views into the buffers. What it raises as ``WeightTransferError`` fails the transfer.
-        limit_bytes: Most bytes of a version; more is refused before memory is taken. Unset: what a manifest may say.
-        shared: Whether other workers of the engine are to map what this one has received.
+    With ``overlap`` it hashes while it receives, however fast that is; unset: where there are cores for it. ``prepare``
+    is called by the transfer's thread with what has been verified, before it can be taken: views into the buffers. A
+    version of more than ``limit_bytes`` is refused before memory is taken. ``shared``: other workers of the engine are
+    to map what this one has received.
     """
 
     def __init__(
@@ -320,15 +298,15 @@ class WeightReceiver:
         device: "torch.device | None" = None,
         shared: bool = False,
     ) -> None:
-        if overlap is None:
-            overlap = len(os.sched_getaffinity(0)) > _FEW_CORES
-        self._options = _Options(
-            overlap=overlap, prepare=prepare, limit_bytes=limit_bytes, device=device, shared=shared
-        )
-        self._resources = _Resources()
+        self.overlap = len(os.sched_getaffinity(0)) > _FEW_CORES if overlap is None else overlap
+        self.prepare = prepare
+        self.limit_bytes = limit_bytes
+        self.device = device
+        self.shared = shared
+        self.resources = _Resources()  # of the transfer that began last
         self._relay = Relay()
         self._transfer: _Transfer | None = None
-        self._ending: _Transfer | None = None  # was cancelled, and may still use the buffers
+        self._last: _Transfer | None = None  # that one, though it be cancelled
 
     @property
     def progress(self) -> TransferProgress:
@@ -346,16 +324,7 @@ class WeightReceiver:
         """
         if self._transfer is not None:
             raise WeightTransferError(f"a transfer is {self.progress.state}; cancel it first")
-        self._transfer = _Transfer(
-            source,
-            self._options,
-            self._resources,
-            self._relay,
-            former=self._ending,
-            found=shared,
-            ended=ended,
-        )
-        self._resources, self._ending = _Resources(), None
+        self._transfer = self._last = _Transfer(source, self, self._relay, former=self._last, found=shared, ended=ended)
         threading.Thread(target=self._transfer.run, name="receive-weights", daemon=True).start()
 
     def take(self) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -367,7 +336,6 @@ class WeightReceiver:
         if transfer is None or transfer.manifest is None or progress.state != "ready":
             raise WeightTransferError(f"no version is ready: {progress.state} {progress.error}".rstrip())
         self._transfer = None
-        self._resources = transfer.resources
         return _views(transfer.manifest.buckets(), transfer.resources.buffers)
 
     @property
@@ -376,24 +344,25 @@ class WeightReceiver:
         return None if self._transfer is None else self._transfer.manifest
 
     def cancel(self) -> None:
-        transfer, self._transfer = self._transfer, None
-        if transfer is None:
-            return
-        transfer.cancelled.set()
-        if transfer.over:
-            self._resources = transfer.resources
-        else:
-            self._ending = transfer
+        if self._transfer is not None:
+            self._transfer.cancelled.set()
+            self._transfer = None
 
     def close(self) -> None:
         """Cancel, let go of the link, and pass nothing on any more. No thread is left that the process's end meets."""
         self.cancel()
-        if self._ending is not None and self._ending.wait_over(_ENDING_S):
-            self._resources, self._ending = self._ending.resources, None
+        if self._last is not None and not self._last.wait_over(_ENDING_S):
+            self.resources = _Resources()
         self._relay.close()
-        if self._resources.links is not None:
-            self._resources.links.close()
-        self._resources = _Resources()
+        if self.resources.transport is not None:
+            self.resources.transport.close()
+        self.resources = _Resources()
+
+
+def _transport_of(method: Method, relay: Relay, device: "torch.device | None") -> WeightTransport:
+    if method == "checkpoint":
+        return CheckpointTransport()
+    return PullTransport(relay, None if method == "memory" else method, device)
 
 
 def _paged(nbytes: int) -> int:

@@ -9,9 +9,8 @@
 Staging copies, so training may go on at once: gathering, converting and packing a bucket overlap hashing the one
 before. It is the one place at which weights change their dtype on the way to the engines.
 
-Where a version is in files as well, by the time that it is asked for (a durable checkpoint, the model that was begun
-with), no copy is kept: a ``FileBucket`` makes up what is asked for, in the dtype in which it travels. Once open, the
-files can be had even where their folder has been removed.
+Where a version is in files as well by the time that it is asked for, no copy is kept: a ``FileBucket`` makes up what is
+asked for, in the dtype in which it travels. Once open, the files can be had even where their folder has been removed.
 
 Failures: a version that is not staged, or has another checksum than was asked for, is refused with what there is. The
 buffers of a lease that ended badly are *spoiled*: pending operations may still read them, so they are given up.
@@ -143,7 +142,6 @@ HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used ag
 @dataclass(slots=True)
 class Staged:
     manifest: TransferManifest
-    layout: list[Bucket]
     buffers: "Sequence[torch.Tensor | FileBucket]"  # uint8, one for each bucket, of its size
     # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
@@ -152,21 +150,15 @@ class Staged:
     leases: int = 0
     spoiled: bool = False  # a broken link may still read the buffers
 
-    @property
-    def nbytes(self) -> int:
-        return sum(bucket.nbytes for bucket in self.layout)
-
     def chunks(self) -> list[Span]:
-        return spans((bucket.nbytes for bucket in self.layout), self.manifest.bucket_bytes)
+        return spans(map(len, self.buffers), self.manifest.bucket_bytes)
 
 
 class Staging:
     """Keeps the newest versions. All methods may be called from any thread.
 
-    Args:
-        retain: How many of the newest versions can be leased, besides the one that is to be kept.
-        dtype: What floating-point tensors are converted to, such as ``"bfloat16"``; as they are if None.
-        chunks: Whether to hash each chunk, too, for members that pass versions on.
+    The ``retain`` newest ones can be leased, and the one that is to be kept. Floating-point tensors are converted to
+    ``dtype``; unset: they are not. ``chunks``: each chunk is hashed, too.
     """
 
     def __init__(self, *, bucket_bytes: int, retain: int, dtype: str | None = None, chunks: bool = False) -> None:
@@ -189,11 +181,9 @@ class Staging:
     ) -> TransferManifest:
         """Copy a version into buffers, or find its hashes alone, replacing what was staged under the same number.
 
-        Args:
-            named_tensors: Names and tensors as in a Hugging Face checkpoint, always in the same order. They are
-                looked at one by one, each before the next is asked for.
-            folder: Whose files have the very same tensors when the version is first read; None: there are none. Where
-                there is a GPU it is copied in any case: pinned memory is read faster than files.
+        Names and tensors are as in a Hugging Face checkpoint, always in the same order. Each is looked at before the
+        next is asked for. ``folder``: whose files have the very same tensors when the version is first read. Where
+        there is a GPU it is copied in any case: pinned memory is read faster than files.
         """
         is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
@@ -207,12 +197,10 @@ class Staging:
         # Fails here, where the version is made, rather than when it is served.
         manifest.to_json()
         files = None if folder is None or is_kept else ModelFiles(folder)
-        buffers = packing.buffers if files is None else [FileBucket(files, bucket) for bucket in packing.layout]
+        buffers = packing.buffers if files is None else [FileBucket(files, bucket) for bucket in manifest.buckets()]
         with self._lock:
             replaced = self._staged.pop(version, None)
-            self._staged[version] = Staged(
-                manifest, packing.layout, buffers, packing.memory, digest.chunk_hashes, files
-            )
+            self._staged[version] = Staged(manifest, buffers, packing.memory, digest.chunk_hashes, files)
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
             if replaced is not None:
@@ -288,20 +276,15 @@ class Staging:
 
 
 class _Packing:
-    """Tensors on their way into buckets: what ``buckets.plan`` says, found while they come.
-
-    ``is_kept``: whether the bytes are wanted when they are hashed.
-    """
+    """Tensors on their way into buckets, as ``layout.plan`` says; ``is_kept``: for more than to be hashed."""
 
     def __init__(self, staging: Staging, *, is_kept: bool) -> None:
         self._is_kept = is_kept
         self._hashing: deque[tuple[torch.Tensor, list[Future[Any]]]] = deque()
         self.metas: list[TensorMeta] = []
-        self.layout: list[Bucket] = []
         self.buffers: list[torch.Tensor] = []
         self.memory: list[torch.Tensor] = []
         self._staging = staging
-        self._slots: list[Slot] = []
         self._open: torch.Tensor | None = None
         self._end = 0
 
@@ -310,13 +293,12 @@ class _Packing:
         meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
         self.metas.append(meta)
         offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-        if self._slots and offset + meta.nbytes > self._staging.bucket_bytes:
+        if self._open is not None and offset + meta.nbytes > self._staging.bucket_bytes:
             self.close_bucket(digest)
             offset = 0
         if self._open is None:
             self._open = self._staging.buffer(max(self._staging.bucket_bytes, meta.nbytes))
         self._open[self._end : offset].zero_()
-        self._slots.append(Slot(meta, offset))
         self._end = offset + meta.nbytes
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
@@ -324,7 +306,6 @@ class _Packing:
         if self._open is None:
             return
         buffer = self._open[: self._end]
-        self.layout.append(Bucket(tuple(self._slots), self._end))
         hashes = digest.put(buffer)
         if self._is_kept:
             self.buffers.append(buffer)
@@ -335,4 +316,4 @@ class _Packing:
                 memory, done = self._hashing.popleft()
                 wait(done)
                 self._staging.give_back(memory)
-        self._slots, self._open, self._end = [], None, 0
+        self._open, self._end = None, 0

@@ -15,7 +15,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
@@ -81,12 +80,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     @property

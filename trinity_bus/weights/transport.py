@@ -6,7 +6,8 @@
                |                                          |
                +---- too late, broken, cancelled, refused, other content: WeightTransferError -------+
 
-A transport is used by one thread. Each of its waits has a limit and ends soon after ``cancelled`` is set.
+One thread at a time uses a transport, for version after version: it keeps what the next one can use. Each of its waits
+has a limit and ends soon after ``cancelled`` is set.
 """
 
 import threading
@@ -73,8 +74,11 @@ def source_of(
 
 
 class WeightTransport(Protocol):
-    def open(self, source: Source, cancelled: threading.Event) -> TransferManifest:
-        """Meet the other side. Return what it offers, checked."""
+    def open(self, source: Source, cancelled: threading.Event, has: int = 0) -> TransferManifest:
+        """Meet the other side. Return what it offers, checked.
+
+        ``has``: how many chunks of it are in the buffers that are to be filled, from the first on, proven.
+        """
         ...
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
@@ -84,6 +88,15 @@ class WeightTransport(Protocol):
     @property
     def proven(self) -> int:
         """How many chunks are in the buffers, from the first on, proven, since ``fill`` was called."""
+        ...
+
+    @property
+    def still_uses(self) -> bool:
+        """Whether something that cannot be stopped may still write into the buffers."""
+        ...
+
+    def end(self) -> None:
+        """Note that the version has come whole."""
         ...
 
     def close(self) -> None: ...

@@ -7,14 +7,14 @@ and a trainer show each other that they know it, and do not tell it::
       |<- greeting: PROTOCOL; challenge: 32 random bytes ---------------|  the same to everybody who connects
       |-- Hello: who, nonce of 32 random bytes, member's proof -------->|  wrong: closed, without a word
       |<- trainer's proof ----------------------------------------------|  wrong: closed
-      |        one who sends to all itself, or on the same machine      |
+      |              over a link                                        |
       |-- WeightsRequest: version, checksum --------------------------->|
       |<- WeightsAnswer: refused, or manifest --------------------------|
-      |-- StoreEntry: how process groups find each other, both ways ----|  where bytes come over a link
+      |-- StoreEntry: how process groups find each other, both ways ----|
       |<- bytes of every bucket in order -------------------------------|
-      |                  (the connection closes; with links, it is kept)
-      |              members that pass on what they take                |
-      |-- WeightsRequest, with the port where I pass it on ------------>|
+      |                           (the connection is kept, and the link)
+      |              by ``memory``                                      |
+      |-- WeightsRequest, maybe with the port where I pass it on ------>|
       |<- WeightsAnswer: manifest, hashes of chunks, maybe a source ----|
       |<- chunks; with a source: from there, after a request -----------|
       |-- WeightsRequest: the source has failed me after n chunks ----->|
@@ -39,7 +39,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from trinity_bus.runtime.frames import Dialect, ProtocolError
+from trinity_bus.runtime.frames import Dialect
 from trinity_bus.weights.errors import WireError
 from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS, MAX_MANIFEST_BYTES
 
@@ -78,9 +78,9 @@ def _code(key: bytes, parts: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 MAX_TEXT = 512
-MAX_ANSWER_BYTES = 2 * MAX_MANIFEST_BYTES
+MAX_ANSWER_BYTES = MAX_MANIFEST_BYTES + MAX_CHUNKS * HASH_BYTES + (1 << 16)
 
 type _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
@@ -89,8 +89,7 @@ class Hello(msgspec.Struct, frozen=True):
     who: Annotated[str, msgspec.Meta(max_length=1024)]
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     proof: Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
-    # that the member speaks; 0: one of before there were numbers
-    protocol: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    protocol: Annotated[int, msgspec.Meta(ge=1, le=65535)]  # that the member speaks
 
 
 class WeightsRequest(msgspec.Struct, frozen=True):
@@ -116,23 +115,7 @@ class StoreEntry(msgspec.Struct, frozen=True):
     value: bytes
 
 
-class _Wire[M](Dialect[M]):
-    """A dialect between machines: what it refuses costs a transfer, and is an error of one."""
-
-    def encode(self, message: M) -> bytes:
-        try:
-            return super().encode(message)
-        except ProtocolError as error:
-            raise WireError(str(error)) from error
-
-    def decode(self, body: bytes) -> M:
-        try:
-            return super().decode(body)
-        except ProtocolError as error:
-            raise WireError(str(error)) from error
-
-
-HELLO: _Wire[Hello] = _Wire(Hello, limit=2048)
-REQUEST: _Wire[WeightsRequest] = _Wire(WeightsRequest, limit=4096)
-ANSWER: _Wire[WeightsAnswer] = _Wire(WeightsAnswer, limit=MAX_ANSWER_BYTES)
-ENTRY: _Wire[StoreEntry] = _Wire(StoreEntry, limit=64 << 10)
+HELLO: Dialect[Hello] = Dialect(Hello, limit=2048, error=WireError)
+REQUEST: Dialect[WeightsRequest] = Dialect(WeightsRequest, limit=4096, error=WireError)
+ANSWER: Dialect[WeightsAnswer] = Dialect(WeightsAnswer, limit=MAX_ANSWER_BYTES, error=WireError)
+ENTRY: Dialect[StoreEntry] = Dialect(StoreEntry, limit=64 << 10, error=WireError)

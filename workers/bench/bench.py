@@ -11,7 +11,7 @@
 Nothing is trained, and no version moves: all tokens of an evaluation are of its checkpoint. The topics are in a
 namespace of their own. A checkpoint is held while it is served, so a trainer that goes on beside does not remove it.
 
-Failures: a service that is given up (``trinity_bus.runtime.restarts``), or an evaluation of which a task has failed,
+Failures: a service that is given up (``trinity_bus.runtime.supervisor``), or an evaluation of which a task has failed,
 ends the bench with one line; what was found out by then is in ``bench.json``, and a bench in the same folder goes on
 after it.
 """

@@ -202,7 +202,7 @@ def main() -> None:
 
 def _status(error: Exception) -> int:
     from trinity_bus.errors import AccessDeniedError, ConfigError, SupersededError, TopicMismatchError
-    from trinity_bus.runtime.restarts import SETTINGS_STATUS
+    from trinity_bus.runtime.supervisor import SETTINGS_STATUS
 
     stays = AccessDeniedError, ConfigError, ModuleNotFoundError, SupersededError, TopicMismatchError
     return SETTINGS_STATUS if _commands[-1:] == ["run"] and isinstance(error, stays) else _ERROR

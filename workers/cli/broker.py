@@ -19,8 +19,8 @@ from trinity_bus.broker.errors import BrokerDiedError
 from trinity_bus.broker.lock import KAFKA_VERSION
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
-from trinity_bus.runtime.restarts import Fate, Restarts
 from trinity_bus.runtime.service import interrupted_by
+from trinity_bus.runtime.supervisor import Fate, Restarts
 from workers.cli.console import console, folding_table
 
 app = typer.Typer(no_args_is_help=True)

@@ -34,21 +34,15 @@ _SAY_EVERY_S = 60.0
 
 
 def undecided(beyond: Sequence[BeyondEnd], remembered: int) -> list[BeyondEnd]:
-    """Those of which only the operator can say where reading goes on.
-
-    ``remembered``: how many ended tasks are surely known by their id.
-    """
+    # Those of which only the operator can say where reading goes on; ``remembered`` ended tasks are known by their id.
     tasks = [one for one in beyond if one.topic == TASKS.name]
     return tasks if sum(one.end - one.begin for one in tasks) > remembered else []
 
 
 async def resolved(found: Readable, remembered: int, live: Callable[[], Awaitable[None]], every_s: float) -> Positions:
-    """Where reading goes on, by the rule. Does not return while the operator has to decide.
+    """Return where reading goes on, by the rule; not while the operator has to decide.
 
-    ``live`` says every ``every_s`` that this coordinator works; it raises when it no longer does.
-
-    Raises:
-        ProducerFencedError: The operator has decided.
+    ``live`` says every ``every_s`` that this coordinator works, and raises when the operator has decided.
     """
     open_ = undecided(found.beyond, remembered)
     said = float("-inf")

@@ -1,38 +1,24 @@
 """Where the log of experiences begins and ends, for manifests that are about to be written.
 
-The end is asked for each time: what an explorer has written a moment ago lies just before it. It is that of all that is
-written: an answer behind a transaction that somebody has left open is there, though nobody may read it yet. The
-beginning is asked for once in ``BEGIN_S``: it moves when brokers delete, every few minutes, and what goes after a batch
-has ended is as gone as what went a second before.
-
-An answer takes a round to the brokers, in which the transaction that waits for it is prepared.
+The end, of all that is written, is asked for each time: what an explorer has written a moment ago lies just before it.
+The beginning is asked for once in ``BEGIN_S``: it moves when brokers delete, and what goes after a batch has ended is
+as gone as what went a second before.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
 
-from schemas.topic import Topic
 from schemas.topics import EXPERIENCES
+from trinity_bus.bus import Bus
 
 BEGIN_S = 1.0
 
 type Offsets = dict[int, int]  # by partition
 
 
-class HasBounds(Protocol):
-    async def beginning_offsets(self, topic: Topic) -> dict[int, int]:
-        """Partition to the first offset that retention has kept."""
-        ...
-
-    async def written_ends(self, topic: Topic) -> dict[int, int]:
-        """Partition to the offset that the next record will have."""
-        ...
-
-
 class ExperienceBounds:
-    def __init__(self, bus: HasBounds, clock: Callable[[], float]) -> None:
+    def __init__(self, bus: Bus, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._clock = clock
         self._begins: Offsets = {}

@@ -7,18 +7,15 @@ Besides the machine's entries there are two of the service's own, committed with
 ``leader``   who works, or has left; see :mod:`trinity_bus.coordination.leadership`
 ===========  =======================================================================================================
 
-About once a second the input positions are committed under the consumer group ``<namespace>.coordinator`` too, in a
-transaction like the others, for the eyes of monitoring. Nothing depends on them: a broker forgets those of a group that
-was idle for a week, and committing them each time would take two more round trips in every transaction.
-
-Rows of a newer program may be longer. A value that cannot be read raises
-:class:`~trinity_bus.coordination.StateError`: no coordinator guesses its state.
+About once a second the input positions are committed under the consumer group ``<namespace>.coordinator`` too, for
+monitoring; nothing depends on them. A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`:
+no coordinator guesses its state.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgpack
+import msgspec
 
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.coordination import Leader, StateError
@@ -57,7 +54,6 @@ class Changelog:
             self.entries[key] = received.raw
 
     def committed(self, changes: Iterable[tuple[str, bytes | None]], positions: Positions) -> None:
-        """Take in what this process has written itself."""
         for key, value in changes:
             if value is None:
                 self.entries.pop(key, None)
@@ -66,31 +62,26 @@ class Changelog:
         self.positions = positions
 
 
+class _Position(msgspec.Struct, array_like=True):
+    topic: str
+    partition: int
+    offset: int
+
+
 def pack_positions(positions: Mapping[tuple[str, int], int]) -> bytes:
-    value: bytes = msgpack.packb([[topic, partition, offset] for (topic, partition), offset in positions.items()])
-    return value
+    return msgspec.msgpack.encode([_Position(*place, offset) for place, offset in positions.items()])
 
 
 def unpack_positions(value: bytes) -> Positions:
-    try:
-        return {(topic, partition): offset for topic, partition, offset, *_ in msgpack.unpackb(value)}
-    except (ValueError, TypeError) as error:
-        raise StateError(f"entry {INPUTS_KEY!r} of the coordinator's state cannot be read: {error}") from error
-
-
-def pack_leader(leader: Leader) -> bytes:
-    value: bytes = msgpack.packb([leader.name, leader.incarnation, leader.state])
-    return value
+    return {(at.topic, at.partition): at.offset for at in _read(INPUTS_KEY, value, list[_Position])}
 
 
 def unpack_leader(value: bytes) -> Leader:
-    problem: object
+    return _read(LEADER_KEY, value, Leader)
+
+
+def _read[T](key: str, value: bytes, of: type[T]) -> T:
     try:
-        match msgpack.unpackb(value):
-            case [str(name), str(incarnation), ("taking_over" | "active" | "left") as state, *_]:
-                return Leader(name, incarnation, state)
-            case other:
-                problem = other
-    except (ValueError, TypeError) as error:
-        problem = error
-    raise StateError(f"entry {LEADER_KEY!r} of the coordinator's state cannot be read: {problem}")
+        return msgspec.msgpack.decode(value, type=of)
+    except ValueError as error:
+        raise StateError(f"entry {key!r} of the coordinator's state cannot be read: {error}") from error

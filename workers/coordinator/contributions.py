@@ -1,13 +1,8 @@
 """Looks at what clients contribute, before the machine is told: the records that a ``Contribute`` names are read.
 
-::
-
-    received --sift--> all but contributions, and what follows one on its partition --> decided upon at once
-                 |
-                 held, in order --read, one record at a time--> Finding --taken by the next sift--> decided upon
-
-Reading goes on beside decisions. The position of a partition is committed as far as it was decided upon, so what is
-held when this process dies is read again by its successor.
+A contribution, and what follows it on its partition, is held while its records are read, one at a time; all else is
+decided upon at once. The position of a partition is committed as far as it was decided upon: what is held when this
+process dies is read again by its successor.
 
 ===========================================  =========================================================================
 what fails                                   what happens
@@ -32,7 +27,7 @@ from schemas.topics import EXPERIENCES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
-from trinity_bus.coordination.requests.examination import Examination
+from trinity_bus.coordination.events.contributions import Examination
 from trinity_bus.errors import BusError, RecordGoneError
 from workers.coordinator.input_errors import with_traceback
 
@@ -44,8 +39,6 @@ MOST_HELD = 1000
 
 
 class ContributionReader:
-    """An async context manager: what is under way ends with it."""
-
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._held: deque[Received[Any]] = deque()
@@ -61,7 +54,6 @@ class ContributionReader:
 
     @property
     def full(self) -> bool:
-        """Whether too much is held to read on."""
         return len(self._held) > MOST_HELD
 
     @property

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -37,7 +38,6 @@ class BatchAges:
             BATCH_DURATION.record(now - before[2], {names.RL_BATCH_STATE: before[0], names.RL_BATCH_TYPE: kind})
 
     def follow(self, batches: Mapping[str, Batch]) -> None:
-        """Take the open batches of a machine as they are, after a restart or a takeover."""
         now = self._clock()
         with self._lock:
             self._since = {name: (b.state.value, b.batch_type, now) for name, b in batches.items()}
@@ -104,17 +104,14 @@ def watch(machine: Callable[[], CoordinatorMachine | None]) -> None:
     def active(_options: CallbackOptions) -> Iterable[Observation]:
         yield Observation(int(machine() is not None))
 
-    def observing(
-        read: Callable[[CoordinatorMachine], Iterable[Observation]],
-    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            now = machine()
-            return () if now is None else read(now)
-
-        return observe
+    def observe(
+        read: Callable[[CoordinatorMachine], Iterable[Observation]], _options: CallbackOptions
+    ) -> Iterable[Observation]:
+        now = machine()
+        return () if now is None else read(now)
 
     _METER.create_observable_gauge(
         "rl.coordinator.active", [active], description="1 where this coordinator works, 0 where it stands by."
     )
     for name, unit, description, read in GAUGES:
-        _METER.create_observable_gauge(name, [observing(read)], unit=unit, description=description)
+        _METER.create_observable_gauge(name, [partial(observe, read)], unit=unit, description=description)

@@ -2,16 +2,15 @@
 
 That is a bug of this program, because every record that can be decoded can be handled. But the log keeps the input,
 and a program that ends at it would end at it again after each start. So the input is refused as a dead letter with the
-traceback, and the state is restored::
+traceback::
 
     exception --> the transaction in progress, if any, is awaited
               --> the machine is discarded, and restored from the entries of the last commit
               --> each input since then, separately:  handle and commit
                                                       exception --> restore again; dead letter, commit
-              --> continue as usual
 
-The failing input is found by handling each separately, not guessed. Exceptions of the log or its client are different:
-it is then unknown what is committed, and the process becomes a standby again.
+Exceptions of the log or its client are different: it is then unknown what is committed, and the process becomes a
+standby again.
 """
 
 import traceback
@@ -26,7 +25,6 @@ _FRAMES = 12
 
 
 def is_input_error(error: BaseException) -> bool:
-    """Whether an input caused an error, and not the log or a request to stop."""
     if not isinstance(error, Exception):
         return False
     return isinstance(error, RecordTooLargeError) or not isinstance(error, BusError)

@@ -6,10 +6,9 @@
     clients' commands ------------(likewise, none if not wanted)-------------+--> one decision
     tasks ------------------------(MAX_TASKS at most, none if not wanted)----+
 
-Three clients, because one would return records in the order in which they were fetched: a result behind ten thousand
-tasks that somebody has just produced would wait for all of them, and so would the batch that it completes. And who
-asks for more than can be looked at is to wait alone: a heartbeat behind it would be a dead explorer. What is not wanted
-stays in the log, but for one small fetch.
+Three clients, because one would return records in the order in which they were fetched: a result, and the batch that it
+completes, would wait behind ten thousand tasks that somebody has just produced, and a heartbeat behind more commands
+than can be looked at. What is not wanted stays in the log, but for one small fetch.
 """
 
 import asyncio
@@ -71,12 +70,9 @@ class InputReader:
         commands: bool = True,
         until: Sequence[asyncio.Future[Any]] = (),
     ) -> list[Received[Any]]:
-        """Return the next records; empty if none came within the limit.
+        """Return the next records; empty if none came within the limit, or any of ``until`` is done.
 
-        Waits no longer than for any of ``until``. ``signals`` are events and operators' commands.
-
-        Raises:
-            BusError: The broker refuses, or a position no longer exists.
+        ``signals`` are events and operators' commands.
         """
         self._wants_tasks, self._wants_commands = tasks, commands
         all_of_them = ((self._signals, signals), (self._commands, commands), (self._tasks, tasks))

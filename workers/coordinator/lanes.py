@@ -1,14 +1,9 @@
 """In which partition of ``rollouts`` an explorer's orders lie, for orders that are about to be written.
 
-::
-
-    told, and known to be there ----------------------> that one
-    told, not known --asked, it is there--------------> that one: ``rollouts`` has grown
-       '--it is not there, or no broker says----------> that of its name, as where none is told: nobody reads it there
-
 A lane is what some explorer says, and a record for a partition that there is not would never be written, nor would
-anything behind it. So of one that is not known it is asked first, once in ``ASK_S``; what is handed to an explorer that
-tells of one that is nowhere comes to nothing, and costs that explorer alone.
+anything behind it. So of one that is not known it is asked first, once in ``ASK_S``: ``rollouts`` may have grown. Where
+it is not there, or no broker says, orders go to the lane of the explorer's name: they come to nothing, and cost that
+explorer alone.
 """
 
 import logging

@@ -6,19 +6,18 @@
        '--> WORKING:  read --> decide --> is it time? --> ONE transaction at a time; it reads and decides beside it
                '--an input raises an exception--> CAREFUL: see workers.coordinator.input_errors
 
-When to read, to count time and to commit is decided by :class:`~trinity_bus.coordination.CommitSchedule`; what to do,
-by the machine. A transaction commits all that was decided since the last one or nothing. What fails of the log ends the
-term; nothing of it is known after that but what is committed. So does a commit without an answer, after this process
-stood still for instance: what it was to commit is decided upon again only by a term that has read whether it is there.
+What fails of the log ends the term; nothing of it is known after that but what is committed. So does a commit without
+an answer: what it was to commit is decided upon again only by a term that has read whether it is there.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from schemas import TrainerHeartbeat
+from schemas import BatchRecord, TrainerHeartbeat
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
@@ -28,7 +27,6 @@ from trinity_bus.coordination import (
     CommitPlan,
     CommitSchedule,
     CoordinatorMachine,
-    Effect,
     Leadership,
     Tick,
     Write,
@@ -97,11 +95,9 @@ class LeaderTerm:
         )
 
     async def work(self) -> None:
-        """Work until cancelled, fenced, or failed by the log.
+        """Work until cancelled, or fenced or failed by the log (BusError).
 
-        Raises:
-            BusError: Which of these it is.
-            ConfigError: A batch is open that is too large for the settings; nothing was written.
+        ConfigError where a batch is open that is too large for the settings; nothing was written then.
         """
         began = self._clock()
         self._restore()
@@ -251,7 +247,7 @@ class LeaderTerm:
         if ticks:
             inputs.append(Tick())
         effects = self.machine.handle_all(inputs, now)
-        pending.add(effects)
+        pending.effects += effects
         self._schedule.decided(effects)
 
     def _begin_commit(self, pending: PendingCommit) -> asyncio.Task[None] | None:
@@ -308,16 +304,17 @@ class LeaderTerm:
 
     async def _carry_out(self, outputs: Outputs, pending: PendingCommit) -> None:
         # Manifests last, once it is known that what they name is still there.
-        if not pending.ends_batches:
-            await outputs.carry_out(pending.effects, pending.originals, pending.spans, self._lanes)
+        carry_out = partial(outputs.carry_out, originals=pending.originals, spans=pending.spans, lanes=self._lanes)
+        of_batches = [effect for effect in pending.effects if isinstance(effect, Write) and effect.topic is BATCHES]
+        if not any(isinstance(effect.record, BatchRecord) and effect.record.manifest for effect in of_batches):
+            await carry_out(pending.effects)
             return
+        others = [effect for effect in pending.effects if not isinstance(effect, Write) or effect.topic is not BATCHES]
         async with self._bounds.asked() as asked:
-            of_batches = [effect for effect in pending.effects if _is_of_batch(effect)]
-            others = [effect for effect in pending.effects if not _is_of_batch(effect)]
-            await outputs.carry_out(others, pending.originals, pending.spans, self._lanes)
+            await carry_out(others)
             self._producer.announce(BATCHES)
             found = await asked
-        await outputs.carry_out(without_lost(of_batches, *found), pending.originals, pending.spans, self._lanes)
+        await carry_out([without_lost(effect, *found) for effect in of_batches])
 
     # -- after an input error ----------------------------------------------------------------------------------------
 
@@ -352,10 +349,6 @@ class LeaderTerm:
 
     def _nothing(self) -> PendingCommit:
         return PendingCommit(Spans(self._namespace))
-
-
-def _is_of_batch(effect: Effect) -> bool:
-    return isinstance(effect, Write) and effect.topic is BATCHES
 
 
 async def _is_committed(committing: asyncio.Task[None]) -> bool:

@@ -85,8 +85,9 @@ def written(record: object) -> None:
 
 def _batch_moved(record: BatchRecord) -> None:
     BATCH_AGES.moved(record)
-    if record.state is BatchLifecycleState.FINALIZED:
+    if record.state in (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED):
         BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
+    if record.state is BatchLifecycleState.FINALIZED:
         if (reward := reward_of(record.metrics)) is not None:
             eval_name = record.batch_id.partition("/")[2] if record.batch_type == "eval" else ""
             REWARD.set(reward, {names.RL_BATCH_TYPE: record.batch_type, names.RL_EVAL: eval_name})
@@ -94,8 +95,6 @@ def _batch_moved(record: BatchRecord) -> None:
             for entry in record.manifest:
                 if entry.parts and entry.version_min >= 0:
                     STALENESS.record(staleness(record.sequence, entry.version_min))
-    elif record.state is BatchLifecycleState.ABORTED:
-        BATCHES.add(1, {names.RL_BATCH_STATE: record.state.value, names.RL_BATCH_TYPE: record.batch_type})
     level = logging.INFO if record.state is BatchLifecycleState.FINALIZED else logging.DEBUG
     if log.isEnabledFor(level):
         log.log(

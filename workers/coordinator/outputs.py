@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, VersionWanted
 from schemas.codec import encode
 from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
@@ -14,7 +16,7 @@ from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, Write, retention
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
-from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_leader, pack_positions
+from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_positions
 from workers.coordinator.input_errors import REASON
 from workers.coordinator.lanes import Lanes
 from workers.coordinator.spans import Spans
@@ -76,22 +78,17 @@ class Outputs:
             await self._producer.send_raw(topic, key, None)
 
     async def tell_leader(self, leader: Leader) -> None:
-        """Write to the changelog who works: the heartbeat that standbys wait for."""
-        await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, pack_leader(leader), partition=0)
+        await self._producer.send_raw(COORDINATOR_STATE, LEADER_KEY, msgspec.msgpack.encode(leader), partition=0)
 
 
-def without_lost(effects: Iterable[Effect], begins: Mapping[int, int], ends: Mapping[int, int]) -> list[Effect]:
-    """Decisions, with manifests that name nothing that is gone; bounds are by partition."""
-    sound: list[Effect] = []
-    for effect in effects:
-        if isinstance(effect, Write) and isinstance(effect.record, BatchRecord):
-            record = retention.without_lost(effect.record, begins, ends)
-            if record is not effect.record:
-                log.error("batch %s names experiences that were gone before it ended", record.batch_id)
-            sound.append(Write(effect.topic, effect.key, record))
-        else:
-            sound.append(effect)
-    return sound
+def without_lost(effect: Write, begins: Mapping[int, int], ends: Mapping[int, int]) -> Write:
+    """Return the same, with a manifest that names nothing that is gone; bounds are by partition."""
+    if not isinstance(effect.record, BatchRecord):
+        return effect
+    record = retention.without_lost(effect.record, begins, ends)
+    if record is not effect.record:
+        log.error("batch %s names experiences that were gone before it ended", record.batch_id)
+    return Write(effect.topic, effect.key, record)
 
 
 def as_received(refused: RejectTask) -> Received[Any]:

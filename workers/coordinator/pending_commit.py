@@ -8,7 +8,6 @@ import msgspec
 
 from schemas import (
     AbortBatch,
-    BatchRecord,
     CancelTasks,
     FinalizeBatch,
     FinalizeUpgrade,
@@ -29,7 +28,6 @@ from trinity_bus.coordination import (
     Input,
     Origin,
     TaskArrived,
-    Write,
 )
 from trinity_bus.telemetry import traceparent
 from workers.coordinator.spans import Spans, sound
@@ -64,7 +62,6 @@ class PendingCommit:
     failed_inputs: list[tuple[Received[Any], str]] = field(default_factory=list)
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)  # tasks as they came
     received: list[Received[Any]] = field(default_factory=list)  # all that it is made of, in the order of the decisions
-    ends_batches: bool = False  # whether a manifest is among it
 
     def take(self, received: Iterable[Received[Any]]) -> tuple[int, int]:
         # How many tasks are among them, and their bytes.
@@ -77,9 +74,3 @@ class PendingCommit:
                 self.originals[Origin(item.partition, item.offset)] = item
                 tasks, task_bytes = tasks + 1, task_bytes + len(item.raw)
         return tasks, task_bytes
-
-    def add(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            self.effects.append(effect)
-            if isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.manifest:
-                self.ends_batches = True

@@ -4,23 +4,19 @@
 
     every retention_s, while this coordinator works:
         wait until what was decided at the last look is committed
-        read what is new in batches and version-history; nobody listens between two rounds
+        read what is new in batches and version-history
         ask for ends and ages --> look --> delete records; tombstones go into the next transaction
 
-================================  ======================================================================================
-what fails                        what happens
-================================  ======================================================================================
-the broker does not answer        a line in the log, and the next round
-the user may not delete           likewise: `trinity-bus access apply` gives the right; until then topics grow up to
-                                  their budget
-it ends in the middle             what was not deleted is found again
-================================  ======================================================================================
+Where the broker does not answer, or the user may not delete, there is a line in the log, and the next round;
+`trinity-bus access apply` gives the right, and until then topics grow up to their budget. What was not deleted is found
+again.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from schemas import BatchRecord, Position, TrainerHeartbeat
@@ -42,21 +38,19 @@ _TRIMMED = (*COORDINATOR_INPUTS, EXPERIENCES, TURNS)
 _NEVER_TRIMMED = (DEMONSTRATIONS, PREFERENCES)
 
 
+@dataclass(slots=True)
 class Commits:
     """What is committed, as the service tells."""
 
-    def __init__(self, positions: Positions) -> None:
-        self.count = 0
-        self.positions = dict(positions)
-        # Milliseconds since the epoch, as the newest record says that was read: how old records are is for the clocks
-        # to say that have dated them. 0 before one was read; nothing is old then.
-        self.time_ms = 0
+    positions: Positions  # of the inputs
+    count: int = 0
+    # Milliseconds since the epoch, as the newest record says that was read: how old records are is for the clocks to
+    # say that have dated them. 0 before one was read; nothing is old then.
+    time_ms: int = 0
 
     def made(self, positions: Positions, time_ms: int) -> None:
-        """Note that a transaction was committed, up to these input positions, at this time of the brokers' clocks."""
         self.count += 1
-        self.positions = positions
-        self.time_ms = time_ms
+        self.positions, self.time_ms = positions, time_ms
 
 
 class Keeper:
@@ -85,7 +79,6 @@ class Keeper:
             self._retention.trained(beat.needs_from)
 
     def take_tombstones(self) -> list[tuple[Topic, str]]:
-        """Return what is to be forgotten with the next transaction."""
         taken, self._tombstones = self._tombstones, []
         return taken
 
@@ -139,7 +132,6 @@ class Keeper:
             self._retention.batch(key, received.offset, record)
 
     async def weigh(self) -> None:
-        """Report how much of the budget of each topic is taken by what is still needed."""
         weighed = (*_TRIMMED, *_NEVER_TRIMMED)
         sizes, budgets = await self._bus.sizes(weighed), await self._bus.budgets(weighed)
         for topic in weighed:
@@ -185,7 +177,6 @@ def needed_share(begin: int, needed: int, end: int) -> float:
 
 
 def used_share(taken: float, budget: int) -> float:
-    """How much of a budget of bytes is taken; none of one that has no limit."""
     return taken / budget if budget > 0 else 0.0
 
 
@@ -195,16 +186,15 @@ def counting(machine: CoordinatorMachine) -> Iterator[Position]:
         for result in batch.results.values():
             yield from (part.position for part in result.entry.parts if part.position is not None)
         for task in batch.open_tasks.values():
-            parts = (part.record for answer in task.answers for part in answer.parts)
+            parts = (part for answer in task.answers for part in answer.parts)
             yield from (part.position for part in parts if part.position is not None)
 
 
 def first_turns(machine: CoordinatorMachine) -> Iterator[Position]:
     """Where the first turns lie that attempts at open tasks have completed."""
     for task in machine.ledger.tasks.values():
-        for place in (task.left.turns, *(attempt.turns for attempt in task.running)):
-            if place is not None:
-                yield Position(partition=place[0], offset=place[1])
+        turns = (task.left.turns, *(attempt.turns for attempt in task.running))
+        yield from (position for position in turns if position is not None)
 
 
 def _placed(topic: Topic, offsets: dict[int, int]) -> Cuts:

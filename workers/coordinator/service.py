@@ -5,33 +5,24 @@
     start:  topics --> STAND BY until nobody else works --> take over: fence, read the changelog to its end
     term:   tasks, commands, events --> CoordinatorMachine --> ONE transaction: rollouts, batches, results, replies,
                                                      model-versions, dead-letters, changelog, input positions
-            what comes while it is committed is decided meanwhile, and goes into the next one;
-            :mod:`workers.coordinator.leader_term` has the loop
-    every heartbeat_s, in such a transaction: that it works (changelog), and its figures (coordinator-events)
     stop:   the changelog says that it has left, so that another one takes over at once
 
-A transaction commits all that was decided since the last one or nothing, and there is one at a time. Killed at any
-point, a successor repeats exactly what was not committed.
-That only one works at a time is kept by the broker: whoever takes over fences the others by the transactional id
-``<namespace>.coordinator``, and a fenced one can write nothing. See :mod:`trinity_bus.coordination.leadership`.
+A transaction commits all that was decided since the last one or nothing. Killed at any point, a successor repeats
+exactly what was not committed. The broker keeps it that only one works, see ``coordination.leadership``.
 
 ==============================  =======================================================================================
 what fails                      what happens
 ==============================  =======================================================================================
-a record cannot be decoded      a dead letter, in the same transaction
-a record causes an exception    a dead letter, and the state is restored: see :mod:`workers.coordinator.input_errors`
+a record cannot be decoded      a dead letter, in the same transaction; likewise where it causes an exception: see
+                                :mod:`workers.coordinator.input_errors`
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.write.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
-a commit gets no answer in      nobody knows whether it counts: likewise, with a new producer, whose start settles it
-time
+a commit gets no answer         nobody knows whether it counts: likewise, with a new producer, whose start settles it
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
-it was stopped, and another     ``ProducerFencedError``: the process ends and says so
-one has taken over
-too many tasks are open, or     tasks are not read any more until some have ended; the log holds them
-too many bytes of them
-a position beyond the log's     :mod:`workers.coordinator.beyond_end` has the rule; where tasks may be lost, it waits
-end                             for the operator to decide
+another one has taken over      ``ProducerFencedError``: the process ends and says so
+too much is open                tasks are not read any more until some have ended; the log holds them
+positions beyond the log's end  :mod:`workers.coordinator.beyond_end` has the rule
 records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
                                 ends makes its task a failed one
 ==============================  =======================================================================================
@@ -63,10 +54,8 @@ async def run(settings: Settings) -> None:
     """Run a coordinator until it is cancelled.
 
     Raises:
-        ConfigError: It cannot start with these settings.
-        ProducerFencedError: Another coordinator of this namespace has taken over from this one.
-        StateError: The changelog cannot be read by this program.
-        TrinityError: The broker cannot be reached, or something is wrong with its topics.
+        TrinityError: It cannot start with these settings, another one has taken over, the changelog cannot be read by
+            this program, the broker cannot be reached, or something is wrong with its topics.
     """
     ensure("coordinator", settings)
     telemetry = setup_telemetry(
@@ -103,12 +92,7 @@ class Coordinator:
         return self._term.machine if self._term is not None and self._leadership.role is Role.ACTIVE else None
 
     async def run(self) -> None:
-        """Stand by, work when it is its turn, until cancelled.
-
-        Raises:
-            ProducerFencedError: Another coordinator has taken over from this one.
-            BrokerUnreachableError: The broker was away for too long.
-        """
+        """Stand by, and work when it is its turn, until cancelled."""
         await self._bus.ensure_topics()
         gauges.watch(lambda: self.machine)
         observations.begin()

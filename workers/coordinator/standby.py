@@ -4,12 +4,10 @@
 
     FOLLOWING --due, and nothing is left to read--> fence predecessors --> claim --> read to the end --> it leads
         ^                                                 |                  |
-        |                                                 '---- fenced, or the log failed
-        '-----------------------------------------------------------'
+        '-------------------------------------------------'---- fenced, or the log failed
 
-The changelog is followed as it is written (committed records only), so that whoever takes over has it in memory
-already and reads only what came last. ``claim`` is a transaction with nothing but a ``leader`` entry: it tells others
-that stand by at once, and finds out cheaply whether one of them was faster.
+The changelog is followed as it is written (committed records only), so that whoever takes over reads only what came
+last. ``claim`` is a transaction with nothing but a ``leader`` entry: it finds out cheaply whether another was faster.
 
 ====================================  ==================================================================================
 what fails                            what happens
@@ -69,9 +67,8 @@ class Standby:
         """Stand by until it is to lead, and take over: a started producer, and the changelog read to its end since.
 
         Raises:
-            BrokerUnreachableError: The broker was away for too long.
-            ProducerFencedError: It had led, and another one has taken over.
-            StateError: The changelog cannot be read by this program.
+            TrinityError: The broker was away for too long, it had led and another one has taken over, or the changelog
+                cannot be read by this program.
         """
         while True:
             try:

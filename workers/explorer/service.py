@@ -61,8 +61,8 @@ from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
-from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.sandbox import why_no_sandbox
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
@@ -143,13 +143,12 @@ async def _import_engine(settings: Settings) -> None:
 def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
     own, limit_s = settings.explorer, settings.synchronizer.sync_timeout_s
     if own.engine_url is not None:
-        return ServerEngine(own, sync_timeout_s=limit_s, first_version=own.first_version)
+        return ServerEngine(own, sync_timeout_s=limit_s)
     return InferenceEngine(
         own,
         sync_timeout_s=limit_s,
         weights_cafile=settings.synchronizer.tls_cafile,
         weights_fan_out=settings.synchronizer.sync_fan_out,
-        first_version=own.first_version,
     )
 
 

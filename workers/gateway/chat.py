@@ -43,7 +43,7 @@ class OpenAI:
         body, context = request.pop(BODY), self._context
         asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
         del body
-        request[PLACE].free()
+        request[PLACE].close()
         self._context.check_model(asked.model)
         request_run = self._context.begin(request, "cmpl-")
         shape = CompletionShape(request_run.id, request_run.created, self._context.model, len(asked.prompt))

@@ -25,6 +25,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 import msgspec
@@ -37,14 +38,14 @@ from trinity_bus.chat.openai import UnknownModelError, error_body
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
-from trinity_bus.runtime.http import Room, TakenRoom, read_body
+from trinity_bus.runtime.http import Room, read_body
 
 log = logging.getLogger("workers.gateway")
 
 OWNER: Final = web.RequestKey("owner", str)  # by which name the client of a request is known
 BODY: Final = web.RequestKey("body", bytes)  # what it says, for who answers it to take
 # Its room, which is free at its end, or before: once it is written as tokens.
-PLACE: Final = web.RequestKey("place", TakenRoom)
+PLACE: Final = web.RequestKey("place", ExitStack)
 # Between the buckets of durations: from what needs no engine to what no client waits for.
 _BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RETRY_S: Final = 1
@@ -123,7 +124,7 @@ class RequestGate:
         finally:
             self._requests[owner] -= 1
 
-    async def _receive(self, request: web.Request, owner: str) -> TakenRoom:
+    async def _receive(self, request: web.Request, owner: str) -> ExitStack:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
         largest, place = self._max_body_mib << 20, None
         if (told := request.content_length or 0) > largest:
@@ -135,7 +136,7 @@ class RequestGate:
                 return place
         except BaseException as error:
             if place is not None:
-                place.free()
+                place.close()
             if not isinstance(error, TimeoutError):
                 raise
             if place is None:

@@ -73,7 +73,7 @@ class RequestContext:
         self.check_model(asked.model)
         request_run = self.begin(request, kind)
         prompt = await request_run.prompt(len(body), asked)
-        request[PLACE].free()
+        request[PLACE].close()
         return replace(asked, messages=()), request_run, prompt
 
     def begin(self, request: web.Request, kind: str) -> "RequestRun":

@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Final
 
 from trinity_bus import awake
 from trinity_bus.config import Settings
-from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks.followers import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
 from trinity_bus.training.ranks.launch import Launch, launch_of

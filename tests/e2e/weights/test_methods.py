@@ -75,7 +75,7 @@ class Rig:
         folder = checkpoint.commit(self.checkpoints, progress, WrittenBy(dtype="float32"), keep=2)
         publisher = self.publishers[method]
         checksum = publisher.stage(self.version, weights.items())
-        return announcement(publisher, self.version, checksum, *explorers, epoch=self.version, checkpoint=folder)
+        return announcement(publisher, self.version, checksum, *explorers, epoch=self.version, folder=folder)
 
     async def transfer(self, method: str, announced: ModelVersion, explorer: str) -> SyncOutcome:
         return await self.engines[explorer].sync_weights(announced, announced.members[0])

@@ -119,7 +119,7 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
         written = checkpoint.commit(directory, TrainingProgress(step=7, version=7), WrittenBy(dtype="float32"), keep=2)
         publisher = CheckpointPublisher(directory)
         checksum = publisher.stage(7, tensors.items())
-        announced = announcement(publisher, 7, checksum, NAME, checkpoint=written)
+        announced = announcement(publisher, 7, checksum, NAME, folder=written)
         member = announced.members[0]
         with pytest.raises(WeightTransferError):
             await engine.sync_weights(announced.model_copy(update={"checksum": "0" * 64}), member)

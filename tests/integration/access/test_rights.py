@@ -334,7 +334,7 @@ async def test_a_whole_mesh_works_with_a_user_for_each_service(
                 result = await coordinator.finalize_train_batch("mine")
                 assert result["finished_task_count"] == 3, services.said()
             await until(lambda: taskset.poll() is not None)
-            assert taskset.returncode == 0, services.said()
+            assert taskset.poll() == 0, services.said()
             await until(lambda: json.loads((tmp_path / "checkpoint.json").read_text())["step"] == 3)
             found = await as_a_trainer_reads(cluster.user(namespace, "trainer"))
             assert len(found) == 3

@@ -14,8 +14,7 @@ from schemas.topics import TASKS
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.runtime.restarts import Restarts
-from trinity_bus.runtime.supervisor import ServiceDiedError
+from trinity_bus.runtime.supervisor import Restarts, ServiceDiedError
 from workers.local import Broker, broker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

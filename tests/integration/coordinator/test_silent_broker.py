@@ -16,8 +16,7 @@ from trinity_bus.config import BrokerSettings, Settings
 pytestmark = pytest.mark.integration
 
 EXPLORER_TIMEOUT_S = 3
-SILENCE_S = 8
-"""Well over what the coordinator waits for an explorer, and below the client's own limits."""
+SILENCE_S = 8  # well over what the coordinator waits for an explorer, and below the client's own limits
 
 
 async def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_may_be(tmp_path: Path) -> None:

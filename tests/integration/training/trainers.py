@@ -142,7 +142,7 @@ async def until(reader: Reader, wanted: Callable[[Any], bool], process: Process)
             seen.append(received.record)
             if wanted(received.record):
                 return seen
-        assert process.poll() is None, f"the trainer ended with {process.returncode}"
+        assert process.poll() is None, f"the trainer ended with {process.poll()}"
     raise TimeoutError(f"not seen within {DEADLINE_S} s; seen: {[type(record).__name__ for record in seen]}")
 
 

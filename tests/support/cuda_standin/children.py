@@ -12,6 +12,7 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -192,32 +193,36 @@ def late() -> None:
     import torch
     import torch.distributed as dist
 
-    from trinity_bus import awake
     from trinity_bus.runtime.device import host_buffer, shared_memory
+    from trinity_bus.weights.channel import Channel
     from trinity_bus.weights.errors import LinkError
-    from trinity_bus.weights.link import nccl
-    from trinity_bus.weights.link.link import Link
+    from trinity_bus.weights.link import link as links
 
     torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.zeros(4, device="cuda"))
     store = dist.HashStore()
-    threading.Thread(target=lambda: nccl.meet(store, 1, timedelta(seconds=5)), daemon=True).start()
-    group = nccl.open_group(store, 0, timedelta(seconds=1))
-    link = Link(_Noting(group), 0, "nccl")
+    threading.Thread(target=lambda: links._meet(store, 1, timedelta(seconds=5)), daemon=True).start()
+    group = links.nccl_group(store, 0, timedelta(seconds=1))
+    ours, other_end = socket.socketpair()
+    link = links.Link(Channel(ours, timeout_s=5, cancelled=threading.Event()), "nccl", 0)
+    link.use(_Noting(group), 5)
     config = group.options.config
     os.truncate(file := os.memfd_create("weights"), 8)
     memories = [host_buffer(8), shared_memory(file, 8)[1]]
     tell(blocks_while_made=config.blocking, most_blocks=config.max_ctas, pinned=[m.is_pinned() for m in memories])
     piece = torch.zeros(8, dtype=torch.uint8)
-    link.wait(link.broadcast(piece), awake.now() + 5, threading.Event())
+    link.broadcast(piece)
+    link.wait(5)
     Path(hang).touch()
     try:
-        link.wait(link.broadcast(piece), awake.now() + 3, threading.Event())
+        link.broadcast(piece)
+        link.wait(3)
     except LinkError as error:
         tell(error=str(error))
     Path(hang).unlink()
     link.close()
+    other_end.close()
     # As long as the watchdog of a group that is watched would take to end the process: two of its limits, and a dump.
     time.sleep(14)
     tell(alive=True, own_stream=_Noting.own_stream)

@@ -1,15 +1,11 @@
 """One end of a pull in a process of its own, to be killed: ``python -m tests.support.faults.pulls take|serve ...``.
 
-``take HOST PORT CHECKSUM [METHOD]``: begins to take version 0, by ``memory`` or by METHOD, prints ``first`` after the
-first bucket, and stays there.
-``serve-chunks``: stages ``CHUNKED`` as version 0 on 127.0.0.2, prints ``PORT CHECKSUM``, sends three pieces to the
-first who asks, prints ``amid``, and stays there.
-``serve``: stages a version 0, prints ``PORT CHECKSUM``, sends the answer and half of the bytes to the first who asks,
+``take HOST PORT CHECKSUM METHOD``: begins to take version 0, prints ``first`` after the first bucket, and stays there.
+``serve HOST``: stages ``CHUNKED`` as version 0, prints ``PORT CHECKSUM``, sends three pieces to the first who asks,
 prints ``amid``, and stays there.
 """
 
 import sys
-from collections.abc import Callable
 
 import torch
 
@@ -29,7 +25,7 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
-def take(host: str, port: str, checksum: str, method: Method = "memory") -> None:
+def take(host: str, port: str, checksum: str, method: Method) -> None:
     original = PullTransport.fill
 
     def stay(_: int) -> None:
@@ -41,51 +37,35 @@ def take(host: str, port: str, checksum: str, method: Method = "memory") -> None
 
     PullTransport.fill = fill_and_stay  # type: ignore[assignment, method-assign]
     receiver = WeightReceiver()
-    receiver.start(where(host, port, checksum, method))
+    receiver.start(
+        Source(
+            method=method,
+            host=host,
+            port=int(port),
+            prefix="trainer-life/1/victim",
+            version=0,
+            checksum=checksum,
+            secret=SECRET,
+            timeout_s=60,
+        )
+    )
     settled(receiver, 60)
 
 
-def stay_after(pieces: int) -> None:
+def serve(host: str) -> None:
     send = frames.send_piece
     sent = []
 
     def send_and_stay(channel: Channel, piece: memoryview) -> None:
         send(channel, piece)
         sent.append(piece)
-        if len(sent) == pieces:
+        if len(sent) == 3:
             say("amid")
             sys.stdin.read()
 
     frames.send_piece = send_and_stay
-
-
-def serve_chunks() -> None:
-    stay_after(3)
-    made = server.WeightServer("127.0.0.2", bucket_bytes=1 << 20)
+    made = server.WeightServer(host, bucket_bytes=1 << 20)
     checksum = made.stage(0, CHUNKED.items())
-    announcement(made, 0, checksum, "a")
-    say(f"{made.address[1]} {checksum}")
-    sys.stdin.read()
-
-
-def where(host: str, port: str, checksum: str, method: Method = "memory") -> Source:
-    return Source(
-        method=method,
-        host=host,
-        port=int(port),
-        prefix="trainer-life/1/victim",
-        version=0,
-        checksum=checksum,
-        secret=SECRET,
-        timeout_s=60,
-    )
-
-
-def serve() -> None:
-    made = server.WeightServer(bucket_bytes=1 << 20)
-    checksum = made.stage(0, [("w", torch.ones(1 << 20)), ("v", torch.ones(1 << 20))])
-    # To a member on its own machine it sends all at once, and no frames.
-    stay_after(6)
     announcement(made, 0, checksum, "a")
     say(f"{made.address[1]} {checksum}")
     sys.stdin.read()
@@ -93,5 +73,4 @@ def serve() -> None:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    commands: dict[str, Callable[..., None]] = {"take": take, "serve": serve, "serve-chunks": serve_chunks}
-    commands[command](*arguments)
+    {"take": take, "serve": serve}[command](*arguments)  # type: ignore[operator]

@@ -15,23 +15,14 @@ WORKING = (State.RUNNING, State.FINALIZING)
 
 
 class BatchRules:
-    """Looks at batches.
-
-    Args:
-        seen: What has happened.
-    """
-
     def __init__(self, seen: "Invariants") -> None:
         self._seen = seen
-        self.in_training: set[str] = set()
-        """Train batches that are handed out and not ended."""
+        self.in_training: set[str] = set()  # train batches that are handed out and not ended
         self._named: Counter[tuple[int, int]] = Counter()
         self._manifested: set[str] = set()
-        self._before_training: set[str] = set()
-        """Batches that got their place before anybody had trained."""
+        self._before_training: set[str] = set()  # batches that got their place before anybody had trained
 
     def check(self, batch: BatchRecord) -> None:
-        """Look at a record of a batch."""
         before = self._seen.batches.get(batch.batch_id)
         if before is None:
             hold(batch.state is State.PENDING, Invariant.TRANSITIONS, f"{batch.batch_id} begins as {batch.state}")
@@ -66,15 +57,11 @@ class BatchRules:
         hold(counts == right, Invariant.MANIFEST, f"{batch.batch_id} counts {counts} of {statuses}")
         self._enough(batch, right[0])
         if batch.batch_type == "eval" or not batch.manifest:
-            hold(
-                batch.sequence == 0, Invariant.SEQUENCE, f"{batch.batch_id} is not trained on, and is {batch.sequence}"
-            )
+            detail = f"{batch.batch_id} is not trained on, and is {batch.sequence}"
+            hold(batch.sequence == 0, Invariant.SEQUENCE, detail)
             return
-        hold(
-            batch.sequence == len(self._seen.trained) + 1,
-            Invariant.SEQUENCE,
-            f"{batch.sequence} after {len(self._seen.trained)}",
-        )
+        detail = f"{batch.sequence} after {len(self._seen.trained)}"
+        hold(batch.sequence == len(self._seen.trained) + 1, Invariant.SEQUENCE, detail)
         self._seen.trained.append(batch)
         for entry in batch.manifest:
             for part in entry.parts:
@@ -95,11 +82,8 @@ class BatchRules:
         if batch.min_wait_num is not None:
             least = 1 if self._was_finalized_by_a_client(batch) else min(batch.min_wait_num, least)
         cancelled = self._was_cancelled(batch)
-        hold(
-            finished >= least or cancelled,
-            Invariant.MANIFEST,
-            f"{batch.batch_id} ended with {finished} of {least} tasks",
-        )
+        detail = f"{batch.batch_id} ended with {finished} of {least} tasks"
+        hold(finished >= least or cancelled, Invariant.MANIFEST, detail)
 
     def _was_finalized_by_a_client(self, batch: BatchRecord) -> bool:
         return any(isinstance(c, FinalizeBatch) and c.batch_id == batch.batch_id for c in self._seen.effects.values())
@@ -126,13 +110,9 @@ class BatchRules:
         for entry in batch.manifest:
             runs = self._seen.check_parts(entry.task_id, batch.batch_type, entry.parts)
             hold(entry.task_id in self._seen.results, Invariant.MANIFEST, f"{entry.task_id} is kept and has no result")
-            hold(
-                bool(runs) == (entry.status in ("completed", "partial")),
-                Invariant.MANIFEST,
-                f"{entry.task_id} has {runs}",
-            )
+            detail = f"{entry.task_id} has {runs}"
+            hold(bool(runs) == (entry.status in ("completed", "partial")), Invariant.MANIFEST, detail)
 
 
 def is_ordered(batch: BatchRecord) -> bool:
-    """Whether a batch takes a place in the order of training."""
     return batch.batch_type == "train" and batch.expected_task_count is not None

@@ -19,8 +19,7 @@ from tests.support.simulation.workers import stored
 from trinity_bus.coordination import Request
 
 WORKFLOWS = ("math", "rare", "nobody-has-it")
-RECENT = 12
-"""Batches and commands that clients still think of."""
+RECENT = 12  # batches and commands that clients still think of
 
 
 class Clients:
@@ -30,13 +29,10 @@ class Clients:
         self._batches = 0
         self._commands = 0
         self._made = 0
-        self._ids: deque[str] = deque(maxlen=RECENT)
-        """Of batches that somebody has named lately."""
-        self._at_work: dict[str, BatchType] = {}
-        """Batches that are handed out or wait for their turn."""
+        self._ids: deque[str] = deque(maxlen=RECENT)  # of batches that somebody has named lately
+        self._at_work: dict[str, BatchType] = {}  # batches that are handed out or wait for their turn
         self._sent: deque[Request] = deque(maxlen=RECENT)
-        self._owed: deque[Task] = deque()
-        """Tasks of submitted batches that are yet to be sent."""
+        self._owed: deque[Task] = deque()  # tasks of submitted batches that are yet to be sent
         self.repeat_times: Sequence[int | None] = (None, None, None, 1, 3, 5)
 
     def task(self) -> Task:
@@ -92,7 +88,6 @@ class Clients:
         )
 
     def finalize(self) -> FinalizeBatch:
-        """Waits for a batch, which may be unknown, or of another type."""
         batch_id = self._some_batch()
         by_name = "eval" if batch_id.startswith("eval") or batch_id.endswith(("eval", "held-out")) else "train"
         right = self._at_work.get(batch_id, by_name)
@@ -134,19 +129,12 @@ class Clients:
         return self._rng.choice(self._sent) if self._sent else None
 
     def noticed(self, batch: BatchRecord) -> None:
-        """A batch has moved; clients may meddle with it, whoever it belongs to."""
         if batch.state is BatchLifecycleState.PENDING:
             self._ids.append(batch.batch_id)
         if batch.state in (BatchLifecycleState.RUNNING, BatchLifecycleState.FINALIZING):
             self._at_work[batch.batch_id] = batch.batch_type
         else:
             self._at_work.pop(batch.batch_id, None)
-
-    def rest(self) -> list[Task]:
-        """What is still owed."""
-        tasks = list(self._owed)
-        self._owed.clear()
-        return tasks
 
     def _some_batch(self) -> str:
         if self._at_work and self._rng.random() < 0.4:

@@ -15,8 +15,7 @@ from trinity_bus.coordination import CoordinatorMachine, Effect, Input, Observe,
 
 type Changes = list[tuple[str, bytes | None]]
 
-NOT_COMPARED = ("sync", "books")
-"""Entries that depend on times that were taken, which a restart forgets."""
+NOT_COMPARED = ("sync", "books")  # entries that depend on times that were taken, which a restart forgets
 
 
 class FencedError(Exception):
@@ -24,8 +23,6 @@ class FencedError(Exception):
 
 
 class Log:
-    """Input topics by partition, and what coordinators have committed."""
-
     def __init__(self) -> None:
         self.partitions: dict[str, list[Input]] = defaultdict(list)
         self.positions: dict[str, int] = {}
@@ -33,11 +30,9 @@ class Log:
         self.epoch = 0
 
     def send(self, partition: str, record: Input) -> None:
-        """A client or worker writes."""
         self.partitions[partition].append(record)
 
     def unread(self, positions: Mapping[str, int], *, tasks: bool = True) -> list[str]:
-        """Partitions with records after these positions."""
         return [
             name
             for name, records in self.partitions.items()
@@ -57,23 +52,16 @@ class Process:
         self.machine.restore(log.changelog.items())
 
     def read(self, partition: str, most: int) -> list[Input]:
-        """The next records of a partition."""
         start = self.positions.get(partition, 0)
         records = self._log.partitions[partition][start : start + most]
         self.positions[partition] = start + len(records)
         return records
 
     def decide(self, inputs: Sequence[Input], now: float) -> tuple[list[Effect], Changes]:
-        """What follows from them."""
         effects = self.machine.handle_all(inputs, now)
         return effects, self.machine.changes()
 
     def commit(self, changes: Changes) -> None:
-        """Makes a decision count.
-
-        Raises:
-            FencedError: It does not count: another process has started.
-        """
         if self._epoch != self._log.epoch:
             raise FencedError
         for key, value in changes:

@@ -127,38 +127,30 @@ class Harness:
         examined = Examined(attempt=1, workflow="math", runs=[{"reward": 1.0}, {"reward": 0.5}])
         return self._handle(ContributionArrived(command, found or examined, TRACE))
 
+    def _ask(self, kind: type[Any], batch_id: str, what: str, **fields: Any) -> list[Effect]:
+        values = {"client": "client-1", "command_id": f"{what}-{batch_id}", "batch_id": batch_id, **fields}
+        return self.command(kind(**values))
+
     def submit(self, batch_id: str, expected: int | None = 2, **fields: Any) -> list[Effect]:
-        return self.command(
-            SubmitBatch(batch_id=batch_id, expected_task_count=expected, **self._asker(fields, "submit", batch_id))
-        )
+        return self._ask(SubmitBatch, batch_id, "submit", expected_task_count=expected, **fields)
 
     def finalize(self, batch_id: str, timeout_s: float | None = None, **fields: Any) -> list[Effect]:
-        return self.command(
-            FinalizeBatch(batch_id=batch_id, timeout_s=timeout_s, **self._asker(fields, "finalize", batch_id))
-        )
+        return self._ask(FinalizeBatch, batch_id, "finalize", timeout_s=timeout_s, **fields)
 
     def abort(self, batch_id: str, **fields: Any) -> list[Effect]:
-        values = {"reason": "not needed", **fields}
-        return self.command(AbortBatch(batch_id=batch_id, **self._asker(values, "abort", batch_id)))
+        return self._ask(AbortBatch, batch_id, "abort", **{"reason": "not needed", **fields})
 
     def cancel(self, batch_id: str, **fields: Any) -> list[Effect]:
-        values = {"reason": "too slow", **fields}
-        return self.command(CancelTasks(batch_id=batch_id, **self._asker(values, "cancel", batch_id)))
+        return self._ask(CancelTasks, batch_id, "cancel", **{"reason": "too slow", **fields})
 
     def skip(self, batch_id: str, **fields: Any) -> list[Effect]:
-        values = {"reason": "poison", **fields}
-        return self.command(SkipBatch(batch_id=batch_id, **self._asker(values, "skip", batch_id)))
+        return self._ask(SkipBatch, batch_id, "skip", **{"reason": "poison", **fields})
 
     @staticmethod
     def request(kind: Literal["abort", "cancel"], batch_id: str, *, number: int = 1, **fields: Any) -> Request:
-        """A command that is not sent yet."""
         make = {"abort": AbortBatch, "cancel": CancelTasks}[kind]
         values = {"client": "client-1", "command_id": f"{kind}-{batch_id}-{number}", "reason": "not needed", **fields}
         return make(batch_id=batch_id, **values)
-
-    @staticmethod
-    def _asker(fields: dict[str, Any], what: str, batch_id: str) -> dict[str, Any]:
-        return {"client": "client-1", "command_id": f"{what}-{batch_id}", **fields}
 
     def wait(self, seconds: float) -> list[Effect]:
         """Time passes in steps of a second, and the clock ticks; nobody says anything."""
@@ -207,7 +199,6 @@ def answers(effects: list[Effect]) -> list[TaskResult]:
 
 
 def statuses(effects: list[Effect]) -> list[tuple[str, str]]:
-    """Task and status of each result."""
     return [(result.task_id, result.status) for result in answers(effects)]
 
 
@@ -216,5 +207,4 @@ def replies(effects: list[Effect]) -> list[CommandReply]:
 
 
 def errors(effects: list[Effect]) -> list[str | None]:
-    """The error of each reply; None for one that is good."""
     return [reply.error for reply in replies(effects)]

@@ -1,6 +1,7 @@
 """Random histories: what happens in a simulated mesh, and how often, under settings that are drawn too."""
 
 import random
+from collections.abc import Callable
 
 from tests.support.simulation.witness import Honest
 from tests.support.simulation.world import World
@@ -37,9 +38,8 @@ def random_history(seed: int, events: int, witness: Honest | None = None) -> Wor
     return world
 
 
-def happen(world: World, rng: random.Random, events: int) -> None:
-    """One thing after another, until the coordinator has decided on so many events."""
-    happenings = [
+def happenings(world: World, rng: random.Random) -> list[tuple[float, Callable[[], object]]]:
+    return [
         (20, world.new_task),
         (3, lambda: world.command("submit")),
         (3, lambda: world.command("finalize")),
@@ -67,7 +67,11 @@ def happen(world: World, rng: random.Random, events: int) -> None:
         (0.5, lambda: world.transaction(most=5, dies="after")),
         (0.5, lambda: world.time_passes(1.0, dies=rng.choice(["before", "after"]))),
     ]
-    weights, actions = zip(*happenings, strict=True)
+
+
+def happen(world: World, rng: random.Random, events: int) -> None:
+    """One thing after another, until the coordinator has decided on so many events."""
+    weights, actions = zip(*happenings(world, rng), strict=True)
     while world.inputs < events:
         for action in rng.choices(actions, weights, k=500):
             action()

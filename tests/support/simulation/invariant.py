@@ -5,10 +5,8 @@ from enum import StrEnum
 
 from schemas import ExperiencePiece
 
-type AttemptName = tuple[str, int]
-"""Task id and attempt."""
-type CommandName = tuple[str, str]
-"""Client and command id."""
+type AttemptName = tuple[str, int]  # task id and attempt
+type CommandName = tuple[str, str]  # client and command id
 
 
 class Invariant(StrEnum):
@@ -50,12 +48,10 @@ def hold(condition: object, invariant: Invariant, detail: str) -> None:
 class Produced:
     """The truth about an attempt that gave experiences, or would have for an eval batch."""
 
-    pieces: tuple[ExperiencePiece, ...]
-    """Its records, in the order of its samples; none for an eval batch."""
+    pieces: tuple[ExperiencePiece, ...]  # its records, in the order of its samples; none for an eval batch
     run_ids: tuple[int, ...]
     version_min: int
-    fixed: bool = False
-    """Whether it was drawn with a checkpoint that follows no trainer."""
+    fixed: bool = False  # whether it was drawn with a checkpoint that follows no trainer
 
 
 @dataclass(slots=True)

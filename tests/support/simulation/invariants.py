@@ -46,51 +46,35 @@ from trinity_bus.coordination import (
 
 
 class Invariants:
-    """The observer.
-
-    Args:
-        settings: What the coordinator was started with.
-    """
-
     def __init__(self, settings: CoordinatorSettings) -> None:
         self.settings = settings
         self.accepted: dict[str, Task] = {}
         self.results: dict[str, TaskResult] = {}
-        self.results_of: dict[str, list[TaskResult]] = defaultdict(list)
-        """Of each batch."""
+        self.results_of: dict[str, list[TaskResult]] = defaultdict(list)  # of each batch
         self.refused: Counter[str] = Counter()
         self.facts: Counter[Fact] = Counter()
-        self.batches: dict[str, BatchRecord] = {}
-        """The last record of each."""
-        self.trained: list[BatchRecord] = []
-        """FINALIZED train batches, in their order."""
-        self.produced: dict[AttemptName, Produced] = {}
-        """Told by the explorers of the simulation, not by their events."""
+        self.batches: dict[str, BatchRecord] = {}  # the last record of each
+        self.trained: list[BatchRecord] = []  # FINALIZED train batches, in their order
+        self.produced: dict[AttemptName, Produced] = {}  # told by the explorers of the simulation, not by their events
         self.told: dict[str, Told] = {}
         self.sends: Counter[CommandName] = Counter()
         self.effects: dict[CommandName, Request] = {}
         self.replies: dict[CommandName, list[CommandReply]] = defaultdict(list)
-        self._last: dict[str, str] = {}
-        """The newest incarnation of each explorer, lost ones too."""
+        self._last: dict[str, str] = {}  # the newest incarnation of each explorer, lost ones too
         self._over: dict[str, set[str]] = defaultdict(set)
         self._dispatched: dict[str, list[Dispatch]] = defaultdict(list)
         self._ended_attempts: set[AttemptName] = set()
         self._given_back: set[AttemptName] = set()
         """Attempts that an explorer which leaves does not work on: they cost no try."""
-        self._countable: set[AttemptName] = set()
-        """Attempts whose results came while they were wanted."""
+        self._countable: set[AttemptName] = set()  # attempts whose results came while they were wanted
         self._incarnations: set[tuple[str, str]] = set()
         """Lives of explorers that were known at any moment of this transaction."""
         self._groups: dict[int, list[tuple[str, str]]] = {}
-        self.in_pieces = 0
-        """Answers that count and are in several records."""
+        self.in_pieces = 0  # answers that count and are in several records
         self.contributions: dict[CommandName, Produced] = {}
         """Told by the clients of the simulation: what they have made."""
-        self.published = False
-        """Whether anybody has trained."""
+        self.published = False  # whether anybody has trained
         self._batch_rules, self._reply_rules = BatchRules(self), ReplyRules(self)
-
-    # -- one transaction ---------------------------------------------------------------------------------------------
 
     def transaction(self, inputs: Sequence[Input], effects: Sequence[Effect]) -> None:
         self._incarnations = {(name, told.incarnation) for name, told in self.told.items()}
@@ -154,13 +138,8 @@ class Invariants:
 
     def _always(self) -> None:
         limit = self.settings.max_inflight_batches
-        hold(
-            len(self._batch_rules.in_training) <= limit,
-            Invariant.INFLIGHT,
-            f"{sorted(self._batch_rules.in_training)} are handed out",
-        )
-
-    # -- what the coordinator is told --------------------------------------------------------------------------------
+        detail = f"{sorted(self._batch_rules.in_training)} are handed out"
+        hold(len(self._batch_rules.in_training) <= limit, Invariant.INFLIGHT, detail)
 
     def _beat(self, beat: ExplorerHeartbeat) -> None:
         if beat.incarnation in self._over[beat.explorer]:
@@ -221,28 +200,19 @@ class Invariants:
             known.version = event.version
             known.state = "ready" if known.state == "syncing" else known.state
 
-    # -- what it decides ---------------------------------------------------------------------------------------------
-
     def _dispatch(self, dispatch: Dispatch) -> None:
         task_id = dispatch.task.task_id
         told = self.told.get(dispatch.explorer)
         hold(told is not None, Invariant.DISPATCH, f"{task_id} goes to {dispatch.explorer}, which is gone")
         assert told is not None
         there = (told.incarnation, told.state)
-        hold(
-            there == (dispatch.incarnation, "ready"),
-            Invariant.DISPATCH,
-            f"{task_id} goes to {dispatch.explorer}: {there}",
-        )
-        hold(
-            told.fixed or told.version >= dispatch.min_version,
-            Invariant.DISPATCH,
-            f"{task_id} goes to version {told.version}",
-        )
+        detail = f"{task_id} goes to {dispatch.explorer}: {there}"
+        hold(there == (dispatch.incarnation, "ready"), Invariant.DISPATCH, detail)
+        detail = f"{task_id} goes to version {told.version}"
+        hold(told.fixed or told.version >= dispatch.min_version, Invariant.DISPATCH, detail)
         hold(told.pool == dispatch.task.pool, Invariant.DISPATCH, f"{task_id} goes to pool {told.pool}")
-        hold(
-            dispatch.task.workflow in told.workflows, Invariant.DISPATCH, f"{task_id} goes to one without its workflow"
-        )
+        detail = f"{task_id} goes to one without its workflow"
+        hold(dispatch.task.workflow in told.workflows, Invariant.DISPATCH, detail)
         hold(task_id in self.accepted, Invariant.DISPATCH, f"{task_id} was never accepted")
         hold(task_id not in self.results, Invariant.DISPATCH, f"{task_id} has its result")
         batch = self.batches[dispatch.batch_id]
@@ -254,11 +224,8 @@ class Invariants:
     def _attempt(self, dispatch: Dispatch) -> None:
         task_id = dispatch.task.task_id
         before = self._dispatched[task_id]
-        hold(
-            dispatch.attempt == len(before) + 1,
-            Invariant.ATTEMPTS,
-            f"{task_id}: {dispatch.attempt} after {len(before)}",
-        )
+        detail = f"{task_id}: {dispatch.attempt} after {len(before)}"
+        hold(dispatch.attempt == len(before) + 1, Invariant.ATTEMPTS, detail)
         before.append(dispatch)
         runs = runs_of(dispatch)
         total = self._total_runs(dispatch.task)
@@ -269,11 +236,8 @@ class Invariants:
         inside = all(set(runs) <= set(runs_of(other)) for other in same)
         hold(inside, Invariant.ATTEMPTS, f"{task_id} is split in two ways")
         tries = [other for other in same if (task_id, other.attempt) not in self._given_back]
-        hold(
-            len(tries) <= self.settings.max_attempts,
-            Invariant.ATTEMPTS,
-            f"{task_id}: {len(tries)} tries at runs {runs}",
-        )
+        detail = f"{task_id}: {len(tries)} tries at runs {runs}"
+        hold(len(tries) <= self.settings.max_attempts, Invariant.ATTEMPTS, detail)
         alive = [other for other in same if (task_id, other.attempt) not in self._ended_attempts]
         at_once = 1 if self.settings.straggler_factor is None else 2
         hold(len(alive) <= at_once, Invariant.ATTEMPTS, f"{task_id}: {len(alive)} attempts at once at runs {runs}")
@@ -295,21 +259,14 @@ class Invariants:
         self.results_of[result.batch_id].append(result)
         total = self._total_runs(self.accepted[task_id])
         hold(result.total_runs == total, Invariant.WHOLE, f"{task_id} has {result.total_runs} runs, not {total}")
-        hold(
-            result.attempts == len(self._dispatched[task_id]),
-            Invariant.ATTEMPTS,
-            f"{task_id}: {result.attempts} attempts told, {len(self._dispatched[task_id])} were ordered",
-        )
+        detail = f"{task_id}: {result.attempts} attempts told, {len(self._dispatched[task_id])} were ordered"
+        hold(result.attempts == len(self._dispatched[task_id]), Invariant.ATTEMPTS, detail)
         runs = self.check_parts(task_id, result.batch_type, result.parts)
         if result.status == "completed":
-            hold(
-                sorted(runs) == list(range(total)), Invariant.WHOLE, f"{task_id} is completed with runs {sorted(runs)}"
-            )
-            hold(
-                result.completed_runs == total,
-                Invariant.WHOLE,
-                f"{task_id} is completed with {result.completed_runs} runs",
-            )
+            detail = f"{task_id} is completed with runs {sorted(runs)}"
+            hold(sorted(runs) == list(range(total)), Invariant.WHOLE, detail)
+            detail = f"{task_id} is completed with {result.completed_runs} runs"
+            hold(result.completed_runs == total, Invariant.WHOLE, detail)
         elif result.status == "partial":
             hold(0 < len(runs) < total, Invariant.WHOLE, f"{task_id} is partial with runs {sorted(runs)} of {total}")
             hold(result.completed_runs == len(runs), Invariant.WHOLE, f"{task_id}: {result.completed_runs} runs {runs}")
@@ -338,7 +295,6 @@ class Invariants:
         return runs
 
     def contributed(self, task_id: str, truth: Produced) -> None:
-        """A contribution was accepted."""
         hold(task_id not in self.accepted, Invariant.ONE_RESULT, f"{task_id} is contributed, and was accepted before")
         runs = len(truth.run_ids)
         self.accepted[task_id] = Task(task_id=task_id, workflow="math", prompt="", repeat_times=runs)
@@ -358,8 +314,6 @@ class Invariants:
             told = self.told.get(member.explorer)
             hold(told is None or not told.fixed, Invariant.EPOCHS, f"{member.explorer} follows nobody and is a member")
 
-    # -- helpers -----------------------------------------------------------------------------------------------------
-
     def _total_runs(self, task: Task) -> int:
         return task.repeat_times or self.settings.group_size
 
@@ -367,11 +321,9 @@ class Invariants:
         return {batch.batch_id for batch in self.batches.values() if batch.state not in ENDED}
 
     def without_result(self) -> set[str]:
-        """Accepted tasks that have not ended."""
         return self.accepted.keys() - self.results.keys()
 
     def without_reply(self) -> set[CommandName]:
-        """Commands that were never answered."""
         return self.effects.keys() - {name for name, replies in self.replies.items() if replies}
 
 

@@ -20,21 +20,13 @@ if TYPE_CHECKING:
     from tests.support.simulation.invariants import Invariants
 
 ENDED = (State.FINALIZED, State.ABORTED)
-AUTOMATIC = re.compile(r"(train|eval)-\d*")
-"""Names of batches that the coordinator has named."""
+AUTOMATIC = re.compile(r"(train|eval)-\d*")  # names of batches that the coordinator has named
 
 
 class ReplyRules:
-    """Looks at replies.
-
-    Args:
-        seen: What has happened.
-    """
-
     def __init__(self, seen: "Invariants") -> None:
         self._seen = seen
-        self._owners: dict[str, str] = {}
-        """Of submitted batches."""
+        self._owners: dict[str, str] = {}  # of submitted batches
         self._told_results: dict[str, BatchResult | None] = {}
 
     def check(self, reply: CommandReply) -> None:
@@ -42,9 +34,8 @@ class ReplyRules:
         name = (reply.client, reply.command_id)
         replies = seen.replies[name]
         replies.append(reply)
-        hold(
-            len(replies) <= seen.sends[name], Invariant.REPLIES, f"{name}: {len(replies)} replies to {seen.sends[name]}"
-        )
+        detail = f"{name}: {len(replies)} replies to {seen.sends[name]}"
+        hold(len(replies) <= seen.sends[name], Invariant.REPLIES, detail)
         if reply != replies[0]:
             raise InvariantViolatedError(Invariant.REPLIES, f"{name} is told {reply}, after {replies[0]}")
         if len(replies) == 1:

@@ -18,9 +18,7 @@ class Honest:
     """
 
     def decided(self, world: "World", inputs: list[Input], effects: list[Effect]) -> Decision:
-        """What the observer is shown of a transaction."""
         return inputs, effects
 
     def stored(self, changes: Changes) -> Changes:
-        """What becomes of the changelog."""
         return changes

@@ -26,20 +26,12 @@ from tests.support.simulation.invariant import AttemptName, Produced
 from tests.support.simulation.invariants import runs_of
 
 HANGING = 0.02
-IN_PIECES = 4
-"""One in so many groups of several samples is too large for a record."""
+IN_PIECES = 4  # one in so many groups of several samples is too large for a record
 
 type Status = Literal["completed", "partial", "failed"]
 
 
 def stored(rng: random.Random, samples: int, offset: int) -> list[ExperiencePiece]:
-    """Where a group lies: in one record, or in several, each with at least one sample.
-
-    Args:
-        rng: Decides.
-        samples: Of the group.
-        offset: That no other group has.
-    """
     cuts = rng.randrange(1, samples) if samples > 1 and not rng.randrange(IN_PIECES) else 0
     ends = [*sorted(rng.sample(range(1, samples), cuts)), samples] if samples else []
     return [
@@ -62,15 +54,13 @@ class Explorer:
     slots: int
     workflows: list[str]
     pool: str | None = None
-    fixed: bool = False
-    """Whether it serves one checkpoint, of which nobody knows a version."""
+    fixed: bool = False  # whether it serves one checkpoint, of which nobody knows a version
     incarnations: int = 0
     alive: bool = False
     state: ExplorerState = "ready"
     version: int = -1
     lane: deque[Dispatch | Cancel] = field(default_factory=deque)
-    waiting: dict[AttemptName, Dispatch] = field(default_factory=dict)
-    """Attempts that wait for their version."""
+    waiting: dict[AttemptName, Dispatch] = field(default_factory=dict)  # attempts that wait for their version
     running: dict[AttemptName, Running] = field(default_factory=dict)
     to_sync: deque[ModelVersion] = field(default_factory=deque)
 
@@ -79,7 +69,6 @@ class Explorer:
         return f"{self.name}-life-{self.incarnations}"
 
     def start(self) -> None:
-        """A new incarnation, which knows nothing of the one before."""
         self.incarnations += 1
         self.alive, self.state, self.version = True, "ready", -1
         self.waiting.clear()
@@ -87,7 +76,6 @@ class Explorer:
         self.to_sync.clear()
 
     def handle(self, rng: random.Random) -> None:
-        """Reads the next order of its lane."""
         order = self.lane.popleft()
         if order.incarnation != self.incarnation:
             return
@@ -101,7 +89,6 @@ class Explorer:
             self.running.pop((order.task_id, order.attempt), None)
 
     def begin(self) -> None:
-        """Starts what waits for no version."""
         for name, order in list(self.waiting.items()):
             if self.version >= order.min_version or (self.fixed and order.min_version == 0):
                 del self.waiting[name]
@@ -130,7 +117,6 @@ class Explorer:
     def finish(
         self, name: AttemptName, status: Status, rng: random.Random, offset: int
     ) -> tuple[RolloutFinished, Produced | None]:
-        """Ends an attempt. Returns its event, and the truth about what it has produced."""
         attempt = self.running.pop(name)
         order = attempt.dispatch
         if status == "partial" and order.repeat_times == 1:
@@ -176,8 +162,6 @@ class Explorer:
 
 @dataclass(slots=True)
 class Trainer:
-    """Trains what is finalized, in order; may fall back to a checkpoint."""
-
     incarnations: int = 0
     step: int = 0
 

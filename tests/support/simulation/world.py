@@ -45,8 +45,7 @@ type Death = Literal["before", "after"] | None
 """Whether the coordinator dies in a transaction, and on which side of its commit."""
 
 TASK_PARTITIONS = 2
-SHADOWED = 4
-"""Transactions for which a restored machine must decide as the one that was killed."""
+SHADOWED = 4  # transactions for which a restored machine must decide as the one that was killed
 ROUNDS = 250
 ROUNDS_PER_BATCH = 6
 """In which all must have ended, once faults have stopped: some for time-outs, some for each batch to be trained."""
@@ -68,20 +67,15 @@ class World:
         }
         self.explorers["judge-0"] = Explorer("judge-0", slots=2, workflows=["math"], pool="judge", fixed=True)
         self.now = 100.0
-        self.inputs = 0
-        """Events in all: tasks, commands, events of workers and ticks that were decided on."""
+        self.inputs = 0  # events in all: tasks, commands, events of workers and ticks that were decided on
         self.healed = False
         self._witness = witness or Honest()
         self._heard: deque[tuple[str, Event]] = deque(maxlen=30)
         self._shadow: tuple[Process, int] | None = None
         self._offsets = 0
-        self._found: dict[str, Finding] = {}
-        """What is found of each contribution, by the id of its command."""
-
-    # -- the coordinator ---------------------------------------------------------------------------------------------
+        self._found: dict[str, Finding] = {}  # what is found of each contribution, by the id of its command
 
     def transaction(self, *, tick: bool = False, dies: Death = None, most: int = 1) -> None:
-        """The coordinator reads some records, decides and commits, or dies."""
         inputs = self._read(most)
         if tick:
             inputs.append(Tick())
@@ -106,9 +100,8 @@ class World:
         before = self.process
         hold(before.machine.entries() == self.log.changelog, Invariant.RESTORE, "changes do not add up to the state")
         self._successor()
-        hold(
-            self.process.machine.entries() == self.log.changelog, Invariant.RESTORE, "entries differ from the changelog"
-        )
+        detail = "entries differ from the changelog"
+        hold(self.process.machine.entries() == self.log.changelog, Invariant.RESTORE, detail)
         # It decides on the same records as its successor, once.
         self.zombie, self._shadow = None, (before, SHADOWED)
 
@@ -178,8 +171,6 @@ class World:
             if explorer.alive and explorer.incarnation == member.incarnation and not missed:
                 explorer.to_sync.append(version)
 
-    # -- clients -----------------------------------------------------------------------------------------------------
-
     def new_task(self) -> None:
         task = self.clients.task()
         partition = f"tasks-{self.rng.randrange(TASK_PARTITIONS)}"
@@ -211,14 +202,11 @@ class World:
         else:
             self.log.send("commands", CommandArrived(request, operator=True))
 
-    # -- workers -----------------------------------------------------------------------------------------------------
-
     def send(self, sender: str, event: Event) -> None:
         self._heard.append((sender, event))
         self.log.send(f"events-{sender}", EventArrived(event))
 
     def send_again(self) -> None:
-        """An event comes a second time, after later ones of its sender."""
         if self._heard:
             sender, event = self.rng.choice(self._heard)
             self.log.send(f"events-{sender}", EventArrived(event))
@@ -278,7 +266,6 @@ class World:
         self.send(explorer.name, explorer.synced(version, ok=ok))
 
     def trainer_starts(self) -> None:
-        """For the first time, or anew from a checkpoint that may be some steps old."""
         self.trainer.incarnations += 1
         self.trainer.step = max(0, self.trainer.step - self.rng.choice([0, 0, 1, 2]))
         self.send("trainer", self.trainer.publication())
@@ -292,8 +279,6 @@ class World:
         self.now += seconds
         self._shadow = None
         self.transaction(tick=True, dies=dies, most=self.rng.choice((0, 0, 1, 5)))
-
-    # -- the end -----------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Nothing goes wrong any more: everything must end, in a bounded time."""
@@ -315,16 +300,14 @@ class World:
         left = sorted(self._left_over())
         hold(not left, Invariant.LIVENESS, f"after all unfilled batches are given up: {left}")
         versions = {explorer.version for explorer in self._followers()}
-        hold(
-            versions == {self.trainer.step}, Invariant.LIVENESS, f"explorers serve {versions}, not {self.trainer.step}"
-        )
+        detail = f"explorers serve {versions}, not {self.trainer.step}"
+        hold(versions == {self.trainer.step}, Invariant.LIVENESS, detail)
         for _ in range(2):
             size = size_of(self.process.machine)
             hold(size <= EMPTY_HOUSE, Invariant.MEMORY, f"with nothing to do the machine holds {size} items")
             self.restart()
 
     def check_size(self) -> None:
-        """Everything that a machine holds has its bound, whatever has happened before."""
         size = size_of(self.process.machine)
         batches = self.invariants.open_batches()
         tasks = len(self.invariants.without_result()) + sum(
@@ -362,7 +345,6 @@ class World:
         return [explorer for explorer in self.explorers.values() if not explorer.fixed]
 
     def _at_work(self) -> set[str]:
-        """What must still end by itself."""
         members: dict[str, set[str]] = defaultdict(set)
         for task_id in self.invariants.without_result():
             task = self.invariants.accepted[task_id]
@@ -384,5 +366,4 @@ class World:
         return self._at_work() | self.invariants.without_result() | self._unanswered()
 
     def _unanswered(self) -> set[str]:
-        """Commands without a reply. All who wait run out of time at last."""
         return {f"{client} {command}" for client, command in self.invariants.without_reply()}

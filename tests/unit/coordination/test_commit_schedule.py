@@ -170,14 +170,11 @@ def test_what_was_decided_and_is_taken_back_is_not_pending() -> None:
 
 @dataclass
 class Came:
-    """Something that comes so long after the one before."""
-
     after_s: float
     tasks: int
     signals: int
     is_awaited: bool
-    commit_s: float
-    """How long the transaction takes that it goes into."""
+    commit_s: float  # how long the transaction takes that it goes into
 
 
 arrivals = st.lists(
@@ -204,18 +201,15 @@ class Loop:
         for came in comes:
             at += came.after_s
             self.coming.append((at, came))
-        self.ends_at: float | None = None
-        """Of the transaction under way."""
+        self.ends_at: float | None = None  # of the transaction under way
         self.commit_s = 0.001
         self.began: list[float] = [0.0]
-        self.free_at = 0.0
-        """When the next may begin, by the last one's length."""
+        self.free_at = 0.0  # when the next may begin, by the last one's length
         self.beats: list[float] = [0.0]
         self.oldest: float | None = None
         self.awaited_since: float | None = None
 
     def turn(self) -> None:
-        """Once around the loop."""
         if self.schedule.stands_still(self.now):
             assert self.ends_at is not None
             self.now = max(self.now, self.ends_at)
@@ -231,7 +225,6 @@ class Loop:
             self.check_nothing_is_late()
 
     def read(self) -> None:
-        """Wait, and take what has come."""
         plan = self.schedule.plan(self.now, wants_tasks=True)
         assert self.now <= plan.until <= self.now + TICK_S
         until = plan.until if self.ends_at is None else min(plan.until, self.ends_at)

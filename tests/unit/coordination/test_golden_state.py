@@ -20,7 +20,6 @@ KINDS = {
 
 
 def essence(batch: BatchRecord) -> object:
-    """What was promised of a batch."""
     return batch.batch_id, batch.batch_type, batch.sequence, batch.manifest, batch.metrics, batch.min_version
 
 

@@ -40,17 +40,16 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.simulation import World, draw_settings, random_history
+from tests.support.simulation.histories import happenings
 from trinity_bus.coordination import Fact
 
 HISTORIES = 20
 EVENTS_EACH = 5000
-EVENTS = 100_000
-"""That the random histories come to, at least, before they are left to end without faults."""
+EVENTS = 100_000  # that the random histories come to, at least, before they are left to end without faults
 EXAMPLES = int(os.environ.get("INVARIANTS_EXAMPLES", "60"))
 FIRST_SEED = int(os.environ.get("INVARIANTS_SEED", "0"))
 
@@ -71,7 +70,6 @@ class Coverage:
         self.replies: Counter[str | None] = Counter()
 
     def add(self, world: World) -> None:
-        """One more history."""
         self.histories += 1
         self.in_pieces += world.invariants.in_pieces
         self.facts += world.invariants.facts
@@ -118,90 +116,16 @@ def test_the_histories_came_to_enough_and_have_seen_everything(coverage: Coverag
     assert coverage.replies.keys() >= seen
 
 
-class Histories(RuleBasedStateMachine):
-    """The same happenings, chosen and shrunk by Hypothesis."""
-
-    @initialize(seed=st.integers(0, 2**32))
-    def start(self, seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311 - histories, not secrets
-        self.world = World(rng, draw_settings(rng))
-        self.world.explorer_starts()
-        self.world.trainer_starts()
-
-    @rule(n=st.integers(1, 8))
-    def tasks(self, n: int) -> None:
-        for _ in range(n):
-            self.world.new_task()
-
-    @rule(kind=st.sampled_from(["submit", "finalize", "abort", "cancel", "resend"]))
-    def command(self, kind: str) -> None:
-        self.world.command(kind)  # type: ignore[arg-type]
-
-    @rule(n=st.integers(1, 8), most=st.integers(1, 5), dies=st.sampled_from([None, None, "before", "after"]))
-    def transactions(self, n: int, most: int, dies: str | None) -> None:
-        for _ in range(n):
-            self.world.transaction(most=most)
-        self.world.transaction(dies=dies)  # type: ignore[arg-type]
-
-    @rule()
-    def sent_again(self) -> None:
-        self.world.send_again()
-
-    @rule(n=st.integers(1, 8))
-    def orders_are_read(self, n: int) -> None:
-        for _ in range(n):
-            self.world.order_is_read()
-
-    @rule(n=st.integers(1, 6), status=st.sampled_from([None, "completed", "partial", "failed"]))
-    def rollouts_end(self, n: int, status: str | None) -> None:
-        for _ in range(n):
-            self.world.rollout_ends(status)  # type: ignore[arg-type]
-
-    @rule(ok=st.sampled_from([None, True, False]))
-    def weights_arrive(self, ok: bool | None) -> None:
-        self.world.weights_arrive(ok=ok)
-
-    @rule()
-    def train(self) -> None:
-        self.world.train()
-
-    @rule()
-    def explorer_starts(self) -> None:
-        self.world.explorer_starts()
-
-    @rule(politely=st.booleans())
-    def explorer_dies(self, politely: bool) -> None:
-        self.world.explorer_dies(politely=politely)
-
-    @rule()
-    def explorer_changes_state(self) -> None:
-        self.world.explorer_changes_state()
-
-    @rule()
-    def trainer_starts(self) -> None:
-        self.world.trainer_starts()
-
-    @rule()
-    def beats(self) -> None:
-        self.world.beats()
-
-    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0, 1e5, -1e5]), dies=st.sampled_from([None, None, "before", "after"]))
-    def time_passes(self, seconds: float, dies: str | None) -> None:
-        self.world.time_passes(seconds, dies=dies)  # type: ignore[arg-type]
-
-    @rule()
-    def coordinator_restarts(self) -> None:
-        self.world.restart()
-
-    @invariant()
-    def size_is_bounded(self) -> None:
-        if hasattr(self, "world"):
-            self.world.check_size()
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.heal()
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
+@settings(max_examples=EXAMPLES)
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 25), st.integers(1, 8)), max_size=60))
+def test_laws_hold_in_histories_that_hypothesis_makes_up(seed: int, chosen: list[tuple[int, int]]) -> None:
+    rng = random.Random(seed)  # noqa: S311 - histories, not secrets
+    world = World(rng, draw_settings(rng))
+    world.explorer_starts()
+    world.trainer_starts()
+    actions = [action for _, action in happenings(world, rng)]
+    for number, times in chosen:
+        for _ in range(times):
+            actions[number]()
+        world.check_size()
+    world.heal()

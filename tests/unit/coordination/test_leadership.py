@@ -11,10 +11,8 @@ from trinity_bus.coordination.leadership import LeadershipError
 
 TAKEOVER_S = 1.5
 HEARTBEAT_S = 0.5
-STEP_S = 0.1
-"""How often each of them acts."""
-SETTLED_S = 60.0
-"""More than enough for any race to end."""
+STEP_S = 0.1  # how often each of them acts
+SETTLED_S = 60.0  # more than enough for any race to end
 
 
 def leadership(name: str = "me", *, share: float = 0.0, leader: Leader | None = None) -> Leadership:
@@ -162,7 +160,6 @@ class Process:
         return self.one.role in {Role.FENCED, Role.LEFT}
 
     def act(self, now: float) -> None:
-        """One round."""
         if self.stopped or self.over:
             return
         if not self.log.reachable:
@@ -184,7 +181,6 @@ class Process:
                     self.one.committed(now)
 
     def leave(self, now: float) -> None:
-        """It is told to stop."""
         if self.one.role is not Role.ACTIVE or self._commit(now, "left"):
             self.one.leave(now)
 
@@ -213,7 +209,6 @@ class World:
         self._shares = shares
 
     def do(self, what: str, number: int) -> None:
-        """One action, where it is possible."""
         process = self.alive.get(number)
         match what:
             case "pass":
@@ -230,7 +225,6 @@ class World:
                 process.leave(self.now)
 
     def start(self, number: int) -> None:
-        """As a supervisor does: only what does not run."""
         if number not in self.alive or self.alive[number].over:
             self.alive[number] = Process(self.log, f"c{number}", self._shares[number], self.now)
 
@@ -241,14 +235,12 @@ class World:
                 process.act(self.now)
 
     def heal(self) -> None:
-        """From now on nothing fails any more."""
         self.log.reachable = True
         for number in range(len(self._shares)):
             self.start(number)
             self.alive[number].stopped = False
 
     def leaders(self) -> list[Process]:
-        """Those that lead and can write."""
         return [p for p in self.alive.values() if p.one.role is Role.ACTIVE and p.epoch == self.log.epoch]
 
 

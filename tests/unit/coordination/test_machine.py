@@ -31,13 +31,11 @@ from tests.support.simulation.harness import (
 )
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, RejectTask, StateError, Tick, Write
-from trinity_bus.coordination.batches.shares import Counters
+from trinity_bus.coordination.batches.accounts import Counters
 from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
 from trinity_bus.coordination.state.codec import StateCodec, unpack
 
 pack = StateCodec().pack
-
-# -- batches ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_from_its_first_task_to_its_manifest() -> None:
@@ -83,25 +81,6 @@ def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
     assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
 
 
-def test_a_batch_that_never_fills_holds_up_nobody() -> None:
-    harness = Harness().begun()
-    harness.task("lonely", batch_id="stuck", batch_size=5)
-    harness.task("a")
-    assert dispatches(harness.task("b"))
-    harness.finished("a")
-    assert [b.sequence for b in batches(harness.finished("b")) if b.state == "finalized"] == [1]
-
-
-def test_batches_are_finalized_in_the_order_of_training() -> None:
-    harness = Harness(batch_size=1, max_staleness=5).begun("a", "b")
-    assert [b.state for b in batches(harness.finished("b"))] == ["finalizing"]
-    assert [(b.batch_id, b.state) for b in batches(harness.finished("a"))] == [
-        ("train-000001", "finalizing"),
-        ("train-000001", "finalized"),
-        ("train-000002", "finalized"),
-    ]
-
-
 def test_no_more_train_batches_are_open_than_allowed_and_evaluation_does_not_count() -> None:
     harness = Harness(batch_size=1, max_inflight_batches=1, max_staleness=5).begun()
     assert dispatches(harness.task("a"))
@@ -119,18 +98,6 @@ def test_an_eval_batch_needs_no_experience_and_gets_eval_metrics_by_the_name_its
     assert ended.manifest[0].parts[0].position is None
     assert ended.metrics[f"eval/{name}/reward/mean@2"] == 0.5
     assert ended.metrics[f"eval/{name}/finished_task_count"] == 1.0
-
-
-def test_on_policy_batches_wait_for_the_version_that_they_need() -> None:
-    harness = Harness(batch_size=1)
-    harness.trained(0)
-    harness.beat()
-    assert [d.min_version for d in dispatches(harness.task("a"))] == [0]
-    assert not dispatches(harness.task("b"))
-    harness.finished("a")
-    (version,) = announced(harness.trained(1))
-    (order,) = dispatches(harness.synced(1, version.epoch))
-    assert (order.task.task_id, order.min_version) == ("b", 1)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +173,6 @@ def test_reading_stops_at_the_limit_unless_more_tasks_are_what_it_takes() -> Non
     assert not harness.machine.wants_tasks()
 
 
-# -- attempts --------------------------------------------------------------------------------------------------------
-
-
 def test_a_failed_attempt_goes_elsewhere_and_the_first_error_is_told_in_the_end() -> None:
     harness = Harness(batch_size=1)
     harness.beat("e0")
@@ -237,12 +201,6 @@ def test_a_failed_task_tells_how_long_its_attempts_took() -> None:
         fields: dict[str, Any] = {"status": "failed", "batch_type": "eval", "metrics": []}
         ended = harness.finished("b", attempt=attempt, seconds=1.0, **fields)
     assert batches(ended)[-1].metrics["eval/e/time/task_execution"] == 2.0
-
-
-def test_a_partial_result_counts_with_its_error() -> None:
-    harness = Harness(batch_size=1, return_partial_tasks=True).begun("a")
-    ended = batches(harness.finished("a", status="partial", completed_runs=1, error="boom"))[-1]
-    assert (ended.manifest[0].error, ended.manifest[0].parts[0].samples, ended.failed_task_count) == ("boom", 2, 0)
 
 
 @pytest.mark.parametrize("fields", [{"experience": None}, {"samples": 0}, {"completed_runs": 0}, {"version_min": -1}])
@@ -387,9 +345,6 @@ def test_after_a_restart_attempts_go_on_and_everybody_has_the_whole_time_again()
     assert batches(harness.finished("a"))[-1].state == "finalized"
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_timeline_of_versions_joiners_and_failures() -> None:
     harness = Harness()
     assert groups(harness.trained(0)) == [(0, 0, [])]
@@ -414,14 +369,6 @@ def test_the_timeline_of_versions_joiners_and_failures() -> None:
     harness.event(ExplorerLeft(explorer="e0", incarnation="1"))
     assert groups(harness.synced(3, 5, "e1")) == []
     assert not harness.machine.sync.state.pending
-
-
-def test_a_member_that_never_answers_is_asked_again_after_its_time() -> None:
-    harness = Harness(explorer_timeout_s=1000).begun(model_version=-1)
-    assert groups(harness.trained(0)) == [(0, 1, ["e0"])]
-    later = harness.wait(21)
-    assert facts(later) == [Fact.SYNC_FAILED]
-    assert groups(later) == [(0, 2, ["e0"])]
 
 
 def test_an_explorer_that_fails_again_and_again_is_asked_less_and_less_often() -> None:
@@ -536,9 +483,6 @@ def test_explorers_that_start_or_drain_with_nothing_take_no_part() -> None:
     assert groups(harness.beat("e0", state="ready", model_version=-1)) == [(1, 1, ["e0"])]
 
 
-# -- state -----------------------------------------------------------------------------------------------------------
-
-
 def test_entries_of_another_version_are_refused_with_advice() -> None:
     assert unpack("books", pack({"tasks": 1})) == {"tasks": 1}
     assert unpack("books", StateCodec().pack(Counters(tasks=1)))["tasks"] == 1
@@ -563,13 +507,6 @@ def test_entries_of_another_version_are_refused_with_advice() -> None:
 def test_a_state_that_contradicts_itself_is_refused(entries: dict[str, bytes]) -> None:
     with pytest.raises(StateError):
         CoordinatorMachine(CoordinatorSettings()).restore(entries.items())
-
-
-def test_the_first_tick_of_a_new_machine_decides_nothing() -> None:
-    machine = CoordinatorMachine(CoordinatorSettings())
-    assert machine.handle(Tick(), 0.0) == []
-    assert machine.changes() == []
-    assert machine.entries() == {}
 
 
 def test_of_batches_that_are_full_the_one_that_was_submitted_first_is_next() -> None:

@@ -1,12 +1,18 @@
 """The machine's small parts: clock, window, staleness, limits, and the order of batches."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import BatchLifecycleState as State
 from schemas import Task
 from trinity_bus.awake import SteadyClock
+from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Origin
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
+from trinity_bus.coordination.batches.lifecycle import moved
 from trinity_bus.coordination.batches.parts import Attempt
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
@@ -104,9 +110,25 @@ def test_room_is_fair_over_many_tasks() -> None:
         free_slots.changed(one)
     for number in range(20):
         given = Task(task_id=f"t{number}", workflow="math", prompt="1")
-        task = OpenTask(AcceptedTask("b", number, 0, 0, None, 8, None, given), page="1", size=100)
+        task = OpenTask(AcceptedTask("b", number, Origin(0, 0), None, 8, None, given), page="1", size=100)
         task.kind = kind_of(given, "policy")
         taker = free_slots.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task_id, 1): Attempt(task.task_id, 0, 1, 1.0)}
         free_slots.changed(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5], "the share that is taken counts, not the number"
+
+
+def test_exactly_the_legal_transitions_of_a_batch_can_be_made() -> None:
+    legal = {
+        State.PENDING: {State.RUNNING, State.FINALIZING, State.ABORTED},
+        State.RUNNING: {State.FINALIZING, State.ABORTED},
+        State.FINALIZING: {State.FINALIZED, State.ABORTED},
+    }
+    for source, target in itertools.product(State, State):
+        if target in legal.get(source, ()):
+            assert moved(source, target) is target
+        else:
+            with pytest.raises(IllegalTransitionError, match=f"{source} cannot become {target}"):
+                moved(source, target)
+    with pytest.raises(TypeError):
+        TRANSITIONS[State.FINALIZED] = frozenset(State)  # type: ignore[index]

@@ -104,11 +104,3 @@ def test_a_task_that_has_lost_one_piece_has_failed(place: tuple[int, int]) -> No
     (entry,) = without_lost(batch, begins, ends).manifest
     assert (entry.status, entry.parts) == ("failed", [])
     assert without_lost(batch, {1: 10}, {1: 15}) is batch
-
-
-def test_a_place_in_a_partition_that_there_is_not_is_one_that_is_gone() -> None:
-    harness = Harness(batch_size=1).begun("a")
-    commands = harness.finished("a", experience=Position(partition=99, offset=0))
-    (batch,) = [b for b in batches(commands) if b.state == "finalized"]
-    (entry,) = without_lost(batch, {0: 0}, {0: 5}).manifest
-    assert entry.status == "failed"

@@ -21,22 +21,11 @@ from trinity_bus.coordination import Effect, Fact
 
 
 def taken(effects: list[Effect]) -> list[tuple[str, str, int]]:
-    """Task, explorer and version of each order."""
     return [(d.task.task_id, d.explorer, d.min_version) for d in dispatches(effects)]
 
 
 def fixed(harness: Harness, name: str, pool: str | None = None, **fields: Any) -> list[Effect]:
     return harness.beat(name, follows="none", pool=pool, model_version=fields.pop("version", -1), **fields)
-
-
-def test_tasks_go_to_the_explorers_of_their_pool() -> None:
-    harness = Harness(batch_size=3)
-    harness.beat("own")
-    fixed(harness, "judge", "judge")
-    harness.beat("long", pool="long")
-    harness.task("a", pool="judge")
-    harness.task("b", pool="long")
-    assert taken(harness.task("c")) == [("a", "judge", 0), ("b", "long", 0), ("c", "own", 0)]
 
 
 def test_the_name_of_the_trained_model_names_its_pool() -> None:
@@ -126,15 +115,6 @@ def test_only_its_pool_can_judge_that_nobody_has_a_workflow() -> None:
     assert refusals(harness.task("c", pool="judge", workflow="grade")) == ["unknown_workflow"]
 
 
-def test_a_failed_part_stays_in_its_pool() -> None:
-    harness = Harness(batch_size=1)
-    harness.beat("e0")
-    fixed(harness, "judge", "judge")
-    harness.task("a", pool="judge")
-    again = harness.finished("a", name="judge", status="failed", experience=None, samples=0, error="no")
-    assert taken(again) == [("a", "judge", 0)], "there is no other of its pool"
-
-
 def test_a_rollback_does_not_stop_what_runs_in_a_pool_without_versions() -> None:
     harness = Harness(batch_size=1, max_inflight_batches=2)
     fixed(harness, "judge", "judge")
@@ -146,22 +126,6 @@ def test_a_rollback_does_not_stop_what_runs_in_a_pool_without_versions() -> None
     harness.trained(0, incarnation="t2", rollback=Rollback(to=0, through=0, reason="bad"))
     assert list(harness.machine.ledger.running) == [("a", 1)]
     assert harness.machine.fleet.explorers["judge"].distrusted is None
-
-
-def test_a_speculative_attempt_stays_in_its_pool() -> None:
-    harness = Harness(batch_size=3, straggler_factor=1.5)
-    fixed(harness, "judge-0", "judge", slots=3)
-    harness.beat("e0")
-    for name in ("a", "b", "c"):
-        harness.task(name, pool="judge")
-    harness.now += 1
-    for name in ("a", "b"):
-        harness.finished(name, name="judge-0", version_min=-1)
-    harness.beat("e0")
-    fixed(harness, "judge-0", "judge", slots=3)
-    assert taken(harness.wait(5)) == []
-    fixed(harness, "judge-1", "judge")
-    assert taken(harness.wait(1)) == [("c", "judge-1", 0)]
 
 
 @pytest.mark.parametrize("pool", ["judge", None])

@@ -9,18 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schemas import Position, ResultPart
 from tests.support.simulation import World, draw_settings
 from tests.support.simulation.histories import happen
 from trinity_bus.config import SynchronizerSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
-from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
 from trinity_bus.coordination.state.codec import FRAMING, OLDEST_LEVEL, StateCodec, Value, unpack
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups, Row, Single, Table
 
-TIMES = {"last_seen", "deadline", "started", "cut_at"}
-"""Of the machine's own clock: a restart sets them anew."""
+TIMES = {"last_seen", "deadline", "started", "cut_at"}  # of the machine's own clock: a restart sets them anew
 
 
 def known(thing: Any, names: set[str] | None = None) -> Any:
@@ -38,7 +35,6 @@ def known(thing: Any, names: set[str] | None = None) -> Any:
 
 
 def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
-    """Everything that decisions depend on, times apart."""
     ledger, kept = machine.ledger, machine.state
     attributes = {"_waiting", "_in_training", "filling"}
     unfilled = ledger.admission._unfilled
@@ -56,20 +52,19 @@ def meaning(machine: CoordinatorMachine) -> dict[str, Any]:
         "counters": known(ledger.counters),
         "line": [batch.batch_id for batch in ledger.queue],
         "waiting": {name: ids(getattr(ledger.admission, name)) for name in attributes},
-        "unfilled": ({owner: list(batches) for owner, batches in unfilled._batches.items()}, unfilled._taken),
+        "unfilled": [(name, counted.amount) for name, counted in unfilled._counted.items()],
         "shares": (ledger.shares.held, ledger.admission._shares.held),
         "usage": known(ledger.usage),
-        "pages": known(ledger.pages, {"_pages"}),
+        "pages": known(ledger.pages, {"_places"}),
         "results": {name: list(ledger._results.of(name)) for name in ledger.batches},
-        "finalizers": {name: known(kept.waiters.of(name)) for name in ledger.batches},
-        "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes.memory, kept.replies.memory)],
-        "wants_tasks": (ledger.wants_tasks(), known(ledger.backlog.tasks), known(ledger.backlog.results)),
+        "finalizers": {name: known(kept.waiters.find(name)) for name in ledger.batches},
+        "remembered": [known(part) for part in (ledger.done, ledger.closed, kept.outcomes, kept.replies)],
+        "wants_tasks": ledger.wants_tasks(),
         "moves": (set(ledger.handed_out), set(ledger.complete)),
     }
 
 
 def ids(index: Any) -> Any:
-    """An index of batches, by their ids."""
     if isinstance(index, dict):
         return {key: ids(value) for key, value in index.items()}
     return getattr(index, "batch_id", index)
@@ -92,9 +87,6 @@ def test_changes_add_up_to_the_state_and_the_state_restored_is_the_machine(seed:
         before, after = meaning(machine), meaning(restored)
         for name, value in before.items():
             assert after[name] == value, name
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
 
 
 class Fruit(Row):
@@ -165,9 +157,6 @@ def test_groups_are_one_entry_each_while_there_is_something_in_them() -> None:
     assert groups.of("pear").keys() == {3}
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
 class Core(Value, array_like=True):
     seeds: int = 0
 
@@ -207,18 +196,6 @@ def test_what_is_too_new_for_the_level_is_left_out() -> None:
 def test_a_field_that_is_missing_has_its_default() -> None:
     apple = StateCodec().build(Apple, {"name": "a", "cores": [[]]})
     assert apple == Apple("a", (Core(0),), "red")
-
-
-def test_a_part_of_an_answer_is_a_row_of_the_state_and_a_record_outside_it() -> None:
-    codec = StateCodec()
-    for place in (None, (3, 1 << 40)):
-        part = StoredPart(attempt=2, samples=8, place=place)
-        answer = PartAnswer(part, 8, True, [{"reward": 0.5}], 1, 2, 1.5, None, None, "e", "trace")
-        body = unpack("k", codec.pack(answer))
-        assert body[0] == [2, 8, None if place is None else list(place)]
-        assert codec.build(PartAnswer, body) == answer
-        position = None if place is None else Position(partition=place[0], offset=place[1])
-        assert part.record == ResultPart(attempt=2, samples=8, position=position)
 
 
 @pytest.mark.parametrize(

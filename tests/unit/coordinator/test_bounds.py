@@ -64,7 +64,7 @@ class FakeLog:
 
 async def test_the_end_is_asked_for_each_time_and_the_beginning_once_in_a_while() -> None:
     log, now = FakeLog(), 100.0
-    bounds = ExperienceBounds(log, lambda: now)
+    bounds = ExperienceBounds(cast("Bus", log), lambda: now)
 
     first = await bounds.now()
     now += BEGIN_S / 2
@@ -84,10 +84,10 @@ async def test_a_question_that_nobody_waits_for_any_more_ends_and_one_that_fails
             raise BusError("no broker")
 
     with pytest.raises(BusError, match="no broker"):
-        async with ExperienceBounds(Away(), lambda: 0.0).asked() as asked:
+        async with ExperienceBounds(cast("Bus", Away()), lambda: 0.0).asked() as asked:
             await asked
     with pytest.raises(ValueError, match="something else"):
-        async with ExperienceBounds(FakeLog(), lambda: 0.0).asked() as asked:
+        async with ExperienceBounds(cast("Bus", FakeLog()), lambda: 0.0).asked() as asked:
             raise ValueError("something else")
     assert asked.cancelled()
 

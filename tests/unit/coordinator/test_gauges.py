@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from schemas import ExplorerHeartbeat
+from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import gauges
@@ -47,3 +47,31 @@ def test_one_that_stands_by_tells_only_that(meter: Meter) -> None:
     observed = meter.observed()
     assert observed.pop("rl.coordinator.active") == [0]
     assert set(map(tuple, observed.values())) == {()}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(state: BatchLifecycleState, batch_id: str = "b") -> BatchRecord:
+    return BatchRecord(batch_id=batch_id, batch_type="train", state=state, sequence=1, expected_task_count=2)
+
+
+def test_a_batch_ages_in_each_state_and_is_forgotten_at_its_end() -> None:
+    clock = Clock()
+    ages = gauges.BatchAges(clock)
+    ages.moved(record(BatchLifecycleState.PENDING))
+    clock.now = 5.0
+    ages.moved(record(BatchLifecycleState.PENDING, "other"))
+    assert ages.counts() == {("pending", "train"): 2}
+    assert ages.oldest() == {("pending", "train"): 5.0}
+    ages.moved(record(BatchLifecycleState.RUNNING))
+    clock.now = 7.0
+    assert ages.oldest() == {("running", "train"): 2.0, ("pending", "train"): 2.0}
+    ages.moved(record(BatchLifecycleState.FINALIZED))
+    ages.moved(record(BatchLifecycleState.ABORTED, "other"))
+    assert not ages.counts()
+    assert not ages.oldest()

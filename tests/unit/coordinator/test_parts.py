@@ -4,14 +4,16 @@ from schemas import Task
 from schemas.codec import decode
 from schemas.topic import DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import DEAD_LETTERS, TASKS
+from tests.support.fakes.received import received
+from tests.support.narrowing import some
+from tests.support.spans import recorded_spans
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header
-from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError
+from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError, TaskArrived
 from workers.coordinator.changelog import pack_positions, unpack_positions
 from workers.coordinator.outputs import as_received
-from workers.coordinator.spans import sound
-
-LIMIT = DEAD_LETTERS.max_message_bytes
+from workers.coordinator.pending_commit import inputs_of
+from workers.coordinator.spans import Spans, sound
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -49,3 +51,20 @@ def test_a_task_refused_long_after_it_was_read_makes_a_whole_dead_letter() -> No
 def test_what_is_no_trace_context_is_not_kept(context: str | None) -> None:
     assert sound(context) is None
     assert sound(TRACE) == TRACE
+
+
+@pytest.mark.parametrize("traceparent", [TRACE, None])
+def test_a_task_has_its_span_whether_or_not_its_sender_traces(
+    monkeypatch: pytest.MonkeyPatch, traceparent: str | None
+) -> None:
+    task = Task(task_id="task-1", workflow="math", prompt="1 + 1")
+    with recorded_spans(monkeypatch, "workers.coordinator.spans") as exported, Spans("test") as spans:
+        (arrived,) = inputs_of([received(task, TASKS, 7, partition=1, traceparent=traceparent)], spans)
+    assert isinstance(arrived, TaskArrived)
+    (span,) = exported.get_finished_spans()
+    assert span.name == "process tasks"
+    found = some(span.get_span_context())
+    trace = f"{found.trace_id:032x}"
+    assert arrived.traceparent is not None
+    assert arrived.traceparent.split("-")[1] == trace
+    assert traceparent is None or (trace == TRACE.split("-")[1] and arrived.traceparent == TRACE)

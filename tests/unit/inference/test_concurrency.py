@@ -57,16 +57,12 @@ def simulated(controller: ConcurrencyController, bears: int, seconds: float) -> 
     return limits
 
 
-@pytest.mark.parametrize("bears", [3, 10, 40])
+@pytest.mark.parametrize("bears", [3, 10, 40, 1000])
 def test_it_comes_to_what_the_engine_bears_and_stays_there(bears: int) -> None:
     limits = simulated(ConcurrencyController(64, 1), bears, 300)
     settled = limits[len(limits) // 2 :]
-    assert max(settled) <= bears + 2
-    assert min(settled) >= bears * BACK_OFF - 2
-
-
-def test_with_room_for_all_it_stays_at_the_most() -> None:
-    assert set(simulated(ConcurrencyController(64, 1), 1000, 100)) == {64}
+    assert max(settled) <= min(64, bears + 2)
+    assert min(settled) >= min(64, bears * BACK_OFF - 2)
 
 
 def test_a_burst_is_no_queue_and_a_queue_that_lasts_is() -> None:

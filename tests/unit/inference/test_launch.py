@@ -2,12 +2,16 @@
 
 import contextlib
 import importlib
+import json
 import logging
+import os
 import re
 import signal
+import stat
 import sys
 import threading
 import weakref
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +19,7 @@ import pytest
 
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.mesh import Dtype, computed_dtype
+from trinity_bus.errors import ConfigError
 from trinity_bus.inference import launch
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineStartError
@@ -160,3 +165,55 @@ def test_what_is_passed_through_decides_nothing_that_is_decided_here(
         return
     with pytest.raises(EngineStartError, match=rf"^explorer\.engine_options: {re.escape(message)}"):
         launch._add_options(arguments, settings, known, on_cpu=on_cpu)
+
+
+def test_nobody_else_may_enter_where_processes_meet_and_nothing_stays_but_what_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    meeting = launch._MEETING
+    monkeypatch.delenv(meeting, raising=False)
+    with launch.private_sockets():
+        folder = Path(os.environ[meeting])
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "socket").touch()
+    assert not folder.exists()
+    assert meeting not in os.environ
+    monkeypatch.setenv(meeting, str(tmp_path))
+    with launch.private_sockets():
+        assert os.environ[meeting] == str(tmp_path)
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 32.0}},
+        {"text_config": {"max_position_embeddings": 4096}, "max_position_embeddings": 64},
+        {"n_positions": 64},
+    ],
+    ids=["stretched", "the text part counts", "not told"],
+)
+def test_what_only_vllm_can_judge_is_left_to_it(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    launch.check_model(ExplorerSettings(model_path=str(tmp_path), max_model_len=1024))
+
+
+SHORT = '{"max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, r"config.json does not exist: give mesh.model_path the folder"),
+        ("[1]", "is not the configuration of a model"),
+        ("{", "is not JSON"),
+        (SHORT, r"mesh.max_model_len is 1024, .* 64 positions: lower mesh.max_model_len to 64"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        launch.check_model(ExplorerSettings(model_path=str(tmp_path), max_model_len=1024))
+    if text == SHORT:
+        launch.check_model(ExplorerSettings(model_path=str(tmp_path), max_model_len=64))

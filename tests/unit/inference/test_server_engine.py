@@ -252,12 +252,12 @@ async def test_a_version_is_not_taken_by_another_method_or_amid_requests(model: 
         assert (engine.model_version, server.calls) == (-1, [])
 
 
-@pytest.mark.parametrize("how", ["not loaded", "started anew"])
+@pytest.mark.parametrize("loads", [False, True])
 async def test_a_server_that_is_not_what_it_is_thought_to_be_is_dead(
-    how: str, model: Path, proven: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, proven: list[str], monkeypatch: pytest.MonkeyPatch, *, loads: bool
 ) -> None:
     monkeypatch.setattr(server_engine, "_HEALTH_S", 0.001)
-    server = FakeServer(owned_by="sglang", loads=how == "started anew")
+    server = FakeServer(owned_by="sglang", loads=loads)
     async with engine_on(server, model) as engine:
         if server.loads:
             await engine.sync_weights(*announced())

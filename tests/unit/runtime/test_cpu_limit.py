@@ -22,19 +22,17 @@ def test_what_never_ends_is_broken_off_and_its_thread_goes_on() -> None:
         with pytest.raises(TimeoutError, match=r"0\.1 s"):
             limited(0.1, spin)
     assert limited(0.1, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        limited(1.0, lambda: 1 / 0)
 
 
-def test_each_thread_has_a_limit_of_its_own() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        ends, never = pool.submit(limited, 60.0, lambda: 7), pool.submit(limited, 0.1, spin)
-        assert ends.result() == 7
-        assert isinstance(never.exception(), TimeoutError)
-
-
-def test_waiting_takes_no_time() -> None:
+def test_each_thread_has_a_limit_of_its_own_and_waiting_takes_none_of_it() -> None:
     over = threading.Event()
     threading.Timer(1.5, over.set).start()
-    assert limited(0.5, lambda: over.wait(60))
+    with ThreadPoolExecutor(2) as pool:
+        ends, never = pool.submit(limited, 0.5, lambda: over.wait(60)), pool.submit(limited, 0.1, spin)
+        assert ends.result()
+        assert isinstance(never.exception(), TimeoutError)
 
 
 def test_a_forked_process_has_a_watch_of_its_own() -> None:
@@ -47,11 +45,6 @@ def test_a_forked_process_has_a_watch_of_its_own() -> None:
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_an_error_of_the_call_is_its_own() -> None:
-    with pytest.raises(ZeroDivisionError):
-        limited(1.0, lambda: 1 / 0)
 
 
 def test_where_there_was_no_room_for_a_thread_the_next_call_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

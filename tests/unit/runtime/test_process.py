@@ -53,18 +53,18 @@ def child(tmp_path: Path) -> Iterator[Child]:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "said", "told"),
     [
-        (["sh", "-c", "echo said; exit 3"], 3, "said\n"),
-        (["sh", "-c", "kill -9 $$"], -signal.SIGKILL, ""),
-        (["sh", "-c", "kill -11 $$"], -signal.SIGSEGV, ""),
-        (["no-such-program"], 127, "cannot run no-such-program: No such file or directory\n"),
+        (["sh", "-c", "echo said; exit 3"], 3, "said\n", "ended with status 3"),
+        (["sh", "-c", "kill -9 $$"], -signal.SIGKILL, "", "was ended by SIGKILL"),
+        (["sh", "-c", "kill -63 $$"], -63, "", "was ended by signal 63"),
+        (["no-such-program"], 127, "cannot run no-such-program: No such file or directory\n", "ended with status 127"),
     ],
 )
-def test_returns_what_the_command_returned(output: Path, command: list[str], code: int, said: str) -> None:
+def test_returns_what_the_command_returned(output: Path, command: list[str], code: int, said: str, told: str) -> None:
     with Child(command, output=output) as child:
         assert child.wait(10) == code
-    assert output.read_text() == said
+    assert (output.read_text(), how_ended(code)) == (said, told)
 
 
 def test_the_command_starts_with_default_signals(output: Path) -> None:
@@ -78,24 +78,18 @@ def test_the_command_starts_with_default_signals(output: Path) -> None:
     assert int(output.read_text().split()[-1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
 
 
-def test_pid_is_the_commands(output: Path) -> None:
-    with Child(["sh", "-c", "echo $$"], output=output) as child:
-        child.wait(10)
-        assert int(output.read_text()) == child.pid
-
-
-def test_terminate_asks_the_command_alone(output: Path) -> None:
-    polite = "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
-    with Child(["sh", "-c", polite], output=output) as child:
-        wait_for_line(output, "ready")
-        assert child.stop(10) == 5
-    assert output.read_text() == "ready\nasked\n"
-
-
-def test_stop_kills_what_does_not_end_in_time(output: Path) -> None:
-    with Child(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"], output=output) as child:
-        wait_for_line(output, "ready")
-        assert child.stop(0.05) == -signal.SIGKILL
+@pytest.mark.parametrize(
+    ("asked", "grace_s", "code"),
+    [("'echo asked; exit 5'", 10, 5), ("''", 0.05, -signal.SIGKILL)],
+    ids=["ends", "stays"],
+)
+def test_stop_asks_the_command_alone_and_kills_what_does_not_end_in_time(
+    output: Path, asked: str, grace_s: float, code: int
+) -> None:
+    with Child(["sh", "-c", f"trap {asked} TERM; echo $$; while :; do sleep 0.01; done"], output=output) as child:
+        wait_for_line(output, str(child.pid))
+        assert child.stop(grace_s) == code
+    assert output.read_text().splitlines()[1:] == ["asked"] * (code == 5)
 
 
 @pytest.mark.parametrize("kill", [Child.kill, lambda child: os.kill(child.pid, signal.SIGKILL)], ids=["all", "command"])
@@ -176,9 +170,3 @@ def test_tail_reads_only_the_end(tmp_path: Path) -> None:
     assert tail(log) == ""
     log.write_bytes(b"x" * 200_000 + b"\nlast but one\n\xff last\n")
     assert tail(log, 2) == "last but one\n\ufffd last"
-
-
-def test_what_a_status_says_is_told_in_words() -> None:
-    assert how_ended(3) == "ended with status 3"
-    assert how_ended(-9) == "was ended by SIGKILL"
-    assert how_ended(-63) == "was ended by signal 63"

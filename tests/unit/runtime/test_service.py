@@ -2,10 +2,11 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from trinity_bus.runtime.service import run_service
+from trinity_bus.runtime.service import in_daemon_thread, run_service
 
 SERVICE = """
 import asyncio, sys
@@ -81,3 +82,25 @@ def test_the_first_error_comes_out_of_its_groups() -> None:
 
     with pytest.raises(LookupError, match="first"):
         run_service(main)
+
+
+async def test_work_is_done_though_the_caller_is_cancelled_before_the_thread_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = threading.Event()
+    held: list[threading.Thread] = []
+
+    def hold(thread: threading.Thread) -> None:
+        held.append(thread)
+
+    start = threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", hold)
+        caller = asyncio.create_task(in_daemon_thread(done.set, name="work"))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    start(held[0])
+    held[0].join(10)
+    assert done.is_set()

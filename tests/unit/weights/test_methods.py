@@ -8,14 +8,12 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from schemas import ModelVersion
-from tests.support.faults.transfers import announcement, settled
+from tests.support.faults.transfers import announcement, saved, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights import staging
 from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
@@ -47,12 +45,8 @@ class Mesh:
         self.members: dict[str, WeightReceiver] = {}
 
     def publish(self, version: int) -> tuple[int, str]:
-        partial = checkpoint.begin(self.directory, version)
-        save_file(model(version), partial / "model.safetensors")
-        progress = TrainingProgress(step=version, version=version)
-        checkpoint.commit(self.directory, progress, WrittenBy(dtype="float32"), keep=3)
-        kept = checkpoint.of_step(self.directory, version) if self.in_files else None
-        checksum = self.publisher.stage(version, model(version).items(), kept)
+        folder = saved(self.directory, version, model(version))
+        checksum = self.publisher.stage(version, model(version).items(), folder if self.in_files else None)
         self.publisher.durable(version)
         return version, checksum
 
@@ -60,7 +54,7 @@ class Mesh:
         """Begin to serve a round, as the trainer's service does."""
         version, checksum = published
         folder = checkpoint.of_step(self.directory, version)
-        announced = announcement(self.publisher, version, checksum, *names, epoch=epoch, checkpoint=folder)
+        announced = announcement(self.publisher, version, checksum, *names, epoch=epoch, folder=folder)
         self.publisher.keep(version)
         return announced
 
@@ -99,17 +93,6 @@ def test_all_members_take_version_after_version_and_a_late_one_takes_the_present
     mesh.take(mesh.announce(published, 1, *names))
     mesh.take(mesh.announce(published, 2, "joiner"))
     mesh.take(mesh.announce(mesh.publish(4), 3, *names, "joiner"))
-
-
-def test_the_trainer_goes_on_while_a_member_is_slow_and_the_other_is_not_held_up(mesh: Mesh) -> None:
-    # Nobody takes it for "slow" until much later; staging the next versions waits for nobody.
-    first = mesh.publish(0)
-    announced = mesh.announce(first, 1, "slow", "quick")
-    fast = announced.model_copy(update={"members": [m for m in announced.members if m.explorer == "quick"]})
-    mesh.take(fast)
-    second = mesh.publish(1)
-    mesh.take(mesh.announce(second, 2, "quick"))
-    mesh.take(mesh.announce(second, 3, "slow"))
 
 
 def test_the_next_bucket_is_gathered_while_the_one_before_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,9 @@ def server() -> Iterator[WeightServer]:
 class Preparation:
     """Notes what it is given; refuses one version, and stays in the middle of another."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, refused: int = -1, slow: int = -1) -> None:
         self.seen: dict[int, dict[str, torch.Tensor]] = {}
-        self.refused = -1
-        self.slow = -1
+        self.refused, self.slow = refused, slow
         self.begun = threading.Event()
         self.go_on = threading.Event()
 
@@ -46,10 +45,6 @@ class Preparation:
             if manifest.version == self.slow:
                 self.begun.set()
                 self.go_on.wait(10)
-
-
-def begin(server: WeightServer, receiver: WeightReceiver, version: int, checksum: str) -> None:
-    receiver.start(source_of(announcement(server, version, checksum, "a"), "a", 5))
 
 
 def test_what_is_verified_is_prepared_before_it_can_be_taken(server: WeightServer) -> None:
@@ -76,9 +71,7 @@ def test_other_bytes_than_were_announced_are_never_prepared(server: WeightServer
 
 
 def test_a_version_that_cannot_be_prepared_fails_and_the_next_one_works(server: WeightServer) -> None:
-    preparation = Preparation()
-    preparation.refused = 0
-    receiver = WeightReceiver(prepare=preparation)
+    receiver = WeightReceiver(prepare=Preparation(refused=0))
     progress = pull(server, receiver, 0, server.stage(0, model(1).items()))
     assert (progress.state, progress.error) == ("failed", "WeightTransferError: no such model")
     with pytest.raises(WeightTransferError, match="no version is ready"):
@@ -88,10 +81,9 @@ def test_a_version_that_cannot_be_prepared_fails_and_the_next_one_works(server: 
 
 
 def test_a_preparation_that_is_cancelled_ends_at_the_next_tensor(server: WeightServer) -> None:
-    preparation = Preparation()
-    preparation.slow = 0
+    preparation = Preparation(slow=0)
     receiver = WeightReceiver(prepare=preparation)
-    begin(server, receiver, 0, server.stage(0, model(1).items()))
+    receiver.start(source_of(announcement(server, 0, server.stage(0, model(1).items()), "a"), "a", 5))
     assert preparation.begun.wait(10)
     transfer = some(receiver._transfer)
     receiver.cancel()

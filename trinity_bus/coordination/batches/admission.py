@@ -1,14 +1,9 @@
 """Batches that wait: first to be full, then for their turn. And the order of training.
 
-::
-
-    created --> unfilled --full--> waiting --admit--> in training order (train), until it is FINALIZED or ABORTED
-                   |
-                   +--> one is given up when too much waits here, see ``coordination.batches.unfilled``
-
 Full train batches wait for a place in training, and producers take turns: the next place is for whoever has the fewest
-batches in training, see :mod:`trinity_bus.coordination.batches.shares`; of each producer, of those that are full the
-batch that was submitted first goes first. Batches that are filled with tasks that name none are never given up.
+batches in training. Of each producer, of those that are full the batch that was submitted first goes first. One batch
+is aborted when too much waits in those that are not full, see ``batches.accounts``; never one that is filled with tasks
+that name none.
 """
 
 from collections import OrderedDict, deque
@@ -16,9 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from schemas import BatchLifecycleState as State
 from schemas.record import BatchType
+from trinity_bus.coordination.batches.accounts import Counters, Shares, Unfilled
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.batches.shares import Counters, Shares
-from trinity_bus.coordination.batches.unfilled import Unfilled
 from trinity_bus.coordination.limits import MAX_UNFILLED_BATCHES, MAX_UNFILLED_TASKS
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
@@ -45,7 +39,7 @@ class Admission:
         if batch.unnamed:
             self.filling[batch.batch_type] = batch
         elif not batch.is_open:
-            self._unfilled.add(batch)
+            self._unfilled.grew(batch)
 
     def grew(self, batch: Batch) -> bool:
         """Note that a batch has one task more. Return whether it is full now."""
@@ -60,20 +54,14 @@ class Admission:
         return True
 
     def shrank(self, batch: Batch) -> None:
-        """Note that a task of a batch has ended, be it before the batch was full."""
         if batch in self._unfilled:
             self._unfilled.shrank(batch)
 
     def overflow(self) -> Batch | None:
-        """Return the batch that is to be given up, so that unfilled ones do not take too much room."""
         return self._unfilled.excess()
 
     def admit(self, *, announced: int, newest: int) -> list[Batch]:
-        """Full batches that start now.
-
-        ``announced`` is the version that explorers are told to serve, ``newest`` the newest that the trainer has
-        published, which evaluation needs; -1 before there is any.
-        """
+        """Return full batches that start now, of the ``announced`` version or newer; evaluations of the ``newest``."""
         admitted = list(self._waiting["eval"].values())
         self._waiting["eval"].clear()
         for batch in admitted:
@@ -110,7 +98,6 @@ class Admission:
         self._shares.take(batch.owner)
 
     def is_next(self, batch: Batch) -> bool:
-        """Whether every train batch before this one has ended."""
         return batch.sequence in (0, self._counters.finalized + 1)
 
     def finalized(self, batch: Batch) -> None:
@@ -133,11 +120,9 @@ class Admission:
 
     @property
     def next_sequence(self) -> int:
-        """The earliest place in training of a batch that is not full yet."""
         return self._counters.sequence + len(self._waiting["train"]) + 1
 
     def restore(self, batches: Iterable[Batch]) -> None:
-        """Find again who waits for what; the batches of a changelog, by number."""
         pending = [batch for batch in batches if batch.state is State.PENDING]
         for batch in sorted(pending, key=_last_touched):
             if not batch.filled:
@@ -148,13 +133,8 @@ class Admission:
         for batch in sorted((b for b in batches if b.sequence), key=lambda b: b.sequence):
             self._train(batch)
 
-    def waiting(self) -> Iterator[Batch]:
-        for batches in self._waiting.values():
-            yield from batches.values()
-
     def _no_longer_filled(self, batch: Batch) -> None:
-        if batch in self._unfilled:
-            self._unfilled.remove(batch)
+        self._unfilled.remove(batch)
         if self.filling.get(batch.batch_type) is batch:
             del self.filling[batch.batch_type]
 

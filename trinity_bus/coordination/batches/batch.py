@@ -1,30 +1,25 @@
 """Batches on the way from their first task to their manifest.
 
 A task that names a batch joins it; one that names none joins the batch of its type that is being filled. Tasks of a
-batch are not handed out before it is full: see :mod:`trinity_bus.coordination.batches.lifecycle`. An *open* batch,
-without a number of tasks, is never full and never waits; of its tasks that have ended only the numbers are kept.
+batch are not dispatched before it is full, see ``batches.lifecycle``. An *open* batch, without a number of tasks, is
+never full and never waits; of its tasks that have ended only the numbers are kept.
 
-Over-rollout: a batch need not wait for its last tasks.
-
-A batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with what it then
-has; the others are cut off. More tasks are handed out than are waited for, hence the name: the slowest few decide
-nothing.
+Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
+what it then has; the others are aborted. So the slowest few decide nothing.
 """
 
-import heapq
 import math
 from bisect import insort
 from collections.abc import Collection
 from typing import Final
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import field
 
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
 from schemas.batch import readable
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.lifecycle import moved
-from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.pools import Kind
@@ -41,10 +36,7 @@ type Queued = tuple[int, int, str]  # a part to be dispatched: order of its task
 
 
 def enough(batch_type: BatchType, expected: int | None, over_rollout_ratio: float) -> int | None:
-    """How many finished tasks are enough for a batch that does not say so itself; None: all.
-
-    ``ceil(expected * (1 - over_rollout_ratio))`` for train batches, as in the reference; evaluation waits for all.
-    """
+    """How many finished tasks are enough for a batch that does not say so itself, as in the reference; None: all."""
     if batch_type == "eval" or not expected or not over_rollout_ratio:
         return None
     return math.ceil(expected * (1 - over_rollout_ratio))
@@ -65,15 +57,13 @@ class Batch(Row):
     sequence: int = 0  # place in the order of training; 0 for eval batches, and before RUNNING
     min_version: int = 0
     # ``finished``, ``failed`` and ``aborted`` of an open batch; those of others follow from their results.
-    counts: tuple[int, int, int] | UnsetType = UNSET
+    counts: tuple[int, int, int] = (0, 0, 0)
     # Who is served when its tasks are dispatched, and may end it: see coordination.events.batch_commands.
     owner: str = NOBODY
 
     def __post_init__(self) -> None:
-        if self.is_open and self.counts is UNSET:
-            self.counts = (0, 0, 0)
         # Tasks that ended by themselves; the failed ones among them; tasks that were aborted.
-        self.finished, self.failed, self.aborted = (0, 0, 0) if self.counts is UNSET else self.counts
+        self.finished, self.failed, self.aborted = self.counts
         self.open_tasks: dict[str, OpenTask] = {}  # tasks without a result
         self.size = 0  # bytes of them
         # Those among them that were answered when they came, until the batch has its place in training.
@@ -103,62 +93,31 @@ class Batch(Row):
     def move(self, target: State) -> None:
         self.state = moved(self.state, target)
 
-    def admit_task(self, task: OpenTask) -> None:
-        self.open_tasks[task.task_id] = task
-        self.size += task.size
-        if not task.parts_left:
-            self.contributed[task.task_id] = task
-
-    def release_task(self, task: OpenTask) -> None:
-        """Note that an open task is about to have its result."""
-        del self.open_tasks[task.task_id]
-        self.contributed.pop(task.task_id, None)
-        self.size -= task.size
-
     def count(self, result: Result) -> None:
-        if result.status == "aborted":
+        if result.entry.status == "aborted":
             self.aborted += 1
         else:
             self.finished += 1
-            if result.status == "failed":
+            if result.entry.status == "failed":
                 self.failed += 1
         if self.is_open:
             self.counts = (self.finished, self.failed, self.aborted)
 
     def keep(self, result: Result) -> None:
-        self.results[result.task_id] = result
+        self.results[result.entry.task_id] = result
         for seconds in result.elapsed:
             insort(self.durations, seconds)
-
-    def enqueue(self, task: OpenTask, part: Part) -> None:
-        heapq.heappush(self.queued.setdefault(task.kind, []), (task.accepted.order, part.index, task.task_id))
 
     def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
         heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
         return min(heads) if heads else None
-
-    def take(self, kind: Kind) -> None:
-        heap = self.queued[kind]
-        heapq.heappop(heap)
-        if not heap:
-            del self.queued[kind]
-
-    def drop(self, task: OpenTask) -> None:
-        queue = self.queued.get(task.kind)
-        if queue is None:
-            return
-        heap = [item for item in queue if item[0] != task.accepted.order]
-        if heap:
-            heapq.heapify(heap)
-            self.queued[task.kind] = heap
-        else:
-            del self.queued[task.kind]
 
     def record(
         self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False
     ) -> BatchRecord:
         """Return the batch as others see it; with manifest, metrics and trace links where they are asked for."""
         results = sorted(self.results.values(), key=lambda r: r.order) if with_results else []
+        links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.entry.parts)
         return BatchRecord(
             batch_id=self.batch_id,
             batch_type=self.batch_type,
@@ -174,7 +133,7 @@ class Batch(Row):
             manifest=[r.entry for r in results],
             metrics=self._metrics(results, detailed_stats=detailed_stats) if with_results else {},
             reason=reason,
-            trace_links=_trace_links(results),
+            trace_links=list(links)[:MAX_TRACE_LINKS],
         )
 
     def _metrics(self, results: list[Result], *, detailed_stats: bool) -> Metrics:
@@ -190,12 +149,7 @@ class Batch(Row):
         metrics[f"{prefix}/finished_task_count"] = float(self.finished)
         if results:
             metrics[f"{prefix}/failed_task_count"] = float(self.failed)
-        samples = sum(part.samples for result in results for part in result.parts)
+        samples = sum(part.samples for result in results for part in result.entry.parts)
         if samples and self.batch_type == "train":
             metrics["experience_pipeline/experience_count"] = float(samples)
         return metrics
-
-
-def _trace_links(results: list[Result]) -> list[str]:
-    links = dict.fromkeys(r.traceparent for r in results if r.traceparent is not None and r.parts)
-    return list(links)[:MAX_TRACE_LINKS]

@@ -2,13 +2,14 @@
 
 A batch is in the queue of its owner while it may be handed out (RUNNING) and something of it is queued. Its place is
 given by :func:`batch_priority`: train batch n, then eval batches whose id starts with the number n, then n + 1, then
-others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.batches.shares` to say.
+others. Which producer's turn it is, is for :mod:`trinity_bus.coordination.batches.accounts` to say.
 """
 
+import heapq
 import math
 import re
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
 from schemas import BatchLifecycleState as State
@@ -67,9 +68,8 @@ class DispatchQueue:
     def producers(self) -> Collection[str]:
         return self._order.keys()
 
-    def of(self, producer: str) -> Iterator[Batch]:
-        """Return the batches of one producer, the most urgent first; they may leave meanwhile."""
-        return iter([batch for _, batch in self._order[producer]])
+    def of(self, producer: str) -> deque[Batch]:
+        return deque(batch for _, batch in self._order[producer])
 
     def unserved(self, served: Collection[str], model: str) -> list[UnservedPool]:
         """Return the pools that something here waits for, and that are not served. ``model`` is the trained one."""
@@ -81,7 +81,7 @@ class DispatchQueue:
         return [UnservedPool(pool=pool or model, parts=parts) for pool, parts in waiting.most_common(MAX_UNSERVED)]
 
     def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
-        batch.enqueue(task, part)
+        heapq.heappush(batch.queued.setdefault(task.kind, []), (task.accepted.order, part.index, task.task_id))
         self.join(batch)
 
     def join(self, batch: Batch) -> None:
@@ -94,19 +94,25 @@ class DispatchQueue:
             insort(self._order.setdefault(batch.owner, []), (place, batch), key=lambda found: found[0])
 
     def take(self, batch: Batch, kind: Kind) -> None:
-        batch.take(kind)
-        self._leave_if_done(batch)
+        heap = batch.queued[kind]
+        heapq.heappop(heap)
+        if not heap:
+            self.clear(batch, kind)
 
     def drop(self, batch: Batch, task: OpenTask) -> None:
-        batch.drop(task)
-        self._leave_if_done(batch)
+        heap = batch.queued.get(task.kind, [])
+        heap[:] = [item for item in heap if item[0] != task.accepted.order]
+        heapq.heapify(heap)
+        if not heap:
+            self.clear(batch, task.kind)
 
     def clear(self, batch: Batch, kind: Kind | None = None) -> None:
         if kind is None:
             batch.queued.clear()
         else:
             batch.queued.pop(kind, None)
-        self._leave_if_done(batch)
+        if not batch.queued:
+            self.leave(batch)
 
     def leave(self, batch: Batch) -> None:
         place = self._places.pop(batch.number, None)
@@ -117,11 +123,6 @@ class DispatchQueue:
                 del self._order[batch.owner]
 
     def moved(self, batch: Batch) -> None:
-        """Note that the batch has another sequence than before."""
         if batch.number in self._places:
             self.leave(batch)
             self.join(batch)
-
-    def _leave_if_done(self, batch: Batch) -> None:
-        if not batch.queued:
-            self.leave(batch)

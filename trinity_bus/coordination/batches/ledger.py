@@ -1,13 +1,5 @@
 """The books: every task that was accepted and has not ended, every batch that has not ended, and what has lately ended.
 
-::
-
-    accept --> OpenTask, in a PENDING batch --> batch full --admit--> RUNNING: its tasks can be handed out
-                  |                                                      |
-                  +--finish: exactly one Result of each task ------------+--> all finished: FINALIZING
-                                                                                |
-                        in the order of sequence: FINALIZED, and off the books <+
-
 A task id is on the books from acceptance to result, and remembered for ``dedup_window`` further tasks; the id of a
 batch likewise, and for a shorter time what became of it. Nothing else is kept of what has ended: the log has it.
 
@@ -36,12 +28,11 @@ from schemas import BatchRecord, SubmitBatch, Task
 from schemas.record import BatchType
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import pools
+from trinity_bus.coordination.batches.accounts import Counters, Shares, Usage
 from trinity_bus.coordination.batches.admission import Admission
-from trinity_bus.coordination.batches.backlog import Backlog, Usage
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
-from trinity_bus.coordination.batches.parts import Attempt, Part, PartAnswer, RunningAttempts
-from trinity_bus.coordination.batches.shares import Counters, Shares
+from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, PartAnswer
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
 from trinity_bus.coordination.effects import RejectionReason
@@ -59,7 +50,7 @@ CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
 class Ledger:
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, store: StateStore) -> None:
         self.tasks: dict[str, OpenTask] = {}
-        self.running = RunningAttempts()
+        self.running: dict[AttemptKey, Attempt] = {}  # of all tasks, in the order in which they began
         self.batches: Table[Batch] = Table("batch", Batch, store)
         self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
         self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
@@ -69,7 +60,7 @@ class Ledger:
         self._max_batch_bytes = settings.max_open_bytes // BATCH_SHARE
         self._rules = TaskRules(settings)
         self.shares = Shares(self.counters, "turns")  # attempts that run, of each producer
-        self.usage = Usage()  # open tasks, of each producer
+        self.usage = Usage()
         self.admission = Admission(
             settings.max_inflight_batches,
             policy,
@@ -86,23 +77,18 @@ class Ledger:
         self._settings = settings
         self._policy = policy
         self._codec = store.codec
-        self.backlog = Backlog()
 
     def wants_tasks(self) -> bool:
-        """Whether more tasks should be read.
+        """Whether more tasks should be read: not while too many are open in batches that can go on.
 
-        Not while ``max_open_tasks``, or ``max_open_bytes`` of them, are open in batches that can go on: those end, be
-        it by running out of time. Tasks of batches that are not full do not count, because only more tasks help them;
-        ``overflow`` and the bytes that one batch may have bound them.
+        Tasks of batches that are not full do not count, because only more tasks help them; ``overflow`` bounds them.
         """
-        return self.backlog.has_room(self._settings.max_open_tasks, self._settings.max_open_bytes)
+        return self.usage.has_room(self._settings.max_open_tasks, self._settings.max_open_bytes)
 
     def knows(self, task_id: str) -> bool:
-        """Whether a task of this id is open, or was lately accepted."""
         return task_id in self.tasks or task_id in self.done
 
     def refusal(self, task: Task) -> tuple[RejectionReason, str] | None:
-        """Why the books cannot take this task; None if they can."""
         if self.knows(task.task_id):
             return RejectionReason.DUPLICATE_TASK, f"a task with the id {task.task_id!r} was accepted before"
         batch = None if task.batch_id is None else self.batches.get(task.batch_id)
@@ -111,10 +97,7 @@ class Ledger:
         return self._rules.refusal(task, batch, self.usage.of(sender(task, batch)))
 
     def accept(self, arrived: TaskArrived, answer: PartAnswer | None = None) -> Batch | None:
-        """Take a task for which there is no ``refusal``. Return its batch if that is new.
-
-        ``answer``: of all its runs, where no explorer is to run them.
-        """
+        """Take a task without ``refusal``; return its batch if that is new. ``answer``: of what nobody is to run."""
         task = arrived.task
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
@@ -122,8 +105,7 @@ class Ledger:
         accepted = AcceptedTask(
             batch_id=batch.batch_id,
             order=order,
-            partition=arrived.origin.partition,
-            offset=arrived.origin.offset,
+            origin=arrived.origin,
             traceparent=arrived.traceparent,
             runs=self._rules.runs_of(task),
             per_part=self._settings.max_repeat_times_per_runner if answer is None else None,
@@ -140,7 +122,7 @@ class Ledger:
             for part in opened.parts:
                 self.queue.enqueue(batch, opened, part)
         if batch.is_open:
-            self.backlog.tasks.add(1, opened.size)
+            self.usage.tasks.add(1, opened.size)
         else:
             if batch.unnamed and batch.size >= self._max_batch_bytes:
                 # Nobody could give it up: it is full now, with fewer tasks.
@@ -150,13 +132,7 @@ class Ledger:
                 self._filled(batch)
         return batch if is_new else None
 
-    def cover(self, task_ids: Iterable[str]) -> None:
-        """Note that no task of these ids is to be accepted: what they stand for was contributed under another."""
-        for task_id in task_ids:
-            self.done.add(task_id)
-
     def register(self, wanted: SubmitBatch) -> Batch:
-        """Take a batch that a client has submitted and whose id is free."""
         owner = wanted.producer or wanted.client
         batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
         # An evaluation waits for all, as in the reference: of fewer tasks, it is another one.
@@ -179,8 +155,7 @@ class Ledger:
     def oldest_needed(self) -> int | None:
         """Return the oldest version that explorers are kept at, for a batch that is dispatched and not done.
 
-        An evaluation is to be of one version, under any style; with ``fixed`` each batch counts. What asks for another
-        pool waits for no version. None where there is no such batch.
+        An evaluation is to be of one version, under any style; with ``fixed`` each batch counts.
         """
         if self._policy.style == "fixed":
             return min((batch.min_version for batch in self.handed_out.values()), default=None)
@@ -188,12 +163,10 @@ class Ledger:
         return min((batch.min_version for batch in evaluations if self._is_at_work(batch)), default=None)
 
     def newest_drawn_for(self) -> int:
-        """Return the newest version that an attempt needs which is running; 0 where none is."""
         batches = {self.tasks[attempt.task_id].batch_id for attempt in self.running.values()}
         return max((self.batches[batch_id].min_version for batch_id in batches), default=0)
 
     def needing_more_than(self, version: int) -> list[Batch]:
-        """Batches that are dispatched, not done, and need a newer version than this."""
         return [batch for batch in self.handed_out.values() if batch.min_version > version]
 
     def completed(self, batch: Batch) -> BatchRecord:
@@ -209,8 +182,10 @@ class Ledger:
         task_id = task.task_id
         batch = self.batches[task.batch_id]
         del self.tasks[task_id]
-        batch.release_task(task)
-        self.usage.remove(task.producer, task.size)
+        del batch.open_tasks[task_id]
+        batch.contributed.pop(task_id, None)
+        batch.size -= task.size
+        self.usage.add(task.producer, -1, -task.size)
         self.pages.remove(task.page, task_id)
         self.done.add(task_id)
         if self._progress.pop(task_id, None) is not None:
@@ -219,13 +194,13 @@ class Ledger:
         batch.count(result)
         self.admission.shrank(batch)
         if batch.filled or batch.is_open:
-            self.backlog.tasks.remove(1, task.size)
+            self.usage.tasks.add(-1, -task.size)
         if not batch.is_open:
             batch.keep(result)
             packed = self._codec.encode(result)
             self._results.add(batch.batch_id, packed)
             if batch.filled:
-                self.backlog.results.add(1, len(packed))
+                self.usage.results.add(1, len(packed))
         return batch
 
     def progressed(self, task: OpenTask, *lost_at: Part) -> None:
@@ -251,14 +226,12 @@ class Ledger:
         self._close(batch)
 
     def overdue(self, now: float) -> list[Attempt]:
-        return self.in_order(self.running.overdue(now))
+        return self.in_order(attempt for attempt in self.running.values() if attempt.deadline <= now)
 
     def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Return attempts in the order of their tasks' acceptance, and of their start."""
         return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].accepted.order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
-        """Find again what follows from the tables, which were filled from a changelog, and from what explorers run."""
         self._rebuild_tasks(running)
         self.batches.sort(key=lambda batch_id: self.batches[batch_id].number)
         for batch_id in self._results.rebuild():
@@ -291,17 +264,15 @@ class Ledger:
     def _rebuild_tasks(self, running: Iterable[Attempt]) -> None:
         self.pages.rebuild(self._open_again)
         for task_id, progress in self._progress.items():
-            self.tasks[task_id].take_stretches(progress)
+            self.tasks[task_id].take_progress(progress)
         for name, answer in self._answers.items():
             index, _, task_id = name.partition("/")
             task = self.tasks[task_id]
             task.answer(task.parts[int(index)], answer)
-        for task_id, progress in self._progress.items():
-            self.tasks[task_id].take_progress(progress)
         for attempt in running:
             task = self.tasks[attempt.task_id]
             task.resume(attempt)
-            self.running.add(attempt)
+            self.running[attempt.key] = attempt
             self.shares.take(self.batches[task.batch_id].owner)
         self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].accepted.order))
 
@@ -313,14 +284,17 @@ class Ledger:
     def _join(self, task: OpenTask, batch: Batch) -> None:
         task.producer = sender(task.accepted.task, batch)
         task.kind = pools.kind_of(task.accepted.task, self._settings.model)
-        batch.admit_task(task)
-        self.usage.add(task.producer, task.size)
+        batch.open_tasks[task.task_id] = task
+        batch.size += task.size
+        if not task.parts_left:
+            batch.contributed[task.task_id] = task
+        self.usage.add(task.producer, 1, task.size)
 
     def _filled(self, batch: Batch) -> None:
         # It needs no more tasks to go on.
-        self.backlog.tasks.add(len(batch.open_tasks), batch.size)
+        self.usage.tasks.add(len(batch.open_tasks), batch.size)
         if not batch.is_open:
-            self.backlog.results.add(len(batch.results), self._results.size(batch.batch_id))
+            self.usage.results.add(len(batch.results), self._results.size(batch.batch_id))
 
     def _batch_of(self, task: Task) -> tuple[Batch, bool]:
         if task.batch_id is None:
@@ -361,7 +335,7 @@ class Ledger:
 
     def _close(self, batch: Batch) -> None:
         if batch.filled:
-            self.backlog.results.remove(len(batch.results), self._results.size(batch.batch_id))
+            self.usage.results.add(-len(batch.results), -self._results.size(batch.batch_id))
         self.handed_out.pop(batch.number, None)
         self.complete.pop(batch.number, None)
         self.queue.leave(batch)

@@ -1,7 +1,7 @@
 """The parts of a task: stretches of its runs, each done by one attempt.
 
 A task whose ``repeat_times`` is above ``max_repeat_times_per_runner`` is split, and its parts may run on several
-explorers at once; any other task is one part. The runs of all parts together are one group.
+explorers at once. The runs of all parts together are one group.
 
 ::
 
@@ -14,8 +14,7 @@ explorers at once; any other task is one part. The runs of all parts together ar
        +-----------------+--- some runs are done: ANSWERED for these; each stretch of the others is a part of its own
 
 A part has one running attempt, or two where a speculative one beside a slow one was started; the first good one
-answers, the other is cancelled. An attempt is known by the id of its task and its number; no two attempts at a task,
-whatever the part, have the same. Once it has ended, nothing that it still says counts.
+answers, the other is cancelled. Once an attempt has ended, nothing that it still says counts.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
-from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
 
@@ -39,8 +37,7 @@ class Attempt(Value, array_like=True):
     part: int  # index of the part
     number: int  # 1, 2, 3 ... over all parts of the task
     timeout_s: float
-    # Partition and offset of the first turn that it has completed, as its explorer has told.
-    turns: tuple[int, int] | None = None
+    turns: Position | None = None  # of the first turn that it has completed, as its explorer has told
 
     def __post_init__(self) -> None:
         self.explorer = self.incarnation = ""
@@ -49,7 +46,6 @@ class Attempt(Value, array_like=True):
         self.started: float | None = None  # on the machine's own clock; None if that was before a restart
 
     def place(self, explorer: str, incarnation: str, now: float) -> None:
-        """Say who runs it, and that its time begins now."""
         self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s
 
     @property
@@ -57,73 +53,21 @@ class Attempt(Value, array_like=True):
         return self.task_id, self.number
 
 
-class RunningAttempts(dict[AttemptKey, Attempt]):
-    """The attempts that explorers run, of all tasks, by key, in the order in which they began; and their deadlines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._deadlines: Deadlines[AttemptKey] = Deadlines()
-
-    def add(self, attempt: Attempt) -> None:
-        self[attempt.key] = attempt
-        self._deadlines.set(attempt.key, attempt.deadline)
-
-    def __delitem__(self, key: AttemptKey) -> None:
-        super().__delitem__(key)
-        self._deadlines.forget(key)
-
-    def overdue(self, now: float) -> list[Attempt]:
-        """Return those whose time is up. Each is returned once: whoever asks ends it."""
-        return [self[key] for key in self._deadlines.take(now)]
-
-
-class StoredPart(Value, array_like=True):
-    """A ``ResultPart`` as the state keeps it: in the state's own form, whatever becomes of the record's."""
-
-    attempt: int
-    samples: int
-    place: tuple[int, int] | None  # partition and offset of its experiences
-
-    @property
-    def record(self) -> ResultPart:
-        position = None if self.place is None else Position(partition=self.place[0], offset=self.place[1])
-        return ResultPart(attempt=self.attempt, samples=self.samples, position=position)
-
-
 class PartAnswer(Row, array_like=True):
-    part: StoredPart  # its experiences; of a group in several records, the first
+    parts: list[ResultPart]  # its experiences; several where a group is too large for one record
     completed_runs: int
-    whole: bool  # whether these are all runs of the part
     metrics: list[Metrics]  # one map of each run, and one with the time that all took
     version_min: int
     version_max: int
     seconds: float  # as its explorer says
     elapsed: float | None  # seconds from its dispatch to its answer; None if a restart lies between them
-    error: str | None
+    error: str | None  # why these are not all runs of the part
     explorer: str
     traceparent: str | None  # of the rollout
-    # The other records of its group.
-    more: list[StoredPart] = []  # noqa: RUF012 - msgspec gives each its own
-
-    @property
-    def parts(self) -> list[StoredPart]:
-        """All records of its experiences, in their order."""
-        return [self.part, *self.more]
-
-
-class LostPart(Value, array_like=True):
-    """What attempts without an answer have left behind at a part."""
-
-    index: int
-    lost: int = 0
-    failed: bool = False
-    failed_on: str | None = None
 
 
 @dataclass(slots=True)
 class Part:
-    """A stretch of a task's runs."""
-
     index: int
     run_id_base: int  # its first run
     runs: int  # how many: those that follow, but for an ANSWERED one that was cut

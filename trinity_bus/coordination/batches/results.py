@@ -1,11 +1,11 @@
 """What attempts that ended are worth, and what tasks that ended came to."""
 
-from collections.abc import Iterator
+from msgspec import structs
 
-from schemas import Position, RolloutFinished, TaskResult
+from schemas import ManifestEntry, ResultPart, RolloutFinished, TaskResult
 from schemas.batch import TaskStatus
 from schemas.record import BatchType, Metrics
-from trinity_bus.coordination.batches.parts import Part, PartAnswer, StoredPart
+from trinity_bus.coordination.batches.parts import Part, PartAnswer
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded, short_error
 from trinity_bus.rollout.metrics import TASK_TIME, calculate_task_level_metrics
@@ -16,10 +16,8 @@ def problem(
 ) -> str | None:
     """Why the attempt is no answer to its part; None if it is one.
 
-    Args:
-        min_version: The oldest version that its batch may be sampled with.
-        accept_partial: Whether the runs of an attempt that broke off count.
-        max_pieces: Records that its experiences may be in.
+    ``accept_partial``: whether the runs of an attempt that broke off count. ``max_pieces``: records that its
+    experiences may be in.
     """
     if event.status == "failed" or event.completed_runs < 1:
         return event.error or "the rollout failed and did not say why"
@@ -27,16 +25,12 @@ def problem(
         return event.error or f"{event.completed_runs} of {event.total_runs} runs completed"
     if batch_type == "eval":
         return None
-    missing = _missing(event, max_pieces)
-    if missing is None and event.version_min < min_version:
-        return f"drawn with version {event.version_min}, the batch needs {min_version} or newer"
-    return missing
-
-
-def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
-    # Why there is nothing of an attempt that could be trained on.
     if (event.experience is None and not event.pieces) or event.samples < 1:
         return f"the rollout is {event.status}, but has no experience that could be trained on"
+    return _contradiction(event, min_version, max_pieces)
+
+
+def _contradiction(event: RolloutFinished, min_version: int, max_pieces: int) -> str | None:
     if event.pieces and (event.experience is not None or event.samples != sum(p.samples for p in event.pieces)):
         return f"the rollout has {event.samples} samples, and its pieces are others"
     if len(event.pieces) > max_pieces:
@@ -44,6 +38,8 @@ def _missing(event: RolloutFinished, max_pieces: int) -> str | None:
             f"its experiences are in {len(event.pieces)} records, and a part of a task of this batch may have "
             f"{max_pieces}: send smaller batches or groups"
         )
+    if event.version_min < min_version:
+        return f"drawn with version {event.version_min}, the batch needs {min_version} or newer"
     return None
 
 
@@ -61,17 +57,12 @@ def answer(
     elapsed: float | None,
     traceparent: str | None,
     *,
-    whole: bool,
+    error: str | None,
 ) -> PartAnswer:
-    """Return the answer of a part, from an attempt without a ``problem``; whether it has all of the part's runs."""
-    error = None
-    if not whole:
-        error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
-    first, *more = _stored(event, batch_type)
+    """Return the answer of a part, from an attempt without a ``problem``; ``error``: why it has not all of its runs."""
     return PartAnswer(
-        part=first,
-        completed_runs=part.runs if whole else min(event.completed_runs, part.runs),
-        whole=whole,
+        parts=_stored(event, batch_type),
+        completed_runs=part.runs if error is None else min(event.completed_runs, part.runs),
         metrics=[*event.metrics, {TASK_TIME: event.seconds}],
         version_min=event.version_min,
         version_max=event.version_max,
@@ -80,41 +71,38 @@ def answer(
         error=error,
         explorer=event.explorer,
         traceparent=traceparent,
-        more=more,
     )
 
 
-def _stored(event: RolloutFinished, batch_type: BatchType) -> list[StoredPart]:
-    # Of an eval batch one without a place.
-    if batch_type == "eval":
-        return [StoredPart(event.attempt, event.samples, None)]
-    if event.experience is not None:
-        return [StoredPart(event.attempt, event.samples, _place(event.experience))]
-    return [StoredPart(event.attempt, piece.samples, _place(piece.position)) for piece in event.pieces]
-
-
-def _place(position: Position) -> tuple[int, int]:
-    return position.partition, position.offset
+def _stored(event: RolloutFinished, batch_type: BatchType) -> list[ResultPart]:
+    # Of an eval batch one without a position.
+    if batch_type == "train" and event.pieces:
+        return [
+            ResultPart(attempt=event.attempt, samples=piece.samples, position=piece.position) for piece in event.pieces
+        ]
+    position = event.experience if batch_type == "train" else None
+    return [ResultPart(attempt=event.attempt, samples=event.samples, position=position)]
 
 
 def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> Result:
-    """Return the result of a task of which at least one part is answered.
-
-    ``reason``: why its other parts will not be waited for, where that is so.
-    """
+    """Return the result of a task with an answered part. ``reason``: why its other parts will not be waited for."""
     answers = task.answers
-    whole = len(answers) == len(task.parts) and all(answer.whole for answer in answers)
-    error = None if whole else task.left.first_error or next(_errors(answers), None) or reason
+    errors = [answer.error for answer in answers if answer.error is not None]
+    whole = len(answers) == len(task.parts) and not errors
+    error = None if whole else task.left.first_error or next(iter(errors), None) or reason
     first = answers[0]
     runs = first.metrics if len(answers) == 1 else [metrics for answer in answers for metrics in answer.metrics]
-    return Result(
-        order=task.accepted.order,
+    entry = ManifestEntry(
         task_id=task.task_id,
         status="completed" if whole else "partial",
         parts=[part for answer in answers for part in answer.parts],
         error=None if error is None else short_error(error),
         version_min=min([answer.version_min for answer in answers]),
         version_max=max([answer.version_max for answer in answers]),
+    )
+    return Result(
+        order=task.accepted.order,
+        entry=entry,
         metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
         traceparent=first.traceparent,
         elapsed=[answer.elapsed for answer in answers if answer.elapsed is not None],
@@ -131,45 +119,25 @@ def failure(task: OpenTask, error: str) -> Result:
 
 
 def unfinished(task: OpenTask, batch_type: BatchType, reason: str, *, keep_partial: bool) -> Result:
-    """Return the result of a task that is ended before all its parts are answered."""
     if keep_partial and task.answers:
         return joined(task, batch_type, reason)
     return _nothing(task, "aborted", reason, {})
 
 
 def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
-    counted = task.answers if result.parts else []
+    counted = task.answers if result.entry.parts else []
     return TaskResult(
-        task_id=result.task_id,
+        **structs.asdict(result.entry),
         batch_id=task.batch_id,
         batch_type=batch_type,
-        status=result.status,
         completed_runs=sum(answer.completed_runs for answer in counted),
         total_runs=task.total_runs,
-        parts=[part.record for part in result.parts],
         metrics=result.metrics,
-        version_min=result.version_min,
-        version_max=result.version_max,
         seconds=sum(answer.seconds for answer in counted),
         attempts=task.attempts,
-        error=result.error,
     )
 
 
 def _nothing(task: OpenTask, status: TaskStatus, error: str, metrics: Metrics) -> Result:
-    return Result(
-        order=task.accepted.order,
-        task_id=task.task_id,
-        status=status,
-        parts=[],
-        error=short_error(error),
-        version_min=-1,
-        version_max=-1,
-        metrics=metrics,
-        traceparent=None,
-        elapsed=[],
-    )
-
-
-def _errors(answers: list[PartAnswer]) -> Iterator[str]:
-    return (answer.error for answer in answers if answer.error is not None)
+    entry = ManifestEntry(task_id=task.task_id, status=status, error=short_error(error))
+    return Result(task.accepted.order, entry, metrics)

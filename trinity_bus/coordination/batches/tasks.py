@@ -17,25 +17,22 @@ The result of a failed task is its *first* error: later ones are often its conse
 """
 
 import dataclasses
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct, field
 
-from schemas import ManifestEntry, Task
-from schemas.batch import TaskStatus
+from schemas import ManifestEntry, Position, Task
 from schemas.record import Metrics
 from trinity_bus.coordination.batches.parts import (
     Attempt,
-    LostPart,
     Part,
     PartAnswer,
-    StoredPart,
     Stretch,
     split,
     stretches,
 )
+from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
 
@@ -45,8 +42,7 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
 
     batch_id: str
     order: int  # number of its acceptance, over all tasks
-    partition: int
-    offset: int
+    origin: Origin
     traceparent: str | None
     runs: int
     per_part: int | None  # runs of each part but the last; None: one part has all
@@ -58,10 +54,10 @@ class Progress(Row):
 
     last_ended: int = 0  # the highest number of one
     first_error: str | None = None
-    parts: list[LostPart] = field(default_factory=list)  # those that have lost attempts
+    # Of each part that has lost attempts, by index: how many, whether it has failed, and the explorer of the last.
+    lost: dict[str, tuple[int, bool, str | None]] = field(default_factory=dict)
     lost_s: float = 0.0  # seconds that attempts without an answer took together, as far as that is known
-    # Partition and offset of the first turn that one has completed; all its turns lie in one partition.
-    turns: tuple[int, int] | None = None
+    turns: Position | None = None  # of the first turn that one has completed; all lie in one partition
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
 
@@ -101,7 +97,6 @@ class OpenTask:
 
     @property
     def answers(self) -> list[PartAnswer]:
-        """Answers of the parts that have one, in the order of their runs."""
         return [part.answer for part in self.parts if part.answer is not None]
 
     @property
@@ -122,7 +117,6 @@ class OpenTask:
         return attempt
 
     def resume(self, attempt: Attempt) -> None:
-        """Note that the attempt was running when the coordinator stopped, and still is."""
         running = self.parts[attempt.part].running
         running.append(attempt)
         # They come explorer by explorer; those of a part stand in the order in which they were started.
@@ -131,11 +125,11 @@ class OpenTask:
         self.homes[attempt.explorer] = self.homes.get(attempt.explorer, 0) + 1
 
     def stop(self, attempt: Attempt) -> Part:
-        """Note that the running attempt has ended, one way or another. Return its part."""
         part = self.parts[attempt.part]
         part.running.remove(attempt)
-        if attempt.turns is not None:
-            self.left.turns = min(attempt.turns, self.left.turns or attempt.turns)
+        first = self.left.turns
+        if attempt.turns is not None and (first is None or attempt.turns.offset < first.offset):
+            self.left.turns = attempt.turns
         self.left.last_ended = max(self.left.last_ended, attempt.number)
         self.homes[attempt.explorer] -= 1
         if not self.homes[attempt.explorer]:
@@ -143,10 +137,7 @@ class OpenTask:
         return part
 
     def cut(self, part: Part, done: Sequence[int], failed_on: str) -> list[Part]:
-        """Leave a part only the runs that are done, and return the parts that have the others: they have lost a try.
-
-        Nothing of the part runs; ``done`` is ascending.
-        """
+        """Leave a part only the runs that are done, and return the parts that have the others: they have lost a try."""
         missing = sorted(set(range(part.run_id_base, part.run_id_base + part.runs)).difference(done))
         new = [
             Part(len(self.parts) + i, base, runs, lost=part.lost + 1, failed_on=failed_on)
@@ -164,69 +155,34 @@ class OpenTask:
         self.homes[answer.explorer] = self.homes.get(answer.explorer, 0) + 1
 
     def fail(self, part: Part) -> None:
-        """Note that the part will not be tried again."""
         part.failed = True
         self.parts_left -= 1
 
     def lose(self, parts: Sequence[Part]) -> Progress:
-        """Return what is kept of its attempts that have ended, with what was lost since at some parts.
-
-        The other parts are not looked at: a task may have hundreds, and all of them may be lost at once.
-        """
-        for part in parts:
-            self.left.parts = _with(self.left.parts, part)
+        """Return what is kept of its attempts that have ended, with what was lost since at some parts."""
+        # In place: a task may have hundreds of parts, and all may be lost at once. The caller puts it into its table.
+        self.left.lost.update({str(part.index): (part.lost, part.failed, part.failed_on) for part in parts})
         return self.left
 
-    def take_stretches(self, progress: Progress) -> None:
-        """Have the parts that it had when this was kept; nothing else is known of them yet."""
+    def take_progress(self, progress: Progress) -> None:
+        """Become what it was when this was kept, but for its answers; nothing else is known of it yet."""
+        self.left = progress
+        self.attempts = progress.last_ended
         if progress.stretches:
             self.parts = [Part(index, base, runs) for index, (base, runs) in enumerate(progress.stretches)]
             self.parts_left = len(self.parts)
-
-    def take_progress(self, progress: Progress) -> None:
-        """Become what it was when this was kept."""
-        self.left = progress
-        self.attempts = progress.last_ended
-        for kept in progress.parts:
-            part = self.parts[kept.index]
-            part.lost, part.failed_on = kept.lost, kept.failed_on
-            if kept.failed:
+        for index, (lost, failed, failed_on) in progress.lost.items():
+            part = self.parts[int(index)]
+            part.lost, part.failed_on = lost, failed_on
+            if failed:
                 self.fail(part)
-
-
-def _with(kept: list[LostPart], part: Part) -> list[LostPart]:
-    # ``kept``, which is sorted by index, with one of the parts as it is now.
-    at = bisect_left(kept, part.index, key=lambda of: of.index)
-    known = at < len(kept) and kept[at].index == part.index
-    now = kept[at] if known else LostPart(part.index)
-    return [
-        *kept[:at],
-        now.but(lost=part.lost, failed=part.failed, failed_on=part.failed_on),
-        *kept[at + known :],
-    ]
 
 
 class Result(Struct, array_like=True, frozen=True):
     """The one result of a task: an item of ``results/<n>/<batch id>``."""
 
     order: int  # of the task's acceptance; manifests are sorted by it
-    task_id: str
-    status: TaskStatus
-    parts: list[StoredPart]
-    error: str | None
-    version_min: int
-    version_max: int
+    entry: ManifestEntry
     metrics: Metrics  # of the task, reduced over its runs; of a failed one its time alone, of an aborted one nothing
-    traceparent: str | None  # of the rollout that counts
-    elapsed: list[float]  # seconds that its parts took, where that is known
-
-    @property
-    def entry(self) -> ManifestEntry:
-        return ManifestEntry(
-            task_id=self.task_id,
-            status=self.status,
-            parts=[part.record for part in self.parts],
-            error=self.error,
-            version_min=self.version_min,
-            version_max=self.version_max,
-        )
+    traceparent: str | None = None  # of the rollout that counts
+    elapsed: list[float] = field(default_factory=list)  # seconds that its parts took, where that is known

@@ -5,18 +5,17 @@ in the share of the producer whose batch it is of. All changes to them are made 
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from typing import Final
 
-from schemas import Cancel, Dispatch, Position
-from schemas.record import BatchType
+from schemas import Cancel, Dispatch
 from schemas.topics import ROLLOUTS
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.batches.ledger import Ledger
 from trinity_bus.coordination.batches.parts import Attempt, Part
-from trinity_bus.coordination.batches.shares import Counters
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import Fleet
@@ -30,64 +29,42 @@ MOST_STARTED: Final = 256  # of one pass, so that a thousand free explorers do n
 type _Finder = Callable[[int], Placement]
 
 
-class _Turn:
-    """The position of one producer in its queue, in one pass."""
-
-    __slots__ = ("_batches", "batch")
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self.batch = next(batches, None)  # the batch to dispatch from next; None at the end
-
-    def advance(self) -> None:
-        self.batch = next(self._batches, None)
-
-
-class AttemptTimeouts:
-    """How long an attempt may take: the task's own limit, and a shorter one that follows from experience.
-
-    With ``dynamic_timeout_ratio`` set, an attempt that starts after ``dynamic_timeout_warmup_steps`` train batches were
-    finalized, or drained by a ``Scheduler``, may take ``ratio`` times what attempts at train tasks took on average,
-    from dispatch to result. All of them count that ended by an answer, a failure or running out of time; not those that
-    were cancelled or whose explorer died, nor those across a restart of the coordinator, which nobody has timed. A task
-    is bounded by ``max_attempts`` such limits for each of its parts, besides the time that it waits to be handed out.
-    """
-
-    def __init__(self, settings: CoordinatorSettings, counters: Counters) -> None:
-        self._settings = settings
-        self._counters = counters
-
-    def limit(self, timeout_s: float | None = None) -> float:
-        """Seconds that an attempt which starts now may take, at a task with this limit of its own."""
-        settings, counters = self._settings, self._counters
-        own = timeout_s or settings.task_timeout_s
-        steps = counters.finalized + counters.drained
-        warm = steps >= settings.dynamic_timeout_warmup_steps and counters.timed_attempts > 0
-        if settings.dynamic_timeout_ratio is None or not warm:
-            return own
-        mean = counters.attempt_seconds / counters.timed_attempts
-        # A limit is above 0 even if everything so far took no time at all.
-        return min(own, max(mean * settings.dynamic_timeout_ratio, settings.tick_s))
-
-    def ended(self, attempt: Attempt, batch_type: BatchType, now: float) -> float | None:
-        """Note that an attempt has ended. Return how long it took; None if that is not known."""
-        if attempt.started is None:
-            return None
-        seconds = now - attempt.started
-        if batch_type == "train":
-            self._counters.timed_attempts += 1
-            self._counters.attempt_seconds += seconds
-        return seconds
-
-
 class Dispatcher:
     def __init__(self, settings: CoordinatorSettings, ledger: Ledger, fleet: Fleet, out: Effects) -> None:
-        self.timeouts = AttemptTimeouts(settings, ledger.counters)
+        self._settings = settings
         self._ledger = ledger
         self._fleet = fleet
         self._out = out
         self.is_cut_short = False  # whether the last pass ended at MOST_STARTED, with more to dispatch
         self._started = 0
+
+    def timeout_s(self, own_s: float | None = None) -> float:
+        """Return how long an attempt which starts now may take: the task's own limit, or one that follows from others.
+
+        With ``dynamic_timeout_ratio`` set, an attempt that starts after ``dynamic_timeout_warmup_steps`` train batches
+        were finalized, or drained by a ``Scheduler``, may take ``ratio`` times what attempts at train tasks took on
+        average, from dispatch to result. All of them count that ended by an answer, a failure or running out of time;
+        not those that were cancelled or whose explorer died, nor those across a restart of the coordinator.
+        """
+        settings, counters = self._settings, self._ledger.counters
+        own_s = own_s or settings.task_timeout_s
+        steps = counters.finalized + counters.drained
+        warm = steps >= settings.dynamic_timeout_warmup_steps and counters.timed_attempts > 0
+        if settings.dynamic_timeout_ratio is None or not warm:
+            return own_s
+        mean = counters.attempt_seconds / counters.timed_attempts
+        # A limit is above 0 even if everything so far took no time at all.
+        return min(own_s, max(mean * settings.dynamic_timeout_ratio, settings.tick_s))
+
+    def timed(self, attempt: Attempt, now: float) -> float | None:
+        """Count how long an attempt took that ends now, and return it; None if that is not known."""
+        if attempt.started is None:
+            return None
+        seconds = now - attempt.started
+        if self._ledger.tasks[attempt.task_id].accepted.task.batch_type == "train":
+            self._ledger.counters.timed_attempts += 1
+            self._ledger.counters.attempt_seconds += seconds
+        return seconds
 
     def dispatch(self, newest_version: int, now: float, ceiling: int | None = None) -> None:
         """Dispatch parts until no slot is free, no part fits, or enough attempts are started; producers take turns.
@@ -104,23 +81,24 @@ class Dispatcher:
             return
         find = cache(partial(free_slots.of, trained=newest_version >= 0))
         # A part that does not fit now will not fit later in this pass, because free slots only decrease.
-        turns = [(shares.rank(producer), _Turn(queue.of(producer))) for producer in queue.producers]
+        turns = [(shares.rank(producer), queue.of(producer)) for producer in queue.producers]
         heapq.heapify(turns)
         while len(turns) > 1 and free_slots and not self.is_cut_short:
-            (*_, producer), turn = turns[0]
-            if self._dispatch_turn(turn, find, newest_version, now, ceiling, alone=False):
+            (*_, producer), batches = turns[0]
+            if self._dispatch_turn(batches, find, newest_version, now, ceiling, alone=False):
                 shares.served(producer)
-                heapq.heapreplace(turns, (shares.rank(producer), turn))
+                heapq.heapreplace(turns, (shares.rank(producer), batches))
             else:
                 heapq.heappop(turns)
         if free_slots and not self.is_cut_short:
             self._dispatch_turn(turns[0][1], find, newest_version, now, ceiling, alone=True)
 
     def _dispatch_turn(
-        self, turn: "_Turn", find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
+        self, batches: deque[Batch], find: _Finder, newest_version: int, now: float, ceiling: int | None, *, alone: bool
     ) -> bool:
         # Dispatches one part, or for a single producer all that fit. Returns whether more may fit.
-        while (batch := turn.batch) is not None:
+        while batches:
+            batch = batches[0]
             min_version = _min_version(batch, newest_version)
             if ceiling is None or min_version <= ceiling:
                 placement = find(min_version)
@@ -134,7 +112,7 @@ class Dispatcher:
                     self.is_cut_short = self._started >= MOST_STARTED
                     if self.is_cut_short or not (alone and self._fleet.free_slots):
                         return True
-            turn.advance()
+            batches.popleft()
         return False
 
     def speculate(self, attempt: Attempt, newest_version: int, now: float) -> bool:
@@ -151,7 +129,6 @@ class Dispatcher:
         return True
 
     def stop(self, attempt: Attempt) -> tuple[OpenTask, Part]:
-        """Note that the attempt is over; its explorer has a slot more. Return its task and part."""
         del self._ledger.running[attempt.key]
         self._fleet.release(attempt.explorer, attempt.key)
         task = self._ledger.tasks[attempt.task_id]
@@ -180,12 +157,11 @@ class Dispatcher:
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
         self._started += 1
-        timeout_s = self.timeouts.limit(task.accepted.task.timeout_s)
+        timeout_s = self.timeout_s(task.accepted.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
-        self._ledger.running.add(attempt)
+        self._ledger.running[attempt.key] = attempt
         self._ledger.shares.take(batch.owner)
         self._fleet.assign(explorer, attempt)
-        turns = task.left.turns
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
@@ -197,7 +173,7 @@ class Dispatcher:
             run_id_base=part.run_id_base,
             min_version=min_version,
             timeout_s=timeout_s,
-            turns=None if turns is None else Position(partition=turns[0], offset=turns[1]),
+            turns=task.left.turns,
         )
         self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
 
@@ -210,16 +186,16 @@ def _min_version(batch: Batch, newest_version: int) -> int:
 def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> list[Attempt]:
     """Return attempts that deserve a second one beside them, the oldest first; none unless ``straggler_factor`` is set.
 
-    When nothing of a batch is left to dispatch and at least half of its tasks are finished, an attempt that takes more
-    than ``straggler_factor`` times the median of the batch's answered parts gets a second one beside it, if another
-    explorer has room that nobody else wants. The first good one counts, the other is cancelled. A second attempt counts
-    among the ``max_attempts`` tries of its part.
+    When nothing of a batch is left to dispatch and at least half of its tasks are finished, these are attempts that
+    take more than ``straggler_factor`` times the median of the batch's answered parts.
     """
     factor = settings.straggler_factor
     if factor is None:
         return []
     slow = []
-    for batch in filter(_is_near_its_end, ledger.batches.values()):
+    for batch in ledger.batches.values():
+        if batch.expected is None or batch.queued or not batch.durations or 2 * batch.finished < batch.expected:
+            continue
         limit = factor * batch.durations[len(batch.durations) // 2]
         for task in batch.open_tasks.values():
             for part in task.parts:
@@ -229,9 +205,3 @@ def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> 
                 if attempt.started is not None and now - attempt.started > limit:
                     slow.append((attempt.started, task.accepted.order, attempt.number, attempt))
     return [attempt for *_, attempt in sorted(slow, key=lambda found: found[:3])]
-
-
-def _is_near_its_end(batch: Batch) -> bool:
-    if batch.expected is None or batch.queued or not batch.durations:
-        return False
-    return 2 * batch.finished >= batch.expected

@@ -1,12 +1,9 @@
 """Which part of a task goes to which explorer.
 
-A slot that is free is for the producer that has the fewest attempts running of those that have something for it, see
-:mod:`shares <trinity_bus.coordination.batches.shares>`: however much one of them has queued, the others get their part
-of the slots. Its batches take their turn in the order of its :mod:`queue
-<trinity_bus.coordination.batches.dispatch_queue>`; inside a batch, parts go in the order of their tasks and runs,
-those that are tried again too. A part may go to an explorer that is ready, has a free slot, is of the task's pool,
-knows the workflow and serves at least the version that the batch needs, if its pool has versions (see
-:mod:`trinity_bus.coordination.pools`). Among those, in this order:
+A free slot is for the producer that has the fewest attempts running (``batches.accounts``), its batches take their turn
+(``batches.dispatch_queue``), and parts go in the order of their tasks and runs. A part may go to an explorer that is
+ready, has a free slot, is of the task's pool, knows the workflow and serves at least the version that the batch needs,
+if its pool has versions (``pools``). Among those, in this order:
 
 1. not the one where the part has just failed, if there is another;
 2. the one with the newest version;
@@ -90,7 +87,6 @@ class Placement:
         return 0 if explorer.needs_no_version(trained=self._trained) else self._min_version
 
     def place(self, task: OpenTask, part: Part) -> Explorer:
-        """Return the explorer for this part, of a task whose kind is one of ``kinds``."""
         explorer = self.find(task, part)
         if explorer is None:
             raise ValueError(f"nobody with room can run {task.kind}")

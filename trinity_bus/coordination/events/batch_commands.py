@@ -9,9 +9,8 @@ command            answer
                    many open batches that all have work
 ``FinalizeBatch``  ``unknown_batch``, ``wrong_type`` or ``open_batch`` at once, and nothing is touched; else, when the
                    batch has ended, its result. Out of time: an eval batch ends with what it has, be it nothing; a
-                   train batch with a ``min_wait_num`` ends with what it has if at least one task is finished; else
-                   ``timeout``, and the batch goes on. ``timeout`` is the answer too where the batch is complete, and
-                   waits its turn in training, and where somebody waits for another's batch: only its owner ends it
+                   train batch with a ``min_wait_num`` likewise if at least one task is finished; else, and where the
+                   batch waits its turn in training or is another's, ``timeout``, and the batch goes on
 ``AbortBatch``     ok, also where the batch has ended or was never known; ``not_yours`` where it is another's, unless an
                    operator asks
 ``CancelTasks``    the same; its unfinished tasks have results now
@@ -21,18 +20,16 @@ command            answer
                    that it is forgotten. Only operators can ask for it
 =================  ===================================================================================================
 
-A batch without tasks stays PENDING until it is finalized, which takes no time and no place in training, or aborted.
-
-A batch is owned by the producer that submitted it, or sent its first task. Producers are known by the names that they
-give themselves, ``producer`` or else ``client``: brokers tell no reader who wrote a record. A batch whose first task
-names a batch and no producer is anybody's; one that is filled with tasks that name neither, only operators end.
+A batch is owned by the producer that submitted it, or sent its first task: by the name that it gives itself,
+``producer`` or else ``client``, because brokers tell no reader who wrote a record. A batch whose first task names a
+batch and no producer is anybody's; one that is filled with tasks that name neither, only operators end.
 """
 
 from typing import Final, assert_never
 
 from schemas import AbortBatch, BatchSkipped, CancelTasks, FinalizeBatch, SkipBatch, SubmitBatch
 from schemas import BatchLifecycleState as State
-from schemas.command import BatchResult, CommandError
+from schemas.command import CommandError
 from schemas.topics import BATCHES
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch
 from trinity_bus.coordination.effects import Write
@@ -40,7 +37,7 @@ from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import BatchRequest
 from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
 from trinity_bus.coordination.machine_state import Handler, MachineState
-from trinity_bus.coordination.requests.replies import BatchWaiter, ended_reply
+from trinity_bus.coordination.replies import BatchWaiter, reply
 
 type Answer = tuple[CommandError | None, str]
 
@@ -93,7 +90,7 @@ class BatchCommands(Handler):
         if not time_passed and not self._hasty:
             return False
         self._hasty = False
-        overdue = self._waiters.overdue(self._clock.now)
+        overdue = [waiter for waiter in self._waiters if waiter.deadline <= self._clock.now]
         for waiter in overdue:
             self._expired(waiter)
         return bool(overdue)
@@ -148,38 +145,50 @@ class BatchCommands(Handler):
         if batch.is_open:
             detail = f"Batch {batch_id} is open: it has no number of tasks; its results are on the topic results."
             return "open_batch", detail
-        if len(self._waiters.of(batch_id)) >= MAX_BATCH_WAITERS:
+        waiting = self._waiters.of(batch_id)
+        if len(waiting) >= MAX_BATCH_WAITERS:
             return "invalid", f"{MAX_BATCH_WAITERS} clients wait for batch {batch_id}."
         if batch.expected == 0 and owns(command, batch):
             self._endings.end_batch(batch)
         timeout_s = command.timeout_s
         if timeout_s is None:
             timeout_s = self._settings.task_timeout_s * self._settings.max_attempts
-        self._waiters.add(BatchWaiter(command, traceparent, timeout_s), self._clock.now)
+        waiter = BatchWaiter(command, traceparent, timeout_s)
+        if waiter.key not in waiting:
+            waiter.wait_from(self._clock.now)
+            waiting.add(waiter)
         self._hasty = self._hasty or timeout_s <= 0
         return None
 
     def _finalize_ended(self, command: FinalizeBatch, traceparent: str | None) -> Answer | None:
-        batch_id = command.batch_id
-        result = self._outcomes.get(batch_id)
-        if result is not None and result.batch_type == command.batch_type:
-            self._out.add(ended_reply(command, result, traceparent))
-            return None
-        if result is not None:
+        result = self._outcomes.get(command.batch_id)
+        if result is None:
+            return self._no_outcome(command.batch_id)
+        if result.batch_type != command.batch_type:
             return _wrong_type(command, result.batch_type)
+        self._out.add(reply(command, traceparent, result=result))
+        return None
+
+    def _no_outcome(self, batch_id: str) -> Answer:
         if batch_id in self._ledger.closed:
-            return "batch_closed", f"Batch {batch_id} ended long ago; its record on the topic batches tells how."
+            return "batch_closed", f"Batch {batch_id} ended too long ago; its record on the topic batches tells how."
         return "unknown_batch", f"Batch {batch_id} is not registered."
 
     # -- skip --------------------------------------------------------------------------------------------------------
 
     def _skip(self, command: SkipBatch) -> Answer:
         batch_id, result = command.batch_id, self._outcomes.get(command.batch_id)
+        if batch_id in self._ledger.batches:
+            return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
         if result is None:
             return self._no_outcome(batch_id)
-        refused = self._cannot_skip(batch_id, result)
-        if refused is not None:
-            return refused
+        if result.state is not State.FINALIZED:
+            return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
+        if result.batch_type != "train" or result.sequence == 0:
+            return "wrong_type", f"Batch {batch_id} has no place in the order of training."
+        if (trained := self._sync.trained) >= result.sequence:
+            detail = f"Batch {batch_id} is number {result.sequence}, and version {trained} was trained on it."
+            return "already_trained", detail
         skipped = BatchSkipped(
             batch_id=batch_id, sequence=result.sequence, reason=command.reason, client=command.client
         )
@@ -187,31 +196,14 @@ class BatchCommands(Handler):
         self._out.add(Write(BATCHES, f"skip {batch_id}", skipped))
         return _OK
 
-    def _no_outcome(self, batch_id: str) -> Answer:
-        if batch_id in self._ledger.batches:
-            return "not_finalized", f"Batch {batch_id} has not ended; abort it, and nothing of it is trained on."
-        if batch_id in self._ledger.closed:
-            return "batch_closed", f"Batch {batch_id} ended too long ago to be passed over."
-        return "unknown_batch", f"Batch {batch_id} is not registered."
-
-    def _cannot_skip(self, batch_id: str, result: BatchResult) -> Answer | None:
-        if result.state is not State.FINALIZED:
-            return "not_finalized", f"Batch {batch_id} is {result.state.value}: nothing of it is ever trained on."
-        if result.batch_type != "train" or result.sequence == 0:
-            return "wrong_type", f"Batch {batch_id} has no place in the order of training."
-        if self._sync.trained >= result.sequence:
-            return "already_trained", (
-                f"Batch {batch_id} is number {result.sequence}, and version {self._sync.trained} was trained on it."
-            )
-        return None
-
     def _expired(self, waiter: BatchWaiter) -> None:
         batch = self._ledger.batches[waiter.command.batch_id]
-        if _may_end(batch) and owns(waiter.command, batch):
+        has_some = batch.batch_type == "eval" or (batch.min_wait_num is not None and batch.finished > 0)
+        if has_some and owns(waiter.command, batch):
             self._endings.end_batch(batch)
         if batch.state is State.FINALIZING and self._ledger.admission.is_next(batch):
             return  # It is finalized in a moment, and everybody is answered who waits for it.
-        self._waiters.remove(waiter)
+        del self._waiters.of(batch.batch_id)[waiter.key]
         self._answer(waiter.command, waiter.traceparent, ("timeout", f"Timeout waiting for batch {batch.batch_id}."))
 
     def _answer(self, command: BatchRequest, traceparent: str | None, answer: Answer) -> None:
@@ -222,15 +214,7 @@ def _wrong_type(command: FinalizeBatch, found: str) -> Answer:
     return "wrong_type", f"Batch {command.batch_id} is {found}, expected {command.batch_type}."
 
 
-def _may_end(batch: Batch) -> bool:
-    # Whether a client whose time is up ends the batch.
-    if batch.state is State.FINALIZING:
-        return False
-    return batch.batch_type == "eval" or (batch.min_wait_num is not None and batch.finished > 0)
-
-
 def asker(command: BatchRequest) -> str:
-    """Who asks, as the owners of batches are called."""
     return command.producer or command.client
 
 

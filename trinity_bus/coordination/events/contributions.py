@@ -1,19 +1,10 @@
 """Contributions: experiences that were made elsewhere, counted as a rollout's answer is.
 
-::
-
-    client --records--> experiences         (durable, in the name of who contributes them)
-      |----Contribute, positions----> who runs the machine reads the records: ``Examination``
-                                               |
-                 refused, by name <------------+--> ANSWERED task in the batch that is being filled
-                                                          |
-                        the batch gets its place in training: too stale by then --> failed
-                                                          '--> completed, in the batch's manifest
-
-The task of a contribution is one like others, whose one part has its answer when it is accepted. What it may be drawn
-with is known when its batch gets its place, so its result is told then; where even the next place would be too late it
-is refused at once. It is accepted once: its id is that of a task, and the reply to its command is remembered. What
-could be contributed under several ids, because several gateways know of it, names the others in ``covers``.
+A client writes records to ``experiences``, and names their positions in a ``Contribute``. Whoever runs the machine
+reads them (:class:`Examination`). A contribution is a task of the batch that is being filled, whose one part has its
+answer when it is accepted. What it may be drawn with is known when its batch gets its place in training, so its result
+is told then. What could be contributed under several ids, because several gateways know of it, names the others in
+``covers``.
 
 ==================  ==================================================================================================
 refused as          because
@@ -27,14 +18,21 @@ refused as          because
 ==================  ==================================================================================================
 """
 
-from schemas import BatchRecord, Contribute, Task
+from collections.abc import Iterable, Iterator
+
+from schemas import BatchRecord, Contribute, ExperienceGroup, ExperiencePiece, ResultPart, Task
 from schemas.command import CommandError
-from trinity_bus.coordination.batches.parts import PartAnswer, StoredPart
+from schemas.record import Metrics
+from schemas.task import MAX_REPEAT_TIMES
+from trinity_bus.coordination.batches.parts import PartAnswer
 from trinity_bus.coordination.effects import Fact, RejectionReason
 from trinity_bus.coordination.events.endings import Endings
-from trinity_bus.coordination.inputs import ContributionArrived, Examined, Origin, TaskArrived, Uncountable
+from trinity_bus.coordination.inputs import ContributionArrived, Examined, Finding, Origin, TaskArrived, Uncountable
 from trinity_bus.coordination.limits import records_left
 from trinity_bus.coordination.machine_state import Handler, MachineState
+from trinity_bus.rollout.metrics import Folded
+
+MAX_METRICS = 4096  # of all runs of one contribution: they are kept until its batch has its place
 
 type Refusal = tuple[CommandError, str]
 
@@ -51,7 +49,7 @@ class Contributions(Handler):
             refusal = found.error, found.detail
         else:
             task = _task_of(command, found)
-            refusal = self._refusal(command, task)
+            refusal = next(self._refusals(command, task), None)
             if refusal is None:
                 self._accept(arrived, found, task)
         error, detail = refusal or (None, f"task {command.task_id} waits for its batch")
@@ -74,14 +72,12 @@ class Contributions(Handler):
 
     def _accept(self, arrived: ContributionArrived, found: Examined, task: Task) -> None:
         command = arrived.command
-        first, *more = (
-            StoredPart(found.attempt, piece.samples, (piece.position.partition, piece.position.offset))
-            for piece in command.pieces
-        )
         answer = PartAnswer(
-            part=first,
+            parts=[
+                ResultPart(attempt=found.attempt, samples=piece.samples, position=piece.position)
+                for piece in command.pieces
+            ],
             completed_runs=len(found.runs),
-            whole=True,
             metrics=found.runs,
             version_min=command.version_min,
             version_max=command.version_max,
@@ -90,48 +86,40 @@ class Contributions(Handler):
             error=None,
             explorer=command.producer or command.client,
             traceparent=arrived.traceparent,
-            more=more,
         )
         new_batch = self._ledger.accept(TaskArrived(task, Origin(0, 0), arrived.traceparent), answer)
-        self._ledger.cover(command.covers or ())
+        for task_id in command.covers or ():
+            # What it stands for was contributed under another id.
+            self._ledger.done.add(task_id)
         if new_batch is not None:
             self._out.publish_batch(new_batch.record())
 
-    def _refusal(self, command: Contribute, task: Task) -> Refusal | None:
+    def _refusals(self, command: Contribute, task: Task) -> Iterator[Refusal]:
         refused = self._ledger.refusal(task)
         if refused is not None and refused[0] is RejectionReason.DUPLICATE_TASK:
-            return "known_task", refused[1]
+            yield "known_task", refused[1]
         covered = next(filter(self._ledger.knows, command.covers or ()), None)
         if covered is not None:
-            return "known_task", f"some of it was accepted before, as {covered!r} or with it"
-        return (
-            self._of_versions(command)
-            or (None if refused is None else ("over_limit", refused[1]))
-            or self._too_much(command)
-        )
-
-    def _of_versions(self, command: Contribute) -> Refusal | None:
+            yield "known_task", f"some of it was accepted before, as {covered!r} or with it"
         newest = max(self._sync.newest, 0)
         if command.version_min < 0 or command.version_max > newest:
             drawn = f"versions {command.version_min} to {command.version_max}"
-            return "unknown_version", f"drawn by {drawn}; there are 0 to {newest}"
+            yield "unknown_version", f"drawn by {drawn}; there are 0 to {newest}"
         next_sequence = self._ledger.admission.next_sequence
         needed = self._needed(self._policy.version_needed(next_sequence, self._sync.version))
         if command.version_min < needed:
-            return "too_stale", _stale(command.version_min, needed)
-        return None
+            yield "too_stale", _stale(command.version_min, needed)
+        if refused is not None:
+            yield "over_limit", refused[1]
+        most = records_left(self._settings.batch_size, self._settings.max_batch_parts, 0)
+        if len(command.pieces) > most:
+            yield "over_limit", f"it is in {len(command.pieces)} records, a task of a batch here may have {most}"
+        if not self._ledger.wants_tasks():
+            yield "over_limit", "coordinator.max_open_tasks are open; send it again when some have ended"
 
     def _needed(self, version: int) -> int:
         # None is needed before anybody has trained.
         return version if self._sync.version >= 0 else 0
-
-    def _too_much(self, command: Contribute) -> Refusal | None:
-        most = records_left(self._settings.batch_size, self._settings.max_batch_parts, 0)
-        if len(command.pieces) > most:
-            return "over_limit", f"it is in {len(command.pieces)} records, a task of a batch here may have {most}"
-        if not self._ledger.wants_tasks():
-            return "over_limit", "coordinator.max_open_tasks are open; send it again when some have ended"
-        return None
 
 
 def _task_of(command: Contribute, found: Examined) -> Task:
@@ -146,3 +134,64 @@ def _task_of(command: Contribute, found: Examined) -> Task:
 
 def _stale(drawn: int, needed: int) -> str:
     return f"too stale: drawn with version {drawn}, its batch needs {needed} or newer"
+
+
+class Examination:
+    """Whether the records of a contribution can count. They are looked at one by one, and none is kept."""
+
+    def __init__(self, command: Contribute) -> None:
+        self._command = command
+        self._attempt = 0
+        self._workflow = ""
+        self._versions: list[int] = []
+        self._runs: dict[int, dict[str, Folded]] = {}
+
+    def misnamed(self) -> Uncountable | None:
+        places = {(piece.position.partition, piece.position.offset) for piece in self._command.pieces}
+        if len(places) < len(self._command.pieces):
+            return Uncountable("wrong_record", "two of its pieces are the same record")
+        return None
+
+    def add(self, piece: ExperiencePiece, record: object) -> Uncountable | None:
+        """Look at what lies at the position of the next piece; return why it cannot count."""
+        if not isinstance(record, ExperienceGroup):
+            return Uncountable("wrong_record", "a position holds no experiences that can be read")
+        if not self._versions:
+            self._attempt, self._workflow = record.attempt, record.workflow
+        author = self._command.producer or self._command.client
+        said = (record.task_id, record.explorer, record.batch_type, record.attempt, len(record))
+        named = (self._command.task_id, author, "train", self._attempt, piece.samples)
+        if said != named:
+            return Uncountable("wrong_record", f"(task, author, type, attempt, samples) are {said}, named were {named}")
+        self._versions += _versions(record)
+        for run_id, metrics in _steps(record):
+            run = self._runs.setdefault(run_id, {})
+            for key, value in metrics.items():
+                run.setdefault(key, Folded(key)).add(value)
+        count = sum(map(len, self._runs.values()))
+        if len(self._runs) > MAX_REPEAT_TIMES or count > MAX_METRICS:
+            limits = f"{MAX_REPEAT_TIMES} with {MAX_METRICS} metrics are the most"
+            return Uncountable("over_limit", f"{len(self._runs)} runs with {count} metrics; {limits}")
+        return None
+
+    def finding(self) -> Finding:
+        drawn = min(self._versions), max(self._versions)
+        if drawn != (self._command.version_min, self._command.version_max):
+            claimed = f"{self._command.version_min} to {self._command.version_max}"
+            return Uncountable("wrong_record", f"drawn by versions {drawn[0]} to {drawn[1]}, named were {claimed}")
+        runs = [{key: folded.result for key, folded in run.items()} for run in self._runs.values()]
+        return Examined(attempt=self._attempt, workflow=self._workflow, runs=runs)
+
+
+def _versions(group: ExperienceGroup) -> tuple[int, int]:
+    # The lowest and highest version; -1 where a sample says of none.
+    drawn = group.versions[:, 2].tolist()
+    if len(set(group.versions[:, 0].tolist())) < len(group):
+        return -1, max(drawn, default=-1)
+    return min(drawn), max(drawn)
+
+
+def _steps(group: ExperienceGroup) -> Iterable[tuple[int, Metrics]]:
+    # The run of each sample, and its metrics: its reward where it has none.
+    metrics = group.metrics or [{"reward": reward} for reward in group.rewards.tolist()]
+    return zip(group.run_ids.tolist(), metrics, strict=True)

@@ -1,13 +1,5 @@
 """How attempts, tasks and batches end, and which records report it.
 
-::
-
-    attempt --succeeded, failed, cancelled--> part --> task: one result
-                                                        |
-                                              the last of its batch, or the batch ends early
-                                                        |
-                                                      batch: FINALIZED or ABORTED --> outcome, replies
-
 ======================================  ================================================================================
 event                                   effect
 ======================================  ================================================================================
@@ -40,6 +32,7 @@ from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.limits import records_left, short_error
 from trinity_bus.coordination.machine_state import Handler, MachineState
+from trinity_bus.coordination.replies import reply
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 
@@ -48,7 +41,6 @@ class Endings(Handler):
     def __init__(self, state: MachineState, dispatcher: Dispatcher) -> None:
         super().__init__(state)
         self._dispatcher = dispatcher
-        self._waiting: dict[str, Batch] = {}
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
@@ -71,10 +63,8 @@ class Endings(Handler):
         )
         if problem is not None:
             self.attempt_failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
-        elif done:
-            self._attempt_partly_succeeded(attempt, event, done, traceparent)
         else:
-            self._attempt_succeeded(attempt, event, traceparent)
+            self._attempt_answered(attempt, event, done, traceparent)
 
     def _runs_to_keep(self, event: RolloutFinished, batch: Batch, task: OpenTask, part: Part) -> list[int]:
         # The runs of an attempt that are kept while its others are tried again. Not beside another attempt at the part,
@@ -89,37 +79,32 @@ class Endings(Handler):
     def _records_left(self, batch: Batch, task: OpenTask) -> int:
         return records_left(batch.expected, self._settings.max_batch_parts, task.records)
 
-    def _attempt_succeeded(self, attempt: Attempt, event: RolloutFinished, traceparent: str | None) -> None:
-        # It has all its runs, and answers its part.
-        elapsed = self._timed(attempt)
-        task, part = self._dispatcher.stop(attempt)
-        batch_type = self._ledger.batches[task.batch_id].batch_type
-        whole = event.status == "completed"
-        answer = results.answer(event, part, batch_type, elapsed, traceparent or task.accepted.traceparent, whole=whole)
-        task.answer(part, answer)
-        self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
-        if task.parts_left:
-            self._ledger.answered(task, part.index, answer)
-        else:
-            self._finish(task, results.joined(task, batch_type))
-
-    def _attempt_partly_succeeded(
+    def _attempt_answered(
         self, attempt: Attempt, event: RolloutFinished, done: Sequence[int], traceparent: str | None
     ) -> None:
-        # It is the only one at its part, with some runs ``done``: keep these, retry the others.
-        elapsed = self._timed(attempt)
+        # It answers its part, or, as the only one at it, for the runs ``done``: the others are retried.
+        elapsed = self._dispatcher.timed(attempt, self._clock.now)
         task, part = self._dispatcher.stop(attempt)
-        batch = self._ledger.batches[task.batch_id]
+        batch_type = self._ledger.batches[task.batch_id].batch_type
         error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
-        detail = f"attempt {attempt.number} on {attempt.explorer}: {error}; {len(done)} of {part.runs} runs are kept"
-        self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
-        task.left.first_error = task.left.first_error or error
-        rest = task.cut(part, done, attempt.explorer)
+        rest: list[Part] = []
+        if done:
+            detail = f"attempt {attempt.number} on {attempt.explorer}: {error}"
+            detail = f"{detail}; {len(done)} of {part.runs} runs are kept"
+            self._out.observe(Fact.ATTEMPT_FAILED, attempt.task_id, detail)
+            task.left.first_error = task.left.first_error or error
+            rest = task.cut(part, done, attempt.explorer)
+        whole = bool(done) or event.status == "completed"
         trace = traceparent or task.accepted.traceparent
-        answer = results.answer(event, part, batch.batch_type, elapsed, trace, whole=True)
+        answer = results.answer(event, part, batch_type, elapsed, trace, error=None if whole else error)
         task.answer(part, answer)
+        self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
+        if not task.parts_left:
+            self._finish(task, results.joined(task, batch_type))
+            return
         self._ledger.answered(task, part.index, answer, *rest)
-        self._retry(task, rest, error)
+        if rest:
+            self._retry(task, rest, error)
 
     def attempt_failed(
         self,
@@ -133,14 +118,11 @@ class Endings(Handler):
     ) -> None:
         """End a running attempt without an answer: retry its part, or fail it.
 
-        Args:
-            fact: The kind of failure, for metrics.
-            took_s: Its duration in seconds, if known.
-            cancel: Whether its explorer may still be running it.
-            timed: Whether its duration counts for dynamic timeouts.
+        ``took_s``: its duration, if known. ``cancel``: whether its explorer may still be running it. ``timed``: whether
+        its duration counts for dynamic timeouts.
         """
         if timed:
-            self._timed(attempt)
+            self._dispatcher.timed(attempt, self._clock.now)
         error = short_error(error)
         task, part = self._dispatcher.stop(attempt)
         task.left.lost_s += took_s
@@ -205,7 +187,6 @@ class Endings(Handler):
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def fail_task(self, task: OpenTask, error: str) -> None:
-        """Fail a task with its first error; none of its samples count."""
         first = task.left.first_error or short_error(error)
         self._stop_all(task, f"another part of the task has failed: {first}")
         self._finish(task, results.failure(task, first))
@@ -226,8 +207,7 @@ class Endings(Handler):
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def end_overdue_batches(self) -> None:
-        """End batches that have enough finished tasks and have waited for the others."""
-        for batch in list(self._waiting.values()):
+        for batch in list(self._ledger.handed_out.values()):
             if batch.cut_at is not None and batch.cut_at <= self._clock.now:
                 self.end_batch(batch)
 
@@ -242,14 +222,12 @@ class Endings(Handler):
         self.end_unfinished_tasks(batch, reason, keep_partial=self._settings.return_partial_tasks)
 
     def abort_batch(self, batch: Batch, reason: str, *, keep_partial: bool = False) -> None:
-        """Abort a batch; it is never trained on."""
         batch.move(State.ABORTED)
         self.end_unfinished_tasks(batch, reason, keep_partial=keep_partial)
         self._ledger.aborted(batch)
         self._publish_end(batch, reason, with_results=keep_partial)
 
     def abort_unfilled_batches(self) -> None:
-        """Abort the oldest unfilled batches while these hold too many tasks or bytes."""
         while (batch := self._ledger.admission.overflow()) is not None:
             self.abort_batch(
                 batch,
@@ -268,15 +246,10 @@ class Endings(Handler):
         return ended
 
     def restart_waits(self) -> None:
-        """Give batches with enough finished tasks the full wait for the others again, after a restart."""
-        for batch in self._ledger.batches.values():
+        for batch in self._ledger.handed_out.values():
             self._wait_if_enough(batch)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
-
-    def _timed(self, attempt: Attempt) -> float | None:
-        task = self._ledger.tasks[attempt.task_id]
-        return self._dispatcher.timeouts.ended(attempt, task.accepted.task.batch_type, self._clock.now)
 
     def _stop_all(self, task: OpenTask, reason: str, *, restart_runners: bool = False) -> None:
         self._dispatcher.cancel(task.running, reason, restart_runner=restart_runners)
@@ -287,8 +260,8 @@ class Endings(Handler):
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
         self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.accepted.traceparent))
-        fact = _FACTS.get(result.status, Fact.TASK_COMPLETED)
-        self._out.observe(fact, result.task_id, result.status if fact is Fact.TASK_COMPLETED else result.error or "")
+        fact = _FACTS.get(record.status, Fact.TASK_COMPLETED)
+        self._out.observe(fact, record.task_id, record.status if fact is Fact.TASK_COMPLETED else record.error or "")
         if batch.state is State.RUNNING:
             if batch.all_ended:
                 self._complete(batch)
@@ -296,16 +269,13 @@ class Endings(Handler):
                 self._wait_if_enough(batch)
 
     def _complete(self, batch: Batch) -> None:
-        self._waiting.pop(batch.batch_id, None)
         self._out.publish_batch(self._ledger.completed(batch))
 
     def _wait_if_enough(self, batch: Batch) -> None:
-        if batch.state is State.RUNNING and batch.cut_at is None and batch.has_enough:
+        if batch.cut_at is None and batch.has_enough:
             batch.cut_at = self._clock.now + self._settings.wait_after_min_s
-            self._waiting[batch.batch_id] = batch
 
     def _publish_end(self, batch: Batch, reason: str | None, *, with_results: bool) -> None:
-        self._waiting.pop(batch.batch_id, None)
         record = batch.record(
             reason=reason, with_results=with_results, detailed_stats=self._settings.detailed_eval_stats
         )
@@ -318,6 +288,6 @@ class Endings(Handler):
             metrics=record.metrics,
             sequence=record.sequence,
         )
-        self._outcomes.add(result)
+        self._outcomes.add(result.batch_id, result)
         for waiter in self._waiters.take(batch.batch_id):
-            self._out.add(waiter.reply(result))
+            self._out.add(reply(waiter.command, waiter.traceparent, result=result))

@@ -3,10 +3,8 @@
 An entry is a msgpack array ``[FRAMING, body]``. A body is a :class:`Value`, a list of such, or plain data. Records of
 ``schemas`` inside a value are bytes of the record codec and follow its rules.
 
-How a value may change between two versions of this program:
-
 =====================================  =================================================================================
-change                                 what is done
+change between two versions            what is done
 =====================================  =================================================================================
 a new field that may be missing        it comes last and has a default. Where it is missing, the default stands in;
                                        a program that does not know it keeps it, and writes it back with the rest
@@ -24,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from msgspec.msgpack import Encoder
 
 from schemas import Record
@@ -55,7 +53,6 @@ class Value(Struct, dict=True):
     SINCE: ClassVar[Mapping[str, int]] = {}
 
     def but(self, **changes: Any) -> Self:
-        """Return the same with other values of some fields."""
         other = msgspec.structs.replace(self, **changes)
         if _UNKNOWN in self.__dict__:
             other.__dict__[_UNKNOWN] = self.__dict__[_UNKNOWN]
@@ -63,8 +60,6 @@ class Value(Struct, dict=True):
 
 
 class StateCodec:
-    """Writes values at the level of the state, and reads them at any."""
-
     def __init__(self) -> None:
         self.level = self.newest = NEWEST_LEVEL
         # Whether some value is not just its fields, so that msgspec cannot write it by itself.
@@ -108,10 +103,10 @@ class StateCodec:
         if isinstance(value, Value):
             unknown = value.__dict__.get(_UNKNOWN)
             written = {
-                key: self._written(field)
+                key: self._written(getattr(value, name))
                 for name, key in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
                 # What has unknown fields was written by a program that is newer than all that this one knows.
-                if (unknown or value.SINCE.get(name, 0) <= self.level) and (field := getattr(value, name)) is not UNSET
+                if unknown or value.SINCE.get(name, 0) <= self.level
             }
             if _is_row(value):
                 return [*written.values(), *(unknown or ())]

@@ -1,5 +1,7 @@
 """Bounded memories: of names, and of values by name."""
 
+from typing import Any
+
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Table
 
@@ -9,8 +11,7 @@ BLOCK_SIZE = 128
 class Window:
     """The most recent names, ``capacity`` at least, and up to a block more. A name that is in is not added again.
 
-    Kept in the changelog block by block rather than name by name, so that it is restored from ``capacity / 128``
-    entries. The block being filled is written anew at each change; with many names a transaction that costs little.
+    They are kept in the changelog block by block: the block being filled is written anew at each change.
     """
 
     def __init__(self, kind: str, capacity: int, store: StateStore) -> None:
@@ -50,13 +51,16 @@ class Window:
             self._names.difference_update(self._blocks.pop(oldest))
 
 
-class Memory:
+class Memory[V]:
     """The values of the last ``capacity`` names, fewer where they are large. A name that is in keeps its value.
 
-    Each is an entry of the changelog, ``kind/<number>``. They have ``max_bytes`` at most; the last one is always kept.
+    Each is an entry of the changelog, ``kind/<number>``, and its value kept as bytes: of all values ``max_bytes`` at
+    most, but the last one always. ``of``: the type of values.
     """
 
-    def __init__(self, kind: str, capacity: int, max_bytes: int, store: StateStore) -> None:
+    def __init__(self, kind: str, of: Any, capacity: int, max_bytes: int, store: StateStore) -> None:
+        self._of = of
+        self._codec = store.codec
         self._capacity = capacity
         self._max_bytes = max_bytes
         self._entries: Table[tuple[str, bytes]] = Table(kind, tuple[str, bytes], store)
@@ -66,15 +70,20 @@ class Memory:
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, name: str) -> bytes | None:
-        return self._values.get(name)
+    def get(self, name: str) -> V | None:
+        packed = self._values.get(name)
+        if packed is None:
+            return None
+        value: V = self._codec.decode(self._of, packed)
+        return value
 
-    def add(self, name: str, value: bytes) -> None:
+    def add(self, name: str, value: V) -> None:
         if name in self._values:
             return
-        self._entries[str(int(next(reversed(self._entries), "-1")) + 1)] = (name, value)
-        self._values[name] = value
-        self._bytes += len(value)
+        packed = self._codec.encode(value)
+        self._entries[str(int(next(reversed(self._entries), "-1")) + 1)] = (name, packed)
+        self._values[name] = packed
+        self._bytes += len(packed)
         self._trim()
 
     def rebuild(self) -> None:
@@ -85,6 +94,6 @@ class Memory:
 
     def _trim(self) -> None:
         while len(self._entries) > 1 and (len(self._entries) > self._capacity or self._bytes > self._max_bytes):
-            name, value = self._entries.pop(next(iter(self._entries)))
+            name, packed = self._entries.pop(next(iter(self._entries)))
             del self._values[name]
-            self._bytes -= len(value)
+            self._bytes -= len(packed)

@@ -7,8 +7,6 @@ result, until it is full.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Self
 
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Table
@@ -16,50 +14,34 @@ from trinity_bus.coordination.state.tables import Table
 PAGE_ITEMS = 32
 PAGE_BYTES = 64 << 10
 
+type Page = list[bytes]  # packed items
 
-@dataclass(slots=True)
-class Page:
-    """Packed items."""
 
-    items: list[bytes] = field(default_factory=list)
-    size: int = 0  # bytes
-
-    @classmethod
-    def of(cls, items: list[bytes]) -> Self:
-        return cls(items, sum(map(len, items)))
-
-    def has_room(self, item: bytes) -> bool:
-        return not self.items or (len(self.items) < PAGE_ITEMS and self.size + len(item) <= PAGE_BYTES)
-
-    def add(self, item: bytes) -> None:
-        self.items.append(item)
-        self.size += len(item)
+def _has_room(page: Page, item: bytes) -> bool:
+    return not page or (len(page) < PAGE_ITEMS and sum(map(len, page)) + len(item) <= PAGE_BYTES)
 
 
 class ResultPages:
-    """Packed results of batches, in the order in which they came."""
-
     def __init__(self, store: StateStore) -> None:
-        self._table: Table[list[bytes]] = Table("results", list[bytes], store)
+        self._table: Table[Page] = Table("results", list[bytes], store)
         self._pages: dict[str, list[Page]] = {}
 
     def add(self, batch_id: str, item: bytes) -> None:
         pages = self._pages.setdefault(batch_id, [])
-        if not pages or not pages[-1].has_room(item):
-            pages.append(Page())
-        pages[-1].add(item)
-        self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1].items
+        if not pages or not _has_room(pages[-1], item):
+            pages.append([])
+        pages[-1].append(item)
+        self._table[f"{len(pages) - 1}/{batch_id}"] = pages[-1]
 
     def size(self, batch_id: str) -> int:
-        """Return the bytes of the results of a batch."""
-        return sum(page.size for page in self._pages.get(batch_id, ()))
+        return sum(map(len, self.of(batch_id)))
 
     def remove(self, batch_id: str) -> None:
         for number in range(len(self._pages.pop(batch_id, ()))):
             del self._table[f"{number}/{batch_id}"]
 
     def of(self, batch_id: str) -> Iterator[bytes]:
-        return (item for page in self._pages.get(batch_id, ()) for item in page.items)
+        return (item for page in self._pages.get(batch_id, ()) for item in page)
 
     def rebuild(self) -> Collection[str]:
         """Find the pages of a changelog, as they were, whatever would fit into one now. Return their batches."""
@@ -68,34 +50,28 @@ class ResultPages:
             pages = self._pages.setdefault(name.partition("/")[2], [])
             if len(pages) != number:
                 raise ValueError(f"results {name} come after page {len(pages) - 1}")
-            pages.append(Page.of(self._table[name]))
+            pages.append(self._table[name])
         return self._pages.keys()
-
-
-@dataclass(slots=True)
-class _TaskPage:
-    page: Page = field(default_factory=Page)
-    places: dict[str, int] = field(default_factory=dict)  # of the tasks that have not ended, by id
 
 
 class TaskPages:
     """Accepted tasks that have not ended, and those that share a page with them."""
 
     def __init__(self, store: StateStore) -> None:
-        self._items: Table[list[bytes]] = Table("tasks", list[bytes], store)
+        self._items: Table[Page] = Table("tasks", list[bytes], store)
         self._ended: Table[int] = Table("ended", int, store)  # of each page, a bit for each place whose task has ended
-        self._pages: dict[str, _TaskPage] = {}
+        self._places: dict[str, dict[str, int]] = {}  # of each page, those of the tasks that have not ended, by id
         self._filling = ""
 
     def add(self, order: int, task_id: str, packed: bytes) -> str:
         """Keep an accepted task. Return the name of its page: the ``order`` of the first task in it."""
-        page = self._pages.get(self._filling)
-        if page is None or not page.page.has_room(packed):
-            self._filling = str(order)
-            page = self._pages[self._filling] = _TaskPage()
-        page.places[task_id] = len(page.page.items)
-        page.page.add(packed)
-        self._items[self._filling] = page.page.items
+        page = self._items.get(self._filling)
+        if page is None or not _has_room(page, packed):
+            page, self._filling = [], str(order)
+            self._places[self._filling] = {}
+        self._places[self._filling][task_id] = len(page)
+        page.append(packed)
+        self._items[self._filling] = page
         return self._filling
 
     def turn(self) -> None:
@@ -103,12 +79,12 @@ class TaskPages:
         self._filling = ""
 
     def remove(self, name: str, task_id: str) -> None:
-        page = self._pages[name]
-        place = page.places.pop(task_id)
-        if page.places:
+        places = self._places[name]
+        place = places.pop(task_id)
+        if places:
             self._ended[name] = self._ended.get(name, 0) | 1 << place
             return
-        del self._pages[name], self._items[name]
+        del self._places[name], self._items[name]
         self._ended.pop(name, None)
 
     def rebuild(self, open_tasks: Callable[[str, bytes], str]) -> None:
@@ -117,5 +93,6 @@ class TaskPages:
             raise ValueError("tasks have ended that are not there")
         for name, items in self._items.items():
             ended = self._ended.get(name, 0)
-            places = {open_tasks(name, item): place for place, item in enumerate(items) if not ended >> place & 1}
-            self._pages[name] = _TaskPage(Page.of(items), places)
+            self._places[name] = {
+                open_tasks(name, item): place for place, item in enumerate(items) if not ended >> place & 1
+            }

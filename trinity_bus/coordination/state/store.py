@@ -15,8 +15,6 @@ from trinity_bus.coordination.state.codec import LEVEL_KEY, OLDEST_LEVEL, StateC
 
 
 class Entries(Protocol):
-    """Entries of one kind, by name."""
-
     def body(self, name: str) -> Any:
         """Return what is to be written of an entry; None: there is none."""
 
@@ -29,8 +27,7 @@ class Entries(Protocol):
 class StateStore:
     """Entries of all kinds, and the keys of those that changed since the changelog was taken, in order of first change.
 
-    A key is ``kind`` or ``kind/name``. Tables register and touch keys, and nobody else. What an entry holds is looked
-    up when the changelog is taken.
+    A key is ``kind`` or ``kind/name``. What an entry holds is looked up when the changelog is taken.
     """
 
     def __init__(self) -> None:
@@ -61,15 +58,11 @@ class StateStore:
             for name in entries.names():
                 yield f"{kind}/{name}" if name else kind
 
-    @property
-    def level(self) -> int:
-        return self.codec.level
-
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Entries that changed since the last call, with their present values; None: no longer there."""
         keys = self.take()
         changed: list[tuple[str, bytes | None]] = []
-        if keys and not self._says_level and self.level > OLDEST_LEVEL:
+        if keys and not self._says_level and self.codec.level > OLDEST_LEVEL:
             self._says_level = True
             changed.append((LEVEL_KEY, self._level_entry()))
         for key in keys:
@@ -82,7 +75,7 @@ class StateStore:
 
         To be called in the course of a change, which the level is written with. Returns an error, and what to say.
         """
-        before = self.level
+        before = self.codec.level
         if level > self.codec.newest:
             detail = f"the coordinator at work knows levels up to {self.codec.newest}, not {level}: upgrade it first"
             return "invalid", detail
@@ -104,10 +97,7 @@ class StateStore:
             yield key, self.codec.pack(self.body(key))
 
     def load(self, entries: Iterable[tuple[str, bytes | None]], rebuild: Callable[[], None]) -> None:
-        """Fill the tables, which are as new, from a changelog in the order of its writing; StateError if unreadable.
-
-        ``rebuild`` finds again whatever follows from the tables.
-        """
+        """Fill the tables from a changelog, in the order of its writing; ``rebuild`` finds again what follows."""
         latest: dict[str, bytes] = {}
         for key, value in entries:
             if value is None:
@@ -144,4 +134,4 @@ class StateStore:
         self._says_level = True
 
     def _level_entry(self) -> bytes:
-        return self.codec.pack(self.level, framing=self.level)
+        return self.codec.pack(self.codec.level, framing=self.codec.level)

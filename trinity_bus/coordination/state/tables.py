@@ -40,10 +40,7 @@ class Row(Value, dict=True):
 
 
 class Table[V](dict[str, V]):
-    """Entries of one kind, by name: ``kind/<name>`` in the changelog.
-
-    ``of`` is the type of its values: a :class:`Row`, or something that msgspec knows.
-    """
+    """Entries of one kind, by name: ``kind/<name>`` in the changelog. ``of``: the type of values."""
 
     def __init__(self, kind: str, of: Any, store: StateStore) -> None:
         super().__init__()
@@ -97,8 +94,6 @@ class Table[V](dict[str, V]):
 
 
 class Keyed[K](Protocol):
-    """A value with a key that tells it from others of its group."""
-
     @property
     def key(self) -> K: ...
 
@@ -130,7 +125,6 @@ class Groups[K, V: Keyed[Any]]:
         store.register(kind, self)
 
     def of(self, name: str) -> Group[K, V]:
-        """Return the group of this name, empty if nothing was put into it yet."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(partial(self._store.touch, f"{self._kind}/{name}"))

@@ -1,54 +1,38 @@
 """Which weights the mesh serves, and who takes part in moving them.
 
-The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall take it,
-in a ``ModelVersion``, as soon as the sync style lets it (:mod:`~trinity_bus.coordination.sync_policy`).
-Members that are named together are a *round*. There is at most one round at a time::
-
-    trainer            coordinator                    explorer 0        explorer 1        explorer 2 (joins later)
-       |--StepTrained v5-->|                               |                 |
-       |<-----ModelVersion v5, epoch 3, members 0 1------->|---------------->|
-       |=============== weights, point to point ==========>|================>|                 |
-       |                   |<--------heartbeat, version -1 -|-----------------|----------------|
-       |                   |<--WeightsSynced ok------------|                 |                 |
-       |                   |<--WeightsSynced failed--------------------------|                 |
-       |<-----ModelVersion v5, epoch 4, members 1 2------------------------->|---------------->|
+The trainer says that a version can be had from it; the coordinator names the *members*, explorers that shall load it,
+in a ``ModelVersion``, as soon as the sync style lets it. Members that are named together are a *round*; there is at
+most one round at a time. docs/versions.md has a picture.
 
 ==========================================  =====================================================================
 what happens                                what follows
 ==========================================  =====================================================================
 a version is trained and to be published    it is held while the sync style says so; a newer one takes its place
-a version is held no more                   a round, of all explorers that can, as soon as that under way has ended, so
-                                            that a transfer is never given up for a newer version. It is not waited
-                                            for members that ran out of time when they were last asked. The style
-                                            ``fixed`` does not wait: a batch is drawn by that version alone
-more explorers than one record can name     those that serve the oldest versions first: however fast versions come,
-                                            each explorer is named as often as any other
+a version is held no more                   a round, of all explorers that can (of too many, those that serve the oldest
+                                            versions), as soon as that under way has ended. Members that ran out of
+                                            time when last asked are not waited for
 the explorers' side has done its interval   with ``explorer_driven``, the trainer is asked for a version, and again
                                             after each step until it comes
-a member answers                            it is out of the round
-a member dies, leaves or starts anew        it is out of the round
-a member does not answer for too long       it is out of the round, as failed
-somebody goes back to an older version, or  the round under way is superseded; what its members still say is only noted
-the style does not wait
-the round is empty                          explorers that do not serve the version (joiners, the failed) make
-                                            the next round, with the same version
-the same explorer needs round after round   it waits longer each time, up to half a minute
+a member answers, dies or is late           it is out of the round
+a choice, or the style, does not wait       the round under way is superseded; later answers to it are only noted
+explorers do not serve the version          they make the next round; who needs round after round waits longer each
+                                            time, up to half a minute
 what the trainer said of a version is lost  its heartbeats tell of the version: it is asked to say it again
-a former incarnation of the trainer still speaks it is told that it is superseded, and ends
-a trainer starts anew                       its former incarnation is ignored, and what is held of it can no longer be
-                                            had; its version is served at once if nobody serves a newer one; else that
-                                            one stays until the trainer has caught up: it trains the same batches
-                                            again, and whoever went back would draw what is too old for those ahead.
-                                            What it then has under a number may be other weights: who serves those
-                                            of the former one is handed nothing until it has taken the new ones
+a former incarnation of the trainer speaks  it is told that it is superseded, and ends
+a trainer starts anew                       its former incarnation is ignored. Its version is served at once if nobody
+                                            serves a newer one; else that one stays until the trainer has caught up:
+                                            whoever went back would draw what is too old for batches ahead. What it
+                                            then has under a number may be other weights: who serves those of the
+                                            former one is handed nothing until it has loaded the new ones
 ==========================================  =====================================================================
 
-So every round ends: each member answers, dies, or runs out of time. An *epoch* is a membership. Its number grows when
-a round has other members than the one before, or the one before did not end well, or the trainer is a new incarnation;
-with the same members it stays, so that connections can be used again.
+So every round ends. An *epoch* is a membership. Its number grows when a round has other members than the one before,
+or the one before did not end well, or the trainer is a new incarnation; else it stays, so that connections can be used
+again.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import field
 
@@ -69,7 +53,7 @@ TRAINER_SILENCE_S = 30.0  # after which a trainer that used to send heartbeats i
 
 
 class Choice(Value):
-    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.events.version_choice`."""
+    """Somebody asks for an older version; see :mod:`trinity_bus.coordination.events.versions`."""
 
     version: int
     client: str
@@ -81,21 +65,7 @@ class Choice(Value):
     asked_by: str | None = None
 
 
-class Rounds(Value, array_like=True):
-    """How often an explorer was named in rounds of the version that is to be served."""
-
-    explorer: str
-    incarnation: str
-    count: int = 0
-
-    @property
-    def member(self) -> MemberKey:
-        return self.explorer, self.incarnation
-
-
 class SyncState(Row):
-    """What outlives a restart: ``sync``."""
-
     release: StepTrained | None = None  # the version that is to be served
     traceparent: str | None = None  # of its publication
     held: StepTrained | None = None  # a newer one, which is not served yet
@@ -108,7 +78,8 @@ class SyncState(Row):
     group: tuple[MemberKey, ...] = ()  # members of the last round, by rank
     intact: bool = True  # whether nothing has gone wrong in the last round
     pending: dict[str, str] = field(default_factory=dict)  # members that have not answered: name to incarnation
-    rounds: list[Rounds] = field(default_factory=list)
+    # Of each explorer, its incarnation, and how often that was named in rounds of ``release``.
+    rounds: dict[str, tuple[str, int]] = field(default_factory=dict)
     zombies: tuple[str, ...] = ()  # former incarnations of the trainer
     asked_by: str | None = None  # who asked for what is served, as announcements say
     is_untold: bool = False  # whether no announcement has said yet what was asked for
@@ -132,24 +103,23 @@ class WeightSync:
 
     @property
     def version(self) -> int:
-        """The version that is to be served; -1 before there is any."""
         return -1 if self.state.release is None else self.state.release.version
 
     @property
     def newest(self) -> int:
-        """The newest version that was published, be it held or served; -1 before there is any."""
+        # That was published, be it held or served; -1 before there is any.
         return self.version if self.state.held is None else max(self.version, self.state.held.version)
 
     @property
     def trained(self) -> int:
-        """The newest version of the trainer's present incarnation that was published, or -1."""
+        # The newest that was published of the trainer's present incarnation, or -1.
         state = self.state
         newest = state.release if state.held is None else state.held
         return -1 if newest is None else newest.version
 
     @property
     def for_evaluation(self) -> int:
-        """The version that an evaluation is of that begins now; -1 before there is any."""
+        # The version that an evaluation is of that begins now.
         return self.version if self.state.pinned else self.newest
 
     def is_zombie(self, trainer_incarnation: str) -> bool:
@@ -177,10 +147,7 @@ class WeightSync:
         return True
 
     def release(self, oldest_needed: int | None, explorers: Iterable[Explorer], now: float) -> ModelVersion | None:
-        """Return the announcement of the version that was held until now; None where there is none, or still held.
-
-        ``oldest_needed``: see :meth:`SyncPolicy.holds`. ``explorers``: all that are not gone.
-        """
+        """Return the announcement of the version that was held until now; None where there is none, or still held."""
         state, held = self.state, self.state.held
         if held is None or state.pinned:
             return None
@@ -197,9 +164,7 @@ class WeightSync:
             state.asked_by = None
         state.release, state.traceparent = held, state.held_traceparent
         state.held = state.held_traceparent = None
-        state.rounds = []
-        self._retry_at.clear()
-        return self._announce(held, [e for e in explorers if e.can_sync], now)
+        return self._announce_first(held, explorers, now)
 
     def is_trained_again(self, before: StepTrained) -> bool:
         """Whether what is to be served may be other weights than ``before``, of a former trainer, under its number."""
@@ -223,9 +188,7 @@ class WeightSync:
         self, step: StepTrained, traceparent: str | None, explorers: Iterable[Explorer], now: float
     ) -> ModelVersion:
         self.pin(step, traceparent)
-        self.state.rounds = []
-        self._retry_at.clear()
-        return self._announce(step, [e for e in explorers if e.can_sync], now)
+        return self._announce_first(step, explorers, now)
 
     def want(self, finalized: int) -> VersionWanted | None:
         """Return what the trainer is to be asked for, as the explorers' side has come to the end of an interval."""
@@ -252,9 +215,11 @@ class WeightSync:
     def departed(self, member: MemberKey) -> None:
         self._retry_at.pop(member, None)
         self._late.discard(member)
-        self.state.rounds = [rounds for rounds in self.state.rounds if rounds.member != member]
-        if self.state.pending.get(member[0]) == member[1]:
-            self._finish_member(member[0], ok=False)
+        name, incarnation = member
+        if self.state.rounds.get(name, ("", 0))[0] == incarnation:
+            self.state.rounds = {other: rounds for other, rounds in self.state.rounds.items() if other != name}
+        if self.state.pending.get(name) == incarnation:
+            self._finish_member(name, ok=False)
 
     def overdue(self, now: float) -> list[str]:
         """Members of the round under way that ran out of time; they count as failed from now on."""
@@ -267,14 +232,12 @@ class WeightSync:
         return late
 
     def next_round(self, fleet: Fleet, now: float) -> ModelVersion | None:
-        """Return the announcement for those who do not serve the version, if nobody is at it and they need not wait.
-
-        Also that of a choice which no announcement has told of, be there anybody who has to move or not.
-        """
+        """Return the announcement for those who do not serve the version, or of a choice that was not yet told of."""
         release = self.state.release
         if release is None or self.state.pending:
             return None
-        if self._trainer_is_silent(now) or self.is_zombie(release.incarnation):
+        is_silent = self.trainer_seen is not None and now - self.trainer_seen > TRAINER_SILENCE_S
+        if is_silent or self.is_zombie(release.incarnation):
             return self._announce(release, [], now) if self.state.is_untold else None
         if self._content == (fleet.revision, release.version) and not self.state.is_untold:
             return None
@@ -286,7 +249,6 @@ class WeightSync:
         return self._announce(release, ready, now) if ready or self.state.is_untold else None
 
     def rebuild(self, now: float) -> None:
-        """Give the round under way, of a changelog, its whole time again."""
         self._deadline = now + self._timeout_s
 
     def _finish_member(self, name: str, *, ok: bool) -> None:
@@ -295,8 +257,10 @@ class WeightSync:
         self.state.touch()
         self.state.intact = self.state.intact and ok
 
-    def _trainer_is_silent(self, now: float) -> bool:
-        return self.trainer_seen is not None and now - self.trainer_seen > TRAINER_SILENCE_S
+    def _announce_first(self, release: StepTrained, explorers: Iterable[Explorer], now: float) -> ModelVersion:
+        self.state.rounds = {}
+        self._retry_at.clear()
+        return self._announce(release, [explorer for explorer in explorers if explorer.can_sync], now)
 
     def _announce(self, release: StepTrained, members: list[Explorer], now: float) -> ModelVersion:
         state = self.state
@@ -308,30 +272,38 @@ class WeightSync:
         state.group, state.intact, state.pending = group, True, dict(group)
         state.is_untold = False
         self._deadline = now + self._timeout_s
-        rounds = {of.member: of for of in state.rounds}
-        for member in group:
-            before = rounds.get(member, Rounds(*member))
-            rounds[member] = before.but(count=before.count + 1)
-            self._retry_at[member] = now + min(FIRST_RETRY_S * 2.0 ** min(before.count, 16), LONGEST_RETRY_S)
-        state.rounds = list(rounds.values())
+        rounds = dict(state.rounds)
+        for name, incarnation in group:
+            of, count = rounds.get(name, (incarnation, 0))
+            count = count if of == incarnation else 0
+            rounds[name] = incarnation, count + 1
+            self._retry_at[name, incarnation] = now + min(FIRST_RETRY_S * 2.0 ** min(count, 16), LONGEST_RETRY_S)
+        state.rounds = rounds
         return ModelVersion(
-            model=release.model,
-            version=release.version,
-            step=release.step,
-            method=release.method,
+            **told_of(release),
             epoch=state.epoch,
             members=[
                 Member(explorer=name, incarnation=member, rank=i) for i, (name, member) in enumerate(group, start=1)
             ],
-            trainer=release.trainer,
-            trainer_incarnation=release.incarnation,
             master_address=release.master_address,
             master_port=release.master_port,
-            checksum=release.checksum,
-            checkpoint=release.checkpoint,
-            metrics=bounded(release.metrics),
             pinned=state.pinned,
             asked_by=state.asked_by,
             dtype=release.dtype,
-            source=release.source,
         )
+
+
+def told_of(step: StepTrained) -> dict[str, Any]:
+    """Return what announcements and the history of versions both tell of a version."""
+    return {
+        "model": step.model,
+        "version": step.version,
+        "step": step.step,
+        "method": step.method,
+        "trainer": step.trainer,
+        "trainer_incarnation": step.incarnation,
+        "checksum": step.checksum,
+        "checkpoint": step.checkpoint,
+        "metrics": bounded(step.metrics),
+        "source": step.source,
+    }

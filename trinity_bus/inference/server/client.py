@@ -88,10 +88,7 @@ def spread(answer: ServerAnswer) -> float:
 
 
 def load_of(text: str, metrics: Sequence[str], version: int) -> EngineLoad | None:
-    """Return the load that a server's ``metrics`` tell, in Prometheus' text form; None where one is missing.
-
-    They are named in the order of ``EngineLoad``.
-    """
+    """Return the load that ``metrics``, in the order of ``EngineLoad``, tell in Prometheus' text; None: one lacks."""
     found = dict.fromkeys(metrics, -1.0)
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
@@ -157,10 +154,7 @@ class ServerClient:
             await http.close()
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float | None = None) -> bytes:
-        """Return an answer: to a ``POST`` where there is a body, to a ``GET`` where there is none.
-
-        Raises: see the module.
-        """
+        """Return an answer: to a ``POST`` where there is a body, to a ``GET`` where there is none."""
         try:
             async with awake.timeout(limit_s), self._answer(path, body) as response:
                 return await _whole(response)

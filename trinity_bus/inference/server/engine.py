@@ -123,9 +123,7 @@ class _Told(msgspec.Struct):
 class ServerEngine:
     """An inference server as an explorer's engine; ``sync_timeout_s`` limits each wait within a change of weights."""
 
-    def __init__(
-        self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0, first_version: int = UNKNOWN_VERSION
-    ) -> None:
+    def __init__(self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0) -> None:
         url = required(settings.engine_url, "explorer.engine_url", "to know which server to ask")
         key = "" if settings.engine_key is None else settings.engine_key.get_secret_value()
         self._settings = settings
@@ -135,7 +133,7 @@ class ServerEngine:
         self._syncing = asyncio.Lock()
         self._served: Served | None = None
         self._bounds: Bounds | None = None
-        self._version = first_version
+        self._version = settings.first_version
         self._label: str | None = None
         self._dead: EngineDeadError | None = None
         self._load: EngineLoad | None = None
@@ -188,10 +186,7 @@ class ServerEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
-        """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``.
-
-        RequestRefusedError, too, where the server cannot say how likely its tokens would be.
-        """
+        """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``."""
         arguments = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
             async with self._gate.request():

@@ -34,10 +34,10 @@ from functools import partial
 from typing import Final, NoReturn, Protocol
 
 from trinity_bus import awake
-from trinity_bus.runtime.background import in_daemon_thread
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.runtime.ports import LOOPBACK
 from trinity_bus.runtime.process import Child, how_ended
+from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks import rank_protocol as protocol
 from trinity_bus.training.ranks.rank_lines import PairLine, RankLine

@@ -26,8 +26,7 @@ import torch
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.runtime.ports import is_loopback
-from trinity_bus.runtime.rendezvous import serve_store
+from trinity_bus.runtime.ports import is_loopback, serve_store
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.megatron_engine import MegatronEngine

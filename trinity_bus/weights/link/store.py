@@ -1,7 +1,6 @@
 """The store in which the two ends of a link meet: what one sets, the other is told over their channel.
 
-torch's process groups find each other through a store. torch's own is a server that anyone who reaches its port can
-read and write; this one belongs to two processes that have proven themselves to each other, and has no port.
+torch's own store is a server that anyone who reaches its port can read and write; this one has no port.
 
 ::
 

@@ -18,6 +18,7 @@ a member comes with a part, from a former try   likewise, but no source that cam
 a member says that its source has failed it     that one is no source any more; the member has a new one, which does
                                                 not depend on it
 that one has itself lost its source meanwhile   the member keeps it: it had nothing to send
+a member comes that passes nothing on           it is sent all by the trainer
 a member cannot reach others                    it is sent the rest by the trainer; its source is left to others
 a machine says so for the ninth time            likewise: it is more likely that something is wrong with that machine
 a member leaves: it has all, or has died        those who take from it are sent the rest by it, or say that it has
@@ -42,13 +43,12 @@ _LEAD: Final = 16  # Of so many parts of a version, one that goes on from a form
 @dataclass(slots=True)
 class ChainPlace:
     host: str
-    port: int
+    port: int  # where it passes on what it receives; 0: it does not
     has: int  # chunks with which it came, from a former try
     source: int = TRAINER
     moves: int = 0  # how often it has lost its source
     source_moves: int = 0  # those of its source, when it last heard of that
     failed: bool = False  # somebody says that it has failed them
-    alone: bool = False  # it cannot reach others
 
 
 class FanOut:
@@ -68,7 +68,7 @@ class FanOut:
         """Note that a member has come, with ``has`` chunks from a former try. Return its number."""
         self._last += 1
         place = self._places[self._last] = ChainPlace(host, port, has)
-        self._hang(place, self._choose(self._last))
+        self._hang(place, self._choose(self._last) if port else TRAINER)
         return self._last
 
     def move(self, number: int, *, alone: bool) -> None:
@@ -80,10 +80,10 @@ class FanOut:
             self._hang(place, place.source)
             return
         self._claims[place.host] += not alone
-        place.alone = alone or self._claims[place.host] > MOST_CLAIMS
-        if former is not None and not place.alone:
+        alone = alone or self._claims[place.host] > MOST_CLAIMS
+        if former is not None and not alone:
             former.failed = True
-        self._hang(place, TRAINER if place.alone else self._choose(number))
+        self._hang(place, TRAINER if alone else self._choose(number))
 
     def leave(self, number: int) -> None:
         del self._places[number]
@@ -102,9 +102,10 @@ class FanOut:
         own = self._places[number].host
         # It would wait for one that has less, until it thinks that something is wrong with that one.
         least = self._places[number].has - self._lead
-        able = {n: place.host for n, place in self._places.items() if not place.failed and place.has >= least}
         # One that has failed others is most likely dead, and takes nothing any more.
-        others = [place for n, place in self._places.items() if n != number and not place.failed]
+        there = {n: place for n, place in self._places.items() if not place.failed}
+        able = {n: place.host for n, place in there.items() if place.port and place.has >= least}
+        others = [place for n, place in there.items() if n != number]
         near_taken = {place.source for place in others if place.host == own}
         senders = {host for place in others if (host := self._host_of(place.source)) != place.host}
         hosts = {TRAINER: self._host} | able

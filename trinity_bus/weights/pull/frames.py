@@ -1,15 +1,14 @@
-"""The bytes of a version over a channel, by TCP: whole, or chunk after chunk as somebody gets them.
+"""The bytes of a version over a channel, by TCP: chunk after chunk, as somebody gets them.
 
-What a member holds of a version is sent to others while it grows::
+What is held of a version is sent to others while it grows::
 
     WAITING --attach: there are buffers--> GROWING --prove, ...--> (whole)
        |                                      |                        |
        +-------------------- retire: nobody reads the buffers any more-+--> RETIRED
 
 A *frame* is the number of bytes that follow, and these: whole chunks of one bucket, in order. An empty one says that
-there is nothing new and that its sender lives. A version that goes as a whole has no frames: its buckets follow each
-other. Failures: whoever is sent something when it is retired, or takes nothing within its connection's time limit, sees
-the connection end.
+there is nothing new and that its sender lives. Failures: whoever is sent something when it is retired, or takes nothing
+within its connection's time limit, sees the connection end.
 """
 
 import contextlib
@@ -157,16 +156,3 @@ class _View:
 
 def send_piece(channel: Channel, piece: memoryview) -> None:
     channel.write(piece)
-
-
-def send_whole(channel: Channel, buffers: "Sequence[torch.Tensor | FileBucket]") -> None:
-    for buffer in buffers:
-        view = _View(buffer)
-        for start in range(0, len(buffer), PIECE):
-            send_piece(channel, view[start : start + PIECE])
-
-
-def receive_whole(channel: Channel, buffers: "Sequence[torch.Tensor]", arrived: Arrived) -> None:
-    for i, buffer in enumerate(buffers):
-        channel.read_into(memoryview(buffer.numpy()))
-        arrived(i)

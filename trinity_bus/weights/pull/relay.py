@@ -6,15 +6,15 @@
                                                                        |
     a member that has proven itself (``listener``) --> asks for the version, from a chunk on --> chunks (``frames``)
 
-It listens on the address that it reaches the trainer from, and on no other: on one machine, that is loopback. It is the
-``trainer`` of a proof towards those who come, by the secret of an announcement of the version that it passes on. It
-does not know their names, so all of them together have as many connections as one member has with the trainer.
-
-Failures: a connection that ends. Those who lose it ask the trainer for another source.
+It listens on the address that it reaches the trainer from, and on no other. It is the ``trainer`` of a proof towards
+those who come, by the secret of an announcement of the version that it passes on. It does not know their names, so all
+of them together have as many connections as one member has with the trainer. Who loses one asks the trainer for another
+source.
 """
 
 import contextlib
 import threading
+from functools import partial
 from typing import Final
 
 from trinity_bus import awake
@@ -94,12 +94,13 @@ class Relay:
 
     def _attend(self, channel: Channel, who: str) -> bool:
         request = REQUEST.decode(channel.receive(REQUEST.limit))
-        deadline = awake.now() + _WAIT_S
         with self._changed:
-            while (holding := self._holding) is None or holding.checksum != request.checksum:
-                if (left := deadline - awake.now()) <= 0:
-                    break
-                self._changed.wait(left)
+
+            def is_held() -> bool:
+                return self._holding is not None and self._holding.checksum == request.checksum
+
+            awake.wait_in_thread(partial(self._changed.wait_for, is_held), _WAIT_S)
+            holding = self._holding
         if holding is None or (holding.version, holding.checksum) != (request.version, request.checksum):
             channel.send(ANSWER.encode(WeightsAnswer(f"version {request.version} is not held here")))
             return False

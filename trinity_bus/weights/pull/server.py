@@ -5,19 +5,18 @@
     (a member has proven itself: ``listener``) --> read the request --> lease the version --> answer, bytes --> close
                                                     ^    |                     |                    |
                                                     |    +--silent: dropped    +--gone: refused     +--too slow: dropped
-                                                    +--over links (``link.end``): kept for the next version
+                                                    +--over links (``link``): kept for the next version
 
 With ``memory``, a member on another machine that passes on what it receives is told from whom it receives, see
-``fan_out``. Its connection stays open until it has all, so that the trainer sees when it is gone, and is asked there
-for another source when one has failed::
+``fan_out``; all others receive it from here. The connection stays open until the member has all, so that the trainer
+sees when it is gone, and is asked there for another source when one has failed::
 
-    request with a port --> join --> source, or frames from here --> it has all, or is gone --> leave
+    request --> join --> source, or frames from here --> it has all, or is gone --> leave
                               ^                |
                               +-- move --------+-- its source has failed
 
-The newest version and the one before are kept; a member that is later is refused, with the versions that there are. A
-member that is slow holds its version's buffers and one thread, nobody else. Failures: see the drawing; none reaches
-training or another member.
+The newest version and the one before are kept. A member that is slow holds its version's buffers and one thread.
+Failures: see the drawing; none reaches training or another member.
 """
 
 import contextlib
@@ -37,13 +36,12 @@ from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.layout import HASH_BYTES, MAX_CHUNKS
-from trinity_bus.weights.link.end import LinkEnd, gpu_of
-from trinity_bus.weights.link.link import Backend
+from trinity_bus.weights.layout import HASH_BYTES
+from trinity_bus.weights.link.link import Backend, Link, gpu_of
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.pull.fan_out import FanOut
-from trinity_bus.weights.pull.frames import HeldVersion, send_whole
-from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
+from trinity_bus.weights.pull.frames import HeldVersion
+from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staging
 from trinity_bus.weights.transport import Method
 from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
 
@@ -53,19 +51,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("trinity_bus.weights")
 
-_SPANS: Final = 4096  # members of announcements of which it is known what their spans are to say
+_PARENTS: Final = 64  # announcements of which it is known what the spans of their transfers belong to
 
 
 class WeightServer:
     """Stages versions and serves them to the members of announcements. All methods may be called from any thread.
 
-    Args:
-        ports: The first free one is taken; 0 is any.
-        timeout_s: Limit of a request's arrival, and of each piece that a member takes.
-        retain: How many of the newest versions can be had.
-        fan_out: Whether members pass on what they receive; never with TLS, for which they have no certificates.
-        method: ``memory``, ``gloo`` or ``nccl``. With links (the last two) the trainer sends to each member itself, and
-            nothing is by TLS.
+    It listens on the first free one of ``ports``; 0 is any. ``timeout_s`` limits a request's arrival, and each piece
+    that a member takes. With ``fan_out`` members pass on what they receive by ``memory``, but never with TLS, for which
+    they have no certificates. Links (``gloo``, ``nccl``) are never by TLS.
     """
 
     def __init__(
@@ -76,7 +70,6 @@ class WeightServer:
         tls: ssl.SSLContext | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 30.0,
-        retain: int = 2,
         dtype: str | None = None,
         fan_out: bool = True,
         method: Literal["memory", "gloo", "nccl"] = "memory",
@@ -84,17 +77,13 @@ class WeightServer:
         self.method: Method = method
         self._backend: Backend | None = None if method == "memory" else method
         self._gpu = None if method == "memory" else gpu_of(method, None)
-        self.staging = Staging(
-            bucket_bytes=bucket_bytes,
-            retain=retain,
-            dtype=dtype,
-            chunks=fan_out and tls is None and method == "memory",
-        )
+        self._fans_out = fan_out and tls is None
+        self.staging = Staging(bucket_bytes=bucket_bytes, retain=2, dtype=dtype, chunks=method == "memory")
         self._silence_s = max(1, int(timeout_s))
         self._lock = threading.Lock()
         self._trees: dict[tuple[int, str], FanOut] = {}  # by number and checksum of a version that somebody receives
-        # By member and version, what the span of sending it says
-        self._spans: OrderedDict[tuple[str, int], tuple[dict[str, str | int], str | None]] = OrderedDict()
+        # Of the spans of sending a version, by the beginning of its members' names, and the version
+        self._parents: OrderedDict[tuple[str, int], str | None] = OrderedDict()
         self._keyring = Keyring()
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
@@ -108,14 +97,7 @@ class WeightServer:
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
     ) -> str:
         """Make a version one that can be had. Return its checksum. See ``Staging.stage``."""
-        checksum = self.staging.stage(version, named_tensors, folder).checksum
-        with self.staging.lease(version, checksum) as staged:
-            if len(staged.chunk_hashes) > MAX_CHUNKS * HASH_BYTES:
-                _log.warning(
-                    "version %d has more than %d chunks: the trainer sends it to each explorer itself, and nobody "
-                    "passes it on; a larger trainer.bucket_mib makes fewer", version, MAX_CHUNKS
-                )  # fmt: skip
-        return checksum
+        return self.staging.stage(version, named_tensors, folder).checksum
 
     def durable(self, version: int) -> None:
         self.staging.open(version)
@@ -126,14 +108,12 @@ class WeightServer:
     def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
         """Let the members of an announcement in. ``traceparent``: of the spans of what is sent to them."""
         prefix = f"{announced.trainer_incarnation}/{announced.epoch}/"
-        explorers = [member.explorer for member in announced.members]
-        of_all = {RL_MODEL_VERSION: announced.version, RL_WEIGHT_SYNC_EPOCH: announced.epoch}
         with self._lock:
-            for explorer in explorers:
-                self._spans[prefix + explorer, announced.version] = {RL_EXPLORER: explorer, **of_all}, traceparent
-            while len(self._spans) > _SPANS:
-                self._spans.popitem(last=False)
+            self._parents[prefix, announced.version] = traceparent
+            while len(self._parents) > _PARENTS:
+                self._parents.popitem(last=False)
         if announced.secret is not None:
+            explorers = [member.explorer for member in announced.members]
             self._keyring.add(prefix, bytes.fromhex(announced.secret), explorers)
 
     def close(self) -> None:
@@ -142,7 +122,7 @@ class WeightServer:
     def _attend(self, channel: Channel, who: str) -> bool:
         request: WeightsRequest | None = REQUEST.decode(channel.receive(REQUEST.limit))
         with contextlib.ExitStack() as at_end:
-            link = None if self._backend is None else LinkEnd(channel, self._backend, 0, self._gpu)
+            link = None if self._backend is None else Link(channel, self._backend, 0, self._gpu)
             if link is not None:
                 at_end.callback(link.close)
             while request is not None:
@@ -157,8 +137,14 @@ class WeightServer:
         return False
 
     def _span(self, who: str, version: int) -> contextlib.AbstractContextManager[trace.Span]:
+        life, epoch, explorer = who.split("/", 2)
+        key = (f"{life}/{epoch}/", version)
         with self._lock:
-            attributes, parent = self._spans.get((who, version), ({}, None))
+            known, parent = key in self._parents, self._parents.get(key)
+        attributes: dict[str, str | int] = {}
+        # Nothing is told that a member has only said.
+        if known:
+            attributes = {RL_EXPLORER: explorer, RL_MODEL_VERSION: version, RL_WEIGHT_SYNC_EPOCH: int(epoch)}
         return _tracer.start_as_current_span("send weights", context=parent_context(parent), attributes=attributes)
 
     def _next_request(self, channel: Channel) -> WeightsRequest | None:
@@ -170,43 +156,36 @@ class WeightServer:
                 return REQUEST.decode(channel.receive(REQUEST.limit))
         return None
 
-    def _answer(self, channel: Channel, link: LinkEnd | None, request: WeightsRequest) -> None:
+    def _answer(self, channel: Channel, link: Link | None, request: WeightsRequest) -> None:
         # Sends what is asked for, or who has it, or why not. VersionGoneError: it was refused; LinkError: the member is
         # gone or too slow.
         try:
             with self.staging.lease(request.version, request.checksum) as staged:
-                manifest, hashes = staged.manifest.to_json(), staged.chunk_hashes
-                here, there = channel.ends
-                # A member on this very machine costs no card anything, and would hash all chunks for nothing.
-                passes_on = request.port and here != there and 0 < len(hashes) <= MAX_CHUNKS * HASH_BYTES
-                if not passes_on:
-                    channel.send(ANSWER.encode(WeightsAnswer("", manifest)))
-                    self._send_whole(channel, link, staged)
+                answer = WeightsAnswer("", staged.manifest.to_json(), staged.chunk_hashes)
+                if link is not None:
+                    channel.send(ANSWER.encode(answer))
+                    try:
+                        link.move(staged.buffers, lambda _: None)
+                    finally:
+                        # What may still be read later is not used again.
+                        staged.spoiled = staged.spoiled or link.still_uses
                     return
-            with self._joined(channel, request, len(hashes) // HASH_BYTES) as (tree, number):
-                self._fan_out(channel, tree, number, request, WeightsAnswer("", manifest, hashes))
+            with self._joined(channel, request, len(answer.hashes) // HASH_BYTES) as (tree, number):
+                self._fan_out(channel, tree, number, request, answer)
         except VersionGoneError as error:
             channel.send(ANSWER.encode(WeightsAnswer(str(error)[:MAX_TEXT])))
             raise
-
-    def _send_whole(self, channel: Channel, link: LinkEnd | None, staged: Staged) -> None:
-        if link is None:
-            send_whole(channel, staged.buffers)
-            return
-        try:
-            link.move(staged.buffers, lambda _: None)
-        finally:
-            # What may still be read later is not used again.
-            staged.spoiled = staged.spoiled or link.still_uses
 
     @contextlib.contextmanager
     def _joined(self, channel: Channel, request: WeightsRequest, chunks: int) -> Iterator[tuple[FanOut, int]]:
         # A member has its place for as long as its connection is served.
         key = (request.version, request.checksum)
         here, there = channel.ends
+        # One on this very machine costs no card anything.
+        port = request.port if self._fans_out and here != there else 0
         with self._lock:
             tree = self._trees.setdefault(key, FanOut(here, chunks))
-            number = tree.join(there, request.port, request.first)
+            number = tree.join(there, port, request.first)
         try:
             yield tree, number
         finally:

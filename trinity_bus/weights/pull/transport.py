@@ -6,8 +6,8 @@
                         |                             |
                         +--refused, late, cancelled---+--the trainer is gone or silent: LinkError
 
-With a ``relay``, the member passes on what it receives, and receives it from whom the trainer names: its *source*,
-which is another member or the trainer itself. Each chunk is proven as it comes, and passed on::
+Where bytes come over the connection, the member receives them from whom the trainer names: its *source*, which is
+another member or the trainer itself. Each chunk is proven as it comes, and can be had from the ``relay`` then::
 
     RECEIVING --chunk, right--> RECEIVING ... --the last one--> (done)
        |                                                           the connection to the trainer stays open meanwhile
@@ -15,10 +15,9 @@ which is another member or the trainer itself. Each chunk is proven as it comes,
             the trainer for another source, for the chunks from here on; for the trainer itself where a second one could
             not even be met
 
-A member that has a part of the version from a former try says how many chunks it has, and goes on from there. One
-connection for each version; where bytes come over a link, it and the link are kept as long as trainer and epoch are the
-same. Failures: a version that is gone is a ``VersionGoneError``; what the trainer itself sends wrong fails the
-transfer.
+A member that has a part of the version from a former try says how many chunks it has, and goes on from there. Where
+bytes come over a link, connection and link are kept as long as trainer and epoch are the same. Failures: a version that
+is gone is a ``VersionGoneError``; what the trainer itself sends wrong fails the transfer.
 """
 
 import contextlib
@@ -32,9 +31,8 @@ from trinity_bus import awake
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import HASH_BYTES, TransferManifest, spans
-from trinity_bus.weights.link.end import LinkEnd, gpu_of
-from trinity_bus.weights.link.link import Backend
-from trinity_bus.weights.pull.frames import HeldVersion, receive_whole
+from trinity_bus.weights.link.link import Backend, Link, gpu_of
+from trinity_bus.weights.pull.frames import HeldVersion
 from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.transport import Source
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
@@ -51,81 +49,72 @@ _MOST_SOURCES: Final = 32  # that may fail one transfer
 
 
 class PullTransport:
-    """A ``WeightTransport`` from a trainer's server. One over links keeps its connection for many versions.
+    """A ``WeightTransport`` from a trainer's server: over a link of a ``backend``, else over the connection."""
 
-    Args:
-        relay: Passes on what comes, for ``memory``.
-        backend: Of links; unset: bytes come over the connection.
-        gpu: Onto which NCCL brings them; by default, this thread's.
-        has: How many chunks of the version are in the buffers that are to be filled, from the first on, proven.
-    """
-
-    def __init__(
-        self,
-        relay: Relay | None = None,
-        *,
-        backend: Backend | None = None,
-        gpu: "torch.device | None" = None,
-        has: int = 0,
-    ) -> None:
-        self._own_relay = relay
-        self._relay: Relay | None = None
-        self.backend = backend
+    def __init__(self, relay: Relay, backend: Backend | None = None, gpu: "torch.device | None" = None) -> None:
+        self._relay = relay
+        self._backend = backend
         self._gpu = None if backend is None else gpu_of(backend, gpu)
         self._source: Source | None = None
         self._channel: Channel | None = None
-        self._link: LinkEnd | None = None
+        self._link: Link | None = None
         self._holding: HeldVersion | None = None
         self._holder: tuple[str, int] | None = None
-        self._has = has
+        self._has = 0
 
-    def open(self, source: Source, cancelled: threading.Event) -> TransferManifest:
-        self._relay = self._own_relay if source.fan_out and not source.cafile else None
-        self._holding = None
+    def open(self, source: Source, cancelled: threading.Event, has: int = 0) -> TransferManifest:
+        self._holding, self._has = None, has
         answer = self._asked_again(source, cancelled)
         if answer is None:
             self.close()
             self._channel = meet(source, cancelled)
-            if self.backend is not None:
-                self._link = LinkEnd(self._channel, self.backend, 1, self._gpu)
+            if self._backend is not None:
+                self._link = Link(self._channel, self._backend, 1, self._gpu)
             answer = self._asked(self._channel, source)
         self._source = source
         manifest = TransferManifest.from_json(answer.manifest)
         source.check(manifest)
-        if answer.hashes and self._relay is not None:
+        if self._link is not None:
+            self._link.open()
+        else:
             chunks = spans((bucket.nbytes for bucket in manifest.buckets()), manifest.bucket_bytes)
             if len(answer.hashes) != len(chunks) * HASH_BYTES:
                 raise ManifestError(f"{len(answer.hashes)} bytes of hashes came for {len(chunks)} chunks")
             self._holder = answer.holder
             self._holding = HeldVersion(source.version, source.checksum, chunks, answer.hashes)
+            self._has = min(has, len(chunks))
             self._relay.hold(self._holding)
-            self._has = min(self._has, len(chunks))
-        elif self._link is not None:
-            self._link.open()
         return manifest
 
     @property
     def proven(self) -> int:
         return 0 if self._holding is None else self._holding.proven
 
+    @property
+    def still_uses(self) -> bool:
+        return self._link is not None and self._link.still_uses
+
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
-        assert self._channel is not None  # noqa: S101 - ``open`` made it
-        if self._holding is not None:
-            self._holding.attach(buffers, proven=self._has)
-            for bucket in _buckets(self._holding):
-                arrived(bucket)
-            self._fill_chunks(self._channel, self._holding, arrived)
-        elif self._link is not None:
+        if self._link is not None:
             self._link.move(buffers, arrived)
-        else:
-            receive_whole(self._channel, buffers, arrived)
+            return
+        assert self._channel is not None  # noqa: S101 - ``open`` made it
+        assert self._holding is not None  # noqa: S101 - likewise
+        self._holding.attach(buffers, proven=self._has)
+        for bucket in _buckets(self._holding):
+            arrived(bucket)
+        self._fill_chunks(self._channel, self._holding, arrived)
+
+    def end(self) -> None:
+        if self._link is None:
+            self.close()
 
     def close(self) -> None:
         """Close the connection. A version that has come whole is passed on until the relay ends that."""
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._relay is not None and self._holding is not None and not self._holding.is_whole:
+        if self._holding is not None and not self._holding.is_whole:
             self._relay.retire(self._holding)
         if self._channel is not None:
             self._channel.close()
@@ -146,8 +135,9 @@ class PullTransport:
             return None
 
     def _asked(self, channel: Channel, source: Source) -> WeightsAnswer:
-        port = 0 if self._relay is None else self._relay.open(channel.ends[0], source)
-        return _ask(channel, WeightsRequest(source.version, source.checksum, port, self._has if port else 0))
+        passes_on = self._backend is None and source.fan_out and not source.cafile
+        port = self._relay.open(channel.ends[0], source) if passes_on else 0
+        return _ask(channel, WeightsRequest(source.version, source.checksum, port, self._has))
 
     def _fill_chunks(self, trainer: Channel, holding: HeldVersion, arrived: Callable[[int], None]) -> None:
         unmet = 0
@@ -171,13 +161,13 @@ class PullTransport:
                 where = ":".join(map(str, self._holder))
                 _log.warning("version %d is taken from another source than %s: %s", holding.version, where, error)
             # One that has died cannot be met; two, and it is most likely the network between.
-            again = WeightsRequest(holding.version, holding.checksum, 1, holding.proven, alone=unmet > 1)
+            again = WeightsRequest(holding.version, holding.checksum, first=holding.proven, alone=unmet > 1)
             self._holder = _ask(trainer, again).holder
         else:
             raise LinkError(f"{_MOST_SOURCES} sources of version {holding.version} have failed")
         # A trainer that is gone changes nothing any more.
         with contextlib.suppress(LinkError):
-            whole = WeightsRequest(holding.version, holding.checksum, 1, holding.proven, report=True)
+            whole = WeightsRequest(holding.version, holding.checksum, report=True)
             trainer.send(REQUEST.encode(whole))
 
     def _meet(self, holder: tuple[str, int], cancelled: threading.Event) -> Channel:
@@ -196,7 +186,9 @@ def _trainer(source: Source) -> tuple[str, int, str]:
 def _buckets(holding: HeldVersion) -> range:
     # Those of which all chunks are there.
     chunks = holding.chunks
-    return range(chunks[-1][0] + 1 if holding.is_whole else chunks[holding.proven][0])
+    if not holding.is_whole:
+        return range(chunks[holding.proven][0])
+    return range(chunks[-1][0] + 1 if chunks else 0)
 
 
 def _ask(channel: Channel, request: WeightsRequest, deadline: float | None = None) -> WeightsAnswer:

@@ -12,10 +12,8 @@ end, and to nobody else::
       |-- AskProgress(token) ------------------------->|  for transfers that may hang
       |<- TransferTold(token, progress: receiving) ----|
 
-The front end numbers what it asks with *tokens*, and each is answered under its own. The socket lies in a folder that
-only this user may enter, for as long as it takes to connect. Failures: what is no message ends the connection, which
-ends transfers for this engine's lifetime; the front end finds the connection closed and counts the engine as dead, as
-it does when the worker is gone.
+The front end numbers what it asks with *tokens*, and each is answered under its own. Failures: what is no message ends
+the connection; the front end counts the engine as dead then, as it does when the worker is gone.
 """
 
 import logging

@@ -1,11 +1,11 @@
 """vLLM's weight-transfer interface, with transfers that overlap generation and cannot tear the weights.
 
-A version is received into host buffers by a thread of the worker while the engine goes on generating; the front end
-begins that, and hears of its end, through its control server (``control``). On a CPU the same thread then loads it into
-a shadow of the model (``loading``). When it is ready, the front end pauses generation and goes through vLLM's own
-phases at once. ``finish`` is the only moment at which the model is touched: the shadow is exchanged with it, or the
-version is loaded. Adapters (``adapter``) are prepared beside generation and exchanged, on any device. On GPUs there is
-no shadow: memory is short, and captured graphs know the addresses of parameters.
+A version is received by a thread of the worker while the engine goes on generating; the front end begins that, and
+hears of its end, through ``control``. On a CPU the same thread then loads it into a shadow of the model (``loading``).
+When it is ready, the front end pauses generation and goes through vLLM's own phases at once. ``finish`` is the only
+moment at which the model is touched: the shadow is exchanged with it, or the version is loaded. Adapters (``adapter``)
+are exchanged on any device. On GPUs there is no shadow: memory is short, and captured graphs know the addresses of
+parameters.
 
 ::
 
@@ -56,10 +56,7 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not typ
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Which of the versions that may have been received is to be loaded."""
-
-    version: int
-    checksum: str
+    """Nothing: it is the version that was received, and no other one is begun before it is loaded."""
 
 
 class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]  # as above
@@ -99,19 +96,10 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
         """Nothing: the model stays as it is until ``finish_weight_update``."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Find the version in the buffers; WeightTransferError where another is there, or none."""
-        ready = self.receiver.manifest
-        wanted = (update_info.version, update_info.checksum)
-        if ready is None or (ready.version, ready.checksum) != wanted:
-            raise WeightTransferError(f"version {update_info.version} was not received: {self.receiver.progress}")
+        """Nothing: it is in the buffers, proven."""
 
     def finish_weight_update(self) -> None:
-        """Load the version that was received. Generation must be paused.
-
-        Raises:
-            WeightTransferError: No whole version is there, or not the tensors of this model; the model is as it was.
-            TornWeightsError: Loading failed half way.
-        """
+        """Load the version that was received; generation is paused. WeightTransferError: the model is as it was."""
         if self.torn:
             raise TornWeightsError("an earlier version was loaded half way; restart the engine")
         ready = self.receiver.manifest
@@ -211,7 +199,7 @@ class WorkerExtension:
             self.weight_transfer_engine.serve_adapter(self.model_runner.lora_manager)
         return str(path)
 
-    def trinity_transfer_load(self, update_info: dict[str, Any]) -> None:
+    def trinity_transfer_load(self) -> None:
         """Do vLLM's three phases at once, because each call is a round trip during which generation stands still.
 
         Where versions are adapters, the worker's own part in the phases is left out: it would let go of all adapters,
@@ -219,11 +207,10 @@ class WorkerExtension:
         """
         engine = self.weight_transfer_engine
         if engine.serves_adapter:
-            engine.receive_weights(UpdateInfo(**update_info))
             engine.finish_weight_update()
             return
         self.start_weight_update()
-        self.update_weights(update_info)
+        self.update_weights({})
         self.finish_weight_update()
 
     def trinity_transfer_cancel(self) -> bool:

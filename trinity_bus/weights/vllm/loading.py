@@ -39,10 +39,7 @@ _STRUCTURE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_se
 
 
 def load(model: torch.nn.Module, model_config: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Load a version, by its names in a checkpoint, into a model that was loaded before, or into its shadow's.
-
-    WeightTransferError: a layer got nothing.
-    """
+    """Load a version, by its names in a checkpoint, into a model that was loaded before, or into its shadow's."""
     wanted = {name for name, _ in model.named_parameters()} - _derived(model)
     with torch.no_grad(), _experts_at_once(model):
         initialize_layerwise_reload(model)
@@ -147,10 +144,7 @@ def _refresh_tied(model: torch.nn.Module) -> None:
 
 
 class Shadow:
-    """The modules of a model once more, which computes eagerly and is loaded.
-
-    One thread at a time calls its methods.
-    """
+    """The modules of a model once more, which computes eagerly and is loaded."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._twins: dict[torch.nn.Module, torch.nn.Module] = {}

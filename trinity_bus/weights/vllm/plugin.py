@@ -27,23 +27,16 @@ def register() -> None:
             BACKEND, "trinity_bus.weights.vllm.engine", "OverlappedWeightTransferEngine"
         )
     logging.getLogger(_QUIET).addFilter(_is_no_cast)
-    leave_parents_signals()
+    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
+        # A forked process inherits the descriptor that wakes its parent's event loop: the SIGTERM that ends an engine
+        # would also seem to arrive in the process that started it.
+        signal.set_wakeup_fd(-1)
     die_with_parent()
 
 
 def _is_no_cast(record: logging.LogRecord) -> bool:
     # A line for each tensor of each version that comes in another type; the explorer says so once.
     return not str(record.msg).startswith(_CAST)
-
-
-def leave_parents_signals() -> None:
-    """Stop a forked process from telling its own signals to its parent's event loop.
-
-    The loop's wake-up file descriptor is inherited: without this, the SIGTERM that ends an engine would also seem to
-    arrive in the process that started it.
-    """
-    if multiprocessing.parent_process() is not None and threading.current_thread() is threading.main_thread():
-        signal.set_wakeup_fd(-1)
 
 
 def die_with_parent() -> None:

@@ -8,10 +8,9 @@ from schemas import Dispatch, SetPace, Task
 from schemas.event import MAX_PACE_S, MISSED
 from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
-from trinity_bus.coordination import Effect, Fact
+from trinity_bus.coordination import Effect, Fact, Origin
 from trinity_bus.coordination.batches.parts import Attempt
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
-from trinity_bus.coordination.deadlines import Deadlines
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import OWN_PACE_S, pace
@@ -50,7 +49,7 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     min_version: int,
 ) -> None:
     given = Task(task_id="t", workflow="code", prompt="1")
-    task = OpenTask(AcceptedTask("b", 1, 0, 0, None, 4, 2, given), "1", 9)
+    task = OpenTask(AcceptedTask("b", 1, Origin(0, 0), None, 4, 2, given), "1", 9)
     task.kind = kind_of(given, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
@@ -70,34 +69,6 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     assert room.find(task, task.parts[0], beside=beside) is expected
     assert room.find(task, task.parts[0], beside=beside) is expected, "looking changes nothing"
     assert bool(free_slots) == any(e.free > 0 for e in known.values())
-
-
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 9) | st.just(-1)), max_size=60))
-def test_what_is_due_is_what_a_look_at_all_times_finds(history: list[tuple[str, int | None]]) -> None:
-    deadlines, times, now = Deadlines[str](), dict[str, int](), 0
-    for key, after in history:
-        if after is None:
-            deadlines.forget(key)
-            times.pop(key, None)
-        elif after >= 0:
-            times[key] = now + after
-            deadlines.set(key, now + after)
-        else:
-            now += 3
-            due = {name for name, at in times.items() if at <= now}
-            assert set(deadlines.take(now)) == due
-            times = {name: at for name, at in times.items() if name not in due}
-
-
-def test_putting_off_again_and_again_keeps_nothing() -> None:
-    deadlines = Deadlines[str]()
-    for now in range(1000):
-        deadlines.set("x", 1000 - now)
-        deadlines.set("y", now)
-    assert len(deadlines._heap) < 40
-    deadlines.forget("x")
-    deadlines.forget("y")
-    assert not deadlines._heap
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,12 @@ def split_harness(**settings: Any) -> Harness:
 
 
 def runs(effects: list[Effect]) -> list[tuple[str, int, int, int]]:
-    """Explorer, attempt, first run and number of runs of each dispatch."""
     return [(d.explorer, d.attempt, d.run_id_base, d.repeat_times) for d in dispatches(effects)]
 
 
 def failed(harness: Harness, task_id: str, **fields: Any) -> Any:
     values = {"status": "failed", "completed_runs": 0, "samples": 0, "experience": None, "error": "ValueError: no"}
     return harness.finished(task_id, **{**values, **fields})
-
-
-# -- parts -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_split_and_joined_again() -> None:
@@ -202,20 +198,6 @@ def test_no_more_parts_come_of_it_than_a_task_of_its_batch_may_have() -> None:
     assert [(d.run_id_base, d.repeat_times) for d in again] == [(0, 6)]
 
 
-def test_an_explorer_that_dies_loses_its_parts_alone() -> None:
-    harness = split_harness(max_attempts=3)
-    harness.beat("e0", slots=2)
-    harness.beat("e1", slots=4)
-    first = runs(harness.task("a"))
-    assert [explorer for explorer, *_ in first] == ["e0", "e0", "e1"]
-    again = harness.beat("e0", incarnation="2", slots=0 + 1, state="draining")
-    assert runs(again) == [("e1", 4, 0, 2), ("e1", 5, 2, 2)]
-    harness.restart()
-    for attempt in (3, 4):
-        harness.finished("a", name="e1", attempt=attempt)
-    assert statuses(harness.finished("a", name="e1", attempt=5)) == [("a", "completed")]
-
-
 def test_groups_that_would_make_too_large_a_manifest_are_refused() -> None:
     harness = Harness(group_size=8, max_repeat_times_per_runner=1).begun()
     assert refusals(harness.task("a", batch_id="b", batch_size=8192, repeat_times=4)) == []
@@ -231,9 +213,6 @@ def test_settings_that_would_refuse_their_own_tasks_are_an_error(monkeypatch: py
         Settings()
     monkeypatch.setenv("TRINITY_BUS_COORDINATOR__MAX_REPEAT_TIMES_PER_RUNNER", "4")
     assert Settings().coordinator == CoordinatorSettings(batch_size=16_384, max_repeat_times_per_runner=4)
-
-
-# -- over-rollout ----------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_others() -> None:
@@ -255,14 +234,6 @@ def test_a_batch_with_enough_finished_tasks_waits_a_while_and_ends_without_the_o
     assert ended.manifest[0].error == "batch train-000001 ended with 2 of 4 tasks finished"
     assert ended.metrics["rollout/finished_task_count"] == 2.0
     assert facts(harness.finished("a")) == [Fact.LATE_RESULT]
-
-
-def test_a_batch_does_not_wait_longer_than_its_last_task() -> None:
-    harness = Harness(over_rollout_ratio=0.5, explorer_timeout_s=1000).begun("a", "b")
-    harness.finished("a")
-    harness.restart()
-    assert batches(harness.finished("b"))[-1].state == "finalized"
-    assert facts(harness.wait(40)) == []
 
 
 @pytest.mark.parametrize("wait_s", [0, 5])
@@ -301,9 +272,6 @@ def test_evaluation_waits_for_all_whatever_is_said() -> None:
 def test_more_cannot_be_waited_for_than_there_is() -> None:
     harness = Harness()
     assert [b.min_wait_num for b in batches(harness.submit("b", 2, min_wait_num=5))] == [2]
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
 
 
 def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> None:
@@ -364,9 +332,6 @@ def test_attempts_out_of_time_count_for_the_average_and_those_of_evaluation_do_n
     assert harness.machine.ledger.counters.timed_attempts == 1
     (order,) = dispatches(harness.task("b"))
     assert order.timeout_s == 8.0, "never above the task's own"
-
-
-# -- speculative attempts --------------------------------------------------------------------------------------------
 
 
 def straggling(**settings: Any) -> tuple[Harness, Dispatch]:

@@ -36,9 +36,6 @@ def submitted(harness: Harness, batch_id: str, tasks: int = 2, **fields: Any) ->
     return harness
 
 
-# -- submit ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_batch_from_its_submission_to_its_result() -> None:
     harness = Harness().begun()
     commands = harness.submit("b", 2)
@@ -92,9 +89,6 @@ def test_tasks_that_do_not_fit_their_submitted_batch_are_refused() -> None:
     assert refusals(harness.task("x", batch_id="b", batch_type="eval", batch_size=3)) == ["batch_mismatch"]
     assert refusals(harness.task("x", batch_id="b", batch_type="eval", batch_size=1)) == []
     assert refusals(harness.task("y", batch_id="b", batch_type="eval")) == ["batch_full"]
-
-
-# -- finalize --------------------------------------------------------------------------------------------------------
 
 
 def test_finalize_says_what_is_wrong_before_it_touches_anything() -> None:
@@ -219,7 +213,7 @@ def test_waiting_clients_have_their_whole_time_again_after_a_restart() -> None:
 
 def test_a_batch_whose_result_is_forgotten_is_still_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness()
-    monkeypatch.setattr(harness.machine.state.outcomes.memory, "_capacity", 1)
+    monkeypatch.setattr(harness.machine.state.outcomes, "_capacity", 1)
     for batch_id in ("a", "b"):
         harness.submit(batch_id, 0)
         harness.finalize(batch_id)
@@ -232,9 +226,6 @@ def test_only_so_many_wait_for_one_batch(monkeypatch: pytest.MonkeyPatch) -> Non
     harness = submitted(Harness(), "b")
     waited = [errors(harness.finalize("b", client=f"client-{number}")) for number in range(3)]
     assert waited == [[], [], ["invalid"]]
-
-
-# -- abort and cancel ------------------------------------------------------------------------------------------------
 
 
 def test_an_aborted_batch_leaves_nothing_behind_but_its_name() -> None:
@@ -323,9 +314,6 @@ def test_batches_behind_an_aborted_one_move_up_and_need_no_newer_version_than_be
     assert harness.machine.ledger.counters.sequence == 2
 
 
-# -- open batches ----------------------------------------------------------------------------------------------------
-
-
 def test_tasks_of_an_open_batch_are_handed_out_as_they_come_until_it_is_aborted() -> None:
     harness = Harness()
     harness.trained(3)
@@ -358,17 +346,6 @@ def test_an_idle_open_batch_makes_room_for_another(monkeypatch: pytest.MonkeyPat
     assert errors(harness.submit("d", None)) == ["invalid"]
 
 
-def test_an_idle_open_batch_does_not_keep_others_from_being_filled() -> None:
-    harness = Harness(max_open_tasks=2).begun()
-    harness.submit("open", None)
-    for number in range(4):
-        assert harness.machine.wants_tasks()
-        harness.task(f"t{number}", batch_id=f"b{number}", batch_size=2)
-
-
-# -- bounds ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("producer", "given_up"), [("client-1", "stale"), ("another", "batch-0")])
 def test_of_batches_that_are_never_filled_who_has_most_gives_up_its_oldest(producer: str, given_up: str) -> None:
     harness = Harness(batch_size=2)
@@ -383,9 +360,6 @@ def test_of_batches_that_are_never_filled_who_has_most_gives_up_its_oldest(produ
             aborted += [b.batch_id for b in batches(commands) if b.state == "aborted"]
     assert aborted == [given_up]
     assert harness.machine.wants_tasks()
-
-
-# -- skip ------------------------------------------------------------------------------------------------------------
 
 
 def finalized(harness: Harness, batch_id: str, **fields: Any) -> None:

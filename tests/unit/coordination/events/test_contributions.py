@@ -10,7 +10,7 @@ from schemas.errors import RecordError
 from tests.support.simulation.harness import Harness, answers, batches, errors, facts, replies, statuses
 from tests.unit.schemas.record_strategies import small_group
 from trinity_bus.coordination import Examined, Fact, Finding, Uncountable
-from trinity_bus.coordination.requests.examination import Examination
+from trinity_bus.coordination.events.contributions import Examination
 
 
 def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:
@@ -29,13 +29,6 @@ def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:
     ] == [("a", 0, [1]), ("b", 0, [1])]
     assert final.metrics["rollout/reward/mean"] == 0.75
     assert final.metrics["experience_pipeline/experience_count"] == 4.0
-
-
-def test_it_joins_tasks_that_explorers_answer() -> None:
-    harness = Harness(batch_size=2).begun("a")
-    started = harness.contribute("b")
-    assert [b.state for b in batches(started)] == ["running"]
-    assert [b.state for b in batches(harness.finished("a"))] == ["finalizing", "finalized"]
 
 
 def test_what_is_sent_twice_counts_once() -> None:

@@ -32,7 +32,6 @@ class Story(machine_harness.Harness):
         )
 
     def begin(self, versions: int) -> Self:
-        """Serve so many versions, one after another."""
         self.beat(model_version=-1)
         for version in range(versions + 1):
             announced = announced_in(self.trained(version))[-1]
@@ -41,7 +40,6 @@ class Story(machine_harness.Harness):
         return self
 
     def pinned(self, version: int, held: int) -> Self:
-        """One of so many versions is chosen, and served."""
         self.begin(held).choose(version)
         self.synced(version, announced_in(self.again(version))[-1].epoch)
         self.beat(model_version=version)

@@ -1,6 +1,5 @@
 """What is kept page by page, what is remembered, how groups are split, and that the largest records can be sent."""
 
-import random
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from schemas.topics import BATCHES
 from tests.support.simulation.harness import Harness, batches, dispatches, statuses
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.config.mesh import MAX_RECORD_MIB, MIN_RECORD_MIB
-from trinity_bus.coordination.batches import admission
 from trinity_bus.coordination.batches.batch import Batch, enough
-from trinity_bus.coordination.batches.parts import StoredPart, split
+from trinity_bus.coordination.batches.parts import split
 from trinity_bus.coordination.batches.tasks import Result
 from trinity_bus.coordination.limits import (
     MAX_ERROR_BYTES,
@@ -29,7 +27,6 @@ from trinity_bus.coordination.limits import (
     MAX_METRICS,
     MAX_SLOTS,
     parts_allowed,
-    records_left,
     short_error,
 )
 from trinity_bus.coordination.state.memory import Memory
@@ -57,12 +54,6 @@ def test_every_task_may_have_two_parts_and_all_together_fit_a_batch(data: st.Dat
 def test_today_s_records_hold_as_many_tasks_and_parts_as_ever() -> None:
     settings = CoordinatorSettings()
     assert (settings.max_batch_tasks, settings.max_batch_parts) == (MAX_BATCH_TASKS, MAX_BATCH_PARTS)
-
-
-@given(st.none() | st.integers(1, MAX_BATCH_TASKS), st.integers(0, MAX_REPEAT_TIMES))
-def test_the_records_of_a_task_are_no_more_than_parts_may_be(expected: int | None, taken: int) -> None:
-    left = records_left(expected, MAX_BATCH_PARTS, taken)
-    assert taken + left == min(parts_allowed(expected, MAX_BATCH_PARTS), MAX_REPEAT_TIMES)
 
 
 @given(st.integers(1, 1000), st.floats(0, 0.999))
@@ -128,7 +119,7 @@ def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=100))
 def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[int, int]]) -> None:
     store = StateStore()
-    memory = Memory("outcomes", 10, 100, store)
+    memory: Memory[bytes] = Memory("outcomes", bytes, 10, 100, store)
     entries: dict[str, Any] = {}
     for name, size in added:
         known = memory.get(f"n{name}")
@@ -139,7 +130,7 @@ def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[i
         assert len(memory) == len(kept) <= 10
         assert len(kept) == 1 or sum(len(entry[1]) for entry in kept if entry) <= 100
     other = StateStore()
-    again = Memory("outcomes", 10, 100, other)
+    again: Memory[bytes] = Memory("outcomes", bytes, 10, 100, other)
     other.kinds["outcomes"].load({k.partition("/")[2]: entry for k, entry in entries.items() if entry is not None})
     again.rebuild()
     assert list(other.keys()) == list(store.keys())
@@ -147,7 +138,6 @@ def test_what_is_remembered_is_bounded_and_the_last_is_in_it(added: list[tuple[i
 
 
 def entry(number: int, parts: int) -> ManifestEntry:
-    """The largest that there can be."""
     part = ResultPart(attempt=LARGE, samples=MAX_SAMPLES, position=Position(partition=2**31, offset=LARGE))
     versions = {"version_min": MAX_VERSION, "version_max": MAX_VERSION}
     name, error = f"{number:0{MAX_ID_LENGTH}}", "e" * MAX_ERROR_BYTES
@@ -165,19 +155,8 @@ def test_the_largest_batch_can_be_sent(record_mib: int, tasks: int) -> None:
     metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
     for number in range(tasks):
         manifest = entry(number, min(parts_allowed(tasks, in_batch), MAX_REPEAT_TIMES))
-        result = Result(
-            order=number,
-            task_id=manifest.task_id,
-            status=manifest.status,
-            parts=[StoredPart(LARGE, MAX_SAMPLES, (2**31, LARGE))] * len(manifest.parts),
-            error=manifest.error,
-            version_min=manifest.version_min,
-            version_max=manifest.version_max,
-            metrics=metrics if number == 0 else {},
-            traceparent="t" * 128,
-            elapsed=[],
-        )
-        batch.results[manifest.task_id] = result
+        result = Result(number, manifest, metrics if number == 0 else {}, traceparent="t" * 128)
+        batch.keep(result)
         batch.count(result)
     record = batch.record(reason="r" * MAX_ERROR_BYTES, with_results=True)
     assert len(encode(record)) <= limit
@@ -219,46 +198,3 @@ def test_a_large_batch_is_given_up_at_once_with_all_that_waits_in_it() -> None:
     assert not harness.machine.ledger.queue
     left = {key for key in harness.machine.entries() if not key.startswith("done/")}
     assert left <= {"level", "books", "explorer/e0", "closed/0", "outcomes/0", "replies/0"}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_queued_memory_is_bounded_and_every_full_batch_ends(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tasks of named, unnamed, open, huge and never-filled batches, as interleaved as can be."""
-    monkeypatch.setattr(admission, "MAX_UNFILLED_TASKS", 30)
-    monkeypatch.setattr(admission, "MAX_UNFILLED_BATCHES", 8)
-    rng = random.Random(seed)  # noqa: S311 - stories, not secrets
-    harness = Harness(batch_size=5, max_open_tasks=10, max_staleness=10**6, explorer_timeout_s=10**6).begun(slots=3)
-    harness.submit("open", None)
-    log = [
-        {"batch_id": "open"} if kind < 0.1 else {"batch_id": f"never-{number}", "batch_size": 7} if kind < 0.3
-        else {"batch_id": f"{rng.randint(0, 40)}/three", "batch_size": 3, "batch_type": "eval"} if kind < 0.6
-        else {"batch_id": "huge", "batch_size": 20} if kind < 0.65
-        else {}
-        for number, kind in enumerate(rng.random() for _ in range(400))
-    ]  # fmt: skip
-    running: list[Any] = []
-    full: set[str] = set()
-    ended: set[str] = set()
-    for turn in range(4000):
-        commands = []
-        if harness.machine.wants_tasks() and log:
-            commands += harness.task(f"t{turn}", **log.pop(0))
-        elif running:
-            order = running.pop(rng.randrange(len(running)))
-            fields = {"batch_id": order.batch_id, "batch_type": order.batch_type}
-            commands += harness.finished(order.task.task_id, attempt=order.attempt, **fields)
-        running += dispatches(commands)
-        for record in batches(commands):
-            if record.accepted_task_count == record.expected_task_count:
-                full.add(record.batch_id)
-            if record.state == "finalized":
-                ended.add(record.batch_id)
-        assert len(harness.machine.ledger.tasks) <= 10 + 1 + 20 + 30 + 5
-        assert len(harness.machine.ledger.batches) <= 10 + 8 + 3
-        if not log and not running:
-            break
-    assert not log, "reading has stopped for ever"
-    assert full == ended
-    assert len(ended) > 20

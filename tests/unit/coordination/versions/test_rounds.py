@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import ExplorerLeft, PublishedVersion
+from schemas import PublishedVersion
 from tests.support.effects import written
 from tests.support.simulation.harness import Harness, announced, facts, groups
 from trinity_bus.coordination import Fact
@@ -28,15 +28,6 @@ def test_a_newer_version_waits_until_the_round_under_way_has_ended() -> None:
     assert groups(harness.trained(3)) == []
     assert groups(harness.synced(1, 1, "e0")) == []
     assert groups(harness.synced(1, 1, "e1")) == [(3, 1, ["e0", "e1"])], "the newest alone"
-
-
-def test_a_round_that_ends_by_a_death_lets_the_newer_version_go() -> None:
-    harness = mesh(2)
-    harness.trained(1)
-    harness.synced(1, 1, "e0")
-    harness.trained(2)
-    left = harness.event(ExplorerLeft(explorer="e1", incarnation="1", reason="SIGTERM"))
-    assert groups(left) == [(2, 2, ["e0"])]
 
 
 def test_a_new_trainer_waits_for_no_round_of_its_former_incarnation() -> None:

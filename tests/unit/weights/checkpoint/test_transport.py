@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from schemas import ModelVersion
-from tests.support.faults.transfers import announcement, assert_takes, settled
+from tests.support.faults.transfers import announcement, assert_takes, saved, settled
 from tests.support.narrowing import some
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import TensorFileError
@@ -45,14 +43,11 @@ class Trainer:
         self.publisher = CheckpointPublisher(directory, bucket_bytes=BUCKET, keep=keep, dtype=dtype)
 
     def save(self, step: int, weights: dict[str, torch.Tensor]) -> Path:
-        partial = checkpoint.begin(self.directory, step)
-        save_file(weights, partial / "model.safetensors")
-        progress = TrainingProgress(step=step, version=step)
-        return checkpoint.commit(self.directory, progress, WrittenBy(dtype="x"), keep=self.keep)
+        return saved(self.directory, step, weights, self.keep)
 
     def publish(self, step: int, weights: dict[str, torch.Tensor]) -> ModelVersion:
         folder = self.save(step, weights)
-        return announcement(self.publisher, step, self.publisher.stage(step, weights.items()), "a", checkpoint=folder)
+        return announcement(self.publisher, step, self.publisher.stage(step, weights.items()), "a", folder=folder)
 
 
 def read(receiver: WeightReceiver, announced: ModelVersion) -> TransferProgress:
@@ -167,24 +162,20 @@ def test_a_reader_stops_when_it_is_cancelled(tmp_path: Path, monkeypatch: pytest
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_published_versions_go_with_their_checkpoints(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, keep=2)
-    for step in range(5):
-        trainer.publish(step, model(step))
-    assert sorted(path.name for path in (tmp_path / "published").iterdir()) == ["00000003.json", "00000004.json"]
-
-
-def test_what_is_to_be_kept_or_was_published_again_is_not_pruned(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, keep=1)
+def test_published_versions_go_with_their_checkpoints_but_for_what_is_kept_or_was_published_again(
+    tmp_path: Path,
+) -> None:
+    trainer, published = Trainer(tmp_path, keep=1), tmp_path / "published"
     for step in range(3):
         trainer.publish(step, model(step))
+    assert [path.name for path in published.iterdir()] == ["00000002.json"]
     trainer.publisher.keep(2)
     trainer.publish(3, model(3))
-    assert (tmp_path / "published" / "00000002.json").exists()
+    assert (published / "00000002.json").exists()
     trainer.publisher.stage(1, model(1).items())
     trainer.publisher.keep(1)
     trainer.publish(4, model(4))
-    assert sorted(path.stem for path in (tmp_path / "published").iterdir()) == ["00000001", "00000004"]
+    assert sorted(path.stem for path in published.iterdir()) == ["00000001", "00000004"]
 
 
 @pytest.mark.parametrize(

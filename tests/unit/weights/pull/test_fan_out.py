@@ -62,15 +62,6 @@ def test_a_version_comes_to_each_machine_once_and_leaves_it_once(hosts: list[str
     assert max(near.values(), default=0) <= 1
 
 
-@given(st.lists(HOSTS, min_size=1, max_size=30))
-def test_the_same_arrivals_make_the_same_tree(hosts: list[str]) -> None:
-    trees = [FanOut("trainer"), FanOut("trainer")]
-    for tree in trees:
-        for host in hosts:
-            tree.join(host, 1)
-    assert trees[0]._places == trees[1]._places
-
-
 def test_who_loses_its_source_is_sent_to_that_ones_source() -> None:
     tree = FanOut("trainer")
     first, second, third, fourth = (tree.join(host, 1) for host in "abcd")
@@ -133,3 +124,9 @@ def test_all_that_go_on_from_the_same_moment_make_one_chain() -> None:
     tree = FanOut("trainer", CHUNKS)
     numbers = [tree.join(f"m{number}", 1, 1000 + number) for number in range(16)]
     assert [tree._places[number].source for number in numbers] == [TRAINER, *numbers[:-1]]
+
+
+def test_who_passes_nothing_on_takes_from_the_trainer_and_is_nobodys_source() -> None:
+    tree = FanOut("trainer")
+    numbers = [tree.join(host, port) for host, port in (("a", 0), ("b", 1), ("a", 0), ("a", 1))]
+    assert [tree.source(number) for number in numbers] == [None, None, None, ("b", 1)]

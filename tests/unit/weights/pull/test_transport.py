@@ -1,12 +1,13 @@
-"""Taking versions from a trainer's memory: a real server and real sockets, between threads and between processes."""
+"""Taking versions from a trainer's memory, by TCP and over links: real servers, sockets, threads and processes."""
 
 import contextlib
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import OPENING_BYTES, meet
-from trinity_bus.weights.errors import LinkError, WireError
+from trinity_bus.weights.errors import LinkError, WeightTransferError, WireError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
@@ -34,18 +35,27 @@ def model(seed: int, *, elements: int = 3000) -> dict[str, torch.Tensor]:
     }
 
 
-def step(weights: dict[str, torch.Tensor], changed: int) -> dict[str, torch.Tensor]:
-    """The next version: a few values of one tensor are others."""
-    after = {name: tensor.clone() for name, tensor in weights.items()}
-    after["w"][:changed] += 1
-    return after
+# More than the kernel buffers, in several buckets.
+LARGE = {f"w{i}": torch.full((2 << 20,), float(i)) for i in range(6)}
+
+
+@pytest.fixture(params=["memory", "gloo"])
+def make_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., WeightServer]]:
+    made: list[WeightServer] = []
+    method: Literal["memory", "gloo"] = request.param
+
+    def make(bucket_bytes: int = BUCKET, timeout_s: float = 5) -> WeightServer:
+        made.append(WeightServer(bucket_bytes=bucket_bytes, timeout_s=timeout_s, method=method))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
-def server() -> Iterator[WeightServer]:
-    made = WeightServer(bucket_bytes=BUCKET, timeout_s=5)
-    yield made
-    made.close()
+def server(make_server: Callable[..., WeightServer]) -> WeightServer:
+    return make_server()
 
 
 @pytest.fixture
@@ -55,32 +65,21 @@ def receiver() -> Iterator[WeightReceiver]:
     made.close()
 
 
-def test_versions_are_taken_whole_and_proven(server: WeightServer, receiver: WeightReceiver) -> None:
-    for version in range(3):
-        checksum = server.stage(version, model(version).items())
-        progress = pull(server, receiver, version, checksum)
-        assert progress.state == "ready", progress.error
-        assert progress.checksum == checksum
-        assert_takes(receiver, model(version))
-
-
-def test_a_version_of_another_model_is_sent_whole(server: WeightServer, receiver: WeightReceiver) -> None:
-    pull(server, receiver, 0, server.stage(0, model(0).items()))
-    receiver.take()
-    other = model(0, elements=40)
-    pull(server, receiver, 1, server.stage(1, other.items()))
-    assert_takes(receiver, other)
+@pytest.mark.parametrize("overlap", [True, False], ids=["hash beside", "hash after"])
+def test_versions_are_taken_whole_and_proven(server: WeightServer, *, overlap: bool) -> None:
+    receiver = WeightReceiver(overlap=overlap)
+    # The last one is of another model, and the one before of another epoch.
+    for version, (elements, epoch) in enumerate(((3000, 1), (3000, 1), (3000, 2), (40, 2))):
+        weights = model(version, elements=elements)
+        checksum = server.stage(version, weights.items())
+        progress = pull(server, receiver, version, checksum, epoch=epoch)
+        assert (progress.state, progress.checksum) == ("ready", checksum), progress.error
+        assert_takes(receiver, weights)
+    receiver.close()
 
 
 def test_a_version_that_is_gone_is_refused_with_what_there_is(server: WeightServer, receiver: WeightReceiver) -> None:
-    weights = [model(0)]
-    checksums = []
-    for version in range(4):
-        checksums.append(server.stage(version, weights[-1].items()))
-        if version == 2:
-            pull(server, receiver, 2, checksums[2])
-            receiver.take()
-        weights.append(step(weights[-1], 5))
+    checksums = [server.stage(version, model(version).items()) for version in range(4)]
     gone = pull(server, receiver, 0, checksums[0])
     assert gone.error.startswith("VersionGoneError")
     assert "there are [2, 3]" in gone.error
@@ -89,6 +88,20 @@ def test_a_version_that_is_gone_is_refused_with_what_there_is(server: WeightServ
     assert "has checksum" in wrong.error
     receiver.cancel()
     assert pull(server, receiver, 3, checksums[3]).state == "ready"
+
+
+def test_bytes_that_differ_from_their_checksum_are_not_ready(server: WeightServer, receiver: WeightReceiver) -> None:
+    checksum = server.stage(0, model(0).items())
+    buffer = server.staging._staged[0].buffers[0]
+    assert isinstance(buffer, torch.Tensor)
+    buffer[17] += 1
+    progress = pull(server, receiver, 0, checksum)
+    assert progress.state == "failed"
+    assert ("have digest" if server.method == "gloo" else "has other bytes") in progress.error
+    with pytest.raises(WeightTransferError, match="no version is ready: failed"):
+        receiver.take()
+    with pytest.raises(WeightTransferError, match="cancel it first"):
+        pull(server, receiver, 0, checksum)
 
 
 def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() -> None:
@@ -108,8 +121,10 @@ def test_many_take_a_version_at_once_each_at_its_own_pace_and_staging_goes_on() 
         receiver.close()
     # The version before is what the slow one still gets, however many come after it.
     for version in range(1, 5):
-        server.stage(version, step(weights, version).items())
-    assert len(slow.read(weights["w"].nbytes)) == weights["w"].nbytes
+        server.stage(version, model(version, elements=1 << 20).items())
+    left = weights["w"].nbytes
+    while left > 0:
+        left -= len(slow.read(HEAD.unpack(slow.read(HEAD.size))[0]))
     slow.close()
     server.close()
 
@@ -128,11 +143,11 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     deaf = meet(source_of(announcement(server, 0, checksum, "deaf"), "deaf", 60), threading.Event())
     deaf.send(REQUEST.encode(WeightsRequest(0, checksum)))
     assert leased.wait(60)
-    wait_until(lambda: server.staging._staged[0].leases == 0)
     mute.settimeout(60)
     assert len(mute.recv(100)) == OPENING_BYTES
     assert mute.recv(1) == b""
     wait_until(lambda: not server._listener._members and not server._listener._strangers)
+    assert server.staging._staged[0].leases == 0
     for one in (mute, deaf):
         one.close()
     server.close()
@@ -162,25 +177,24 @@ def test_what_is_no_request_is_dropped(server: WeightServer, receiver: WeightRec
     assert pull(server, receiver, 0, checksum).state == "ready"
 
 
-def test_nobody_or_a_silent_trainer_fails_by_the_time_limit(server: WeightServer, receiver: WeightReceiver) -> None:
-    announced = announcement(server, 0, "0" * 64, "a")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        receiver.start(source_of(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 0.2))
-        assert "silent" in settled(receiver).error
-        port = silent.getsockname()[1]
-    receiver.cancel()
-    receiver.start(source_of(announced.model_copy(update={"master_port": port}), "a", 0.2))
-    assert "no trainer answers" in settled(receiver).error
-
-
-def test_a_cancelled_transfer_ends_within_moments(server: WeightServer, receiver: WeightReceiver) -> None:
+def test_nobody_or_a_silent_trainer_fails_by_the_time_limit_and_a_cancelled_transfer_at_once(
+    server: WeightServer, receiver: WeightReceiver
+) -> None:
     checksum = server.stage(0, model(0).items())
+    announced = announcement(server, 0, checksum, "a")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        announced = announcement(server, 0, checksum, "a")
-        receiver.start(source_of(announced.model_copy(update={"master_port": silent.getsockname()[1]}), "a", 60))
+        there = announced.model_copy(update={"master_port": silent.getsockname()[1]})
+        receiver.start(source_of(there, "a", 0.2))
+        assert "silent" in settled(receiver).error
+        receiver.cancel()
+        receiver.start(source_of(there, "a", 60))
         transfer = some(receiver._transfer)
         receiver.cancel()
+        assert receiver.progress.state == "idle"
         wait_until(lambda: transfer.over)
+    receiver.start(source_of(there, "a", 0.2))
+    assert "no trainer answers" in settled(receiver).error
+    receiver.cancel()
     assert pull(server, receiver, 0, checksum).state == "ready"
 
 
@@ -201,24 +215,27 @@ def test_a_thread_that_hangs_counts_as_failed(receiver: WeightReceiver, monkeypa
     server.close()
 
 
-def test_a_killed_member_leaves_the_trainer_free_and_others_served(receiver: WeightReceiver) -> None:
-    server = WeightServer(bucket_bytes=1 << 20, timeout_s=20)
-    # More than the kernel buffers, in several buckets.
-    weights = {f"w{i}": torch.full((2 << 20,), float(i)) for i in range(6)}
-    checksum = server.stage(0, weights.items())
+def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(
+    make_server: Callable[..., WeightServer], receiver: WeightReceiver
+) -> None:
+    server = make_server(1 << 20, 20)
+    checksum = server.stage(0, LARGE.items())
     announcement(server, 0, checksum, "victim")
-    with peer("take", *server.address, checksum) as victim:
+    with peer("take", *server.address, checksum, server.method) as victim:
         assert line_of(victim) == b"first\n"
-        assert server.staging._staged[0].leases == 1
         victim.send_signal(signal.SIGKILL)
-        wait_until(lambda: server.staging._staged[0].leases == 0)
-    assert pull(server, receiver, 0, checksum, 10).state == "ready"
+        assert pull(server, receiver, 0, checksum, 20).state == "ready"
+    assert_takes(receiver, LARGE)
+    wait_until(lambda: server.staging._staged[0].leases == 0)
+    # The next version goes to whoever is left, at once.
+    weights, began = model(1), time.monotonic()
+    assert pull(server, receiver, 1, server.stage(1, weights.items()), 20, epoch=2).state == "ready"
+    assert time.monotonic() - began < 5
     assert_takes(receiver, weights)
-    server.close()
 
 
 def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(receiver: WeightReceiver) -> None:
-    with peer("serve") as trainer:
+    with peer("serve", "127.0.0.1") as trainer:
         port, checksum = line_of(trainer).split()
         other = WeightServer()
         announced = announcement(other, 0, checksum.decode(), "a").model_copy(update={"master_port": int(port)})
@@ -227,14 +244,23 @@ def test_a_killed_trainer_fails_the_member_at_once_and_its_next_life_serves_it(r
         assert line_of(trainer) == b"amid\n"
         trainer.send_signal(signal.SIGKILL)
         began = time.monotonic()
-        progress = settled(receiver)
-        assert progress.state == "failed"
+        assert settled(receiver).state == "failed"
         assert time.monotonic() - began < 10
     receiver.cancel()
-    weights = model(3)
-    assert pull(other, receiver, 1, other.stage(1, weights.items())).state == "ready"
-    assert_takes(receiver, weights)
+    assert pull(other, receiver, 1, other.stage(1, model(3).items())).state == "ready"
+    assert_takes(receiver, model(3))
     other.close()
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_member_without_a_gpu_says_at_once_that_nccl_brings_it_nothing(device: torch.device | None) -> None:
+    server, receiver = WeightServer(method="gloo"), WeightReceiver(device=device)
+    announced = announcement(server, 0, server.stage(0, model(0).items()), "a")
+    receiver.start(replace(source_of(announced, "a", 30), method="nccl"))
+    assert settled(receiver).error.endswith("set synchronizer.sync_method to memory")
+    receiver.close()
+    server.close()
 
 
 def test_messages_are_looked_at_before_memory_is_taken() -> None:

@@ -1,7 +1,6 @@
 """The control server of a worker and its front end: a real socket, a real receiver, a real server of weights."""
 
 import asyncio
-import functools
 import json
 import mmap
 import sys
@@ -17,31 +16,30 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.faults.transfers import announcement
+from tests.support.faults.transfers import announcement, settled
 from tests.support.narrowing import some
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
-from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source, source_of
 from trinity_bus.weights.vllm.control import ControlServer
 
 
 class FakeEngine:
-    """Has workers that open their control sockets."""
+    """Has a worker that opens its control socket."""
 
-    def __init__(self, workers: int) -> None:
-        self.receivers = [WeightReceiver(shared=workers > 1) for _ in range(workers)]
+    def __init__(self, *, shared: bool = False) -> None:
+        self.receiver = WeightReceiver(shared=shared)
         self.folder = Path()
 
     async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
         assert method == "trinity_open_control"
         self.folder = Path(args[0])
         assert self.folder.stat().st_mode & 0o077 == 0
-        paths = [self.folder / f"{i}.sock" for i in range(len(self.receivers))]
-        self.control = [ControlServer(receiver, path) for receiver, path in zip(self.receivers, paths, strict=True)]
-        return list(map(str, paths))
+        self.control = ControlServer(self.receiver, self.folder / "0.sock")
+        return [str(self.folder / "0.sock")]
 
 
 @pytest.fixture
@@ -60,23 +58,11 @@ async def opened(engine: FakeEngine) -> AsyncIterator[ControlClient]:
         yield control
     finally:
         await control.close()
-        for receiver in engine.receivers:
-            receiver.close()
+        engine.receiver.close()
 
 
 def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float = 5) -> Source:
     return source_of(announcement(server, version, checksum, "a"), "a", timeout_s)
-
-
-async def test_every_worker_receives_and_the_last_to_be_ready_is_reported(server: WeightServer) -> None:
-    engine = FakeEngine(2)
-    async with opened(engine) as control:
-        for version in range(2):
-            checksum = server.stage(version, [("w", torch.full((1000,), float(version)))])
-            progress = await control.receive(wanted(server, version, checksum))
-            assert (progress.state, progress.checksum) == ("ready", checksum)
-            for receiver in engine.receivers:
-                assert dict(receiver.take())["w"][0] == version
 
 
 OTHER_WORKER = """
@@ -96,10 +82,6 @@ for _ in sys.stdin:
 
 class OfTwoProcesses(FakeEngine):
     """Has a second worker in a process of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.receivers = [WeightReceiver(shared=True)]
 
     async def collective_rpc(self, method: str, args: tuple[str]) -> list[str]:
         paths = await super().collective_rpc(method, args)
@@ -122,16 +104,16 @@ class OfTwoProcesses(FakeEngine):
 
 
 async def test_what_the_first_worker_has_received_the_others_map(server: WeightServer) -> None:
-    engine = OfTwoProcesses()
+    engine = OfTwoProcesses(shared=True)
     async with opened(engine) as control:
         # Of one bucket, of several, and of other sizes: the memory is another one then.
         for version, size in enumerate((1000, 1000, 3_000_000)):
             tensors = [("w", torch.full((size,), version + 1.0)), ("x", torch.full((7,), 2.0))]
             checksum = server.stage(version, tensors)
             progress = await control.receive(wanted(server, version, checksum))
-            assert progress.nbytes == 4 * (size + 7)
+            assert (progress.state, progress.checksum, progress.nbytes) == ("ready", checksum, 4 * (size + 7))
             assert await engine.taken() == [0, (version + 1) * size, 14]
-            assert [float(tensor.sum()) for _, tensor in engine.receivers[0].take()] == [(version + 1) * size, 14]
+            assert [float(tensor.sum()) for _, tensor in engine.receiver.take()] == [(version + 1) * size, 14]
             maps = Path(f"/proc/{engine.other.pid}/maps").read_text(encoding="utf-8")
             assert maps.count("memfd:weights") == 1
         assert engine.other.stdin is not None
@@ -139,39 +121,32 @@ async def test_what_the_first_worker_has_received_the_others_map(server: WeightS
         await engine.other.wait()
 
 
-def _set(done: threading.Event, _: TransferProgress) -> None:
-    done.set()
-
-
-async def test_memory_that_holds_another_version_is_refused(server: WeightServer) -> None:
+def test_memory_that_holds_another_version_is_refused(server: WeightServer) -> None:
     first, other = WeightReceiver(shared=True), WeightReceiver()
     checksum = server.stage(1, [("w", torch.ones(10))])
-    ended = threading.Event()
-    first.start(wanted(server, 1, checksum), lambda _: ended.set())
-    assert ended.wait(60)
-    there = some(first.progress.shared)
+    first.start(wanted(server, 1, checksum))
+    there = some(settled(first).shared)
     for announced, shared, said in (
         (wanted(server, 1, "0" * 64), there, "another version"),
         (wanted(server, 1, checksum), replace(there, manifest_at=mmap.PAGESIZE * 9), "the manifest cannot be read"),
     ):
-        done = threading.Event()
-        other.start(announced, functools.partial(_set, done), shared)
-        assert done.wait(60)
-        assert other.progress.state == "failed"
-        assert said in other.progress.error
+        other.start(announced, shared=shared)
+        progress = settled(other)
+        assert progress.state == "failed"
+        assert said in progress.error
         other.cancel()
     first.close()
     other.close()
 
 
 async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(server: WeightServer) -> None:
-    engine = FakeEngine(1)
+    engine = FakeEngine()
     async with opened(engine) as control:
         with pytest.raises(WeightTransferError, match="not staged"):
             await control.receive(wanted(server, 7, "0" * 64))
         with pytest.raises(WeightTransferError, match="cancel it first"):
             await control.receive(wanted(server, 7, "0" * 64))
-        engine.receivers[0].cancel()
+        engine.receiver.cancel()
         checksum = server.stage(8, [("w", torch.ones(10))])
         assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
@@ -181,7 +156,7 @@ async def test_one_that_hangs_counts_as_failed_at_last(server: WeightServer, mon
     monkeypatch.setattr("trinity_bus.inference.control_client._LOOK_S", 0.02)
     monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
 
-    async with opened(FakeEngine(1)) as control:
+    async with opened(FakeEngine()) as control:
         with pytest.raises(WeightTransferError, match="nothing has moved"):
             await control.receive(wanted(server, 0, "0" * 64, timeout_s=0.05))
 
@@ -209,7 +184,7 @@ async def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
 
     monkeypatch.setattr(WeightReceiver, "start", late)
 
-    engine = FakeEngine(1)
+    engine = FakeEngine()
     async with opened(engine) as control:
         receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
         await asyncio.sleep(0)
@@ -217,7 +192,7 @@ async def test_what_is_done_after_a_transfer_is_given_up_comes_after_its_begin(
         await asyncio.wait([receiving])
         asyncio.get_running_loop().call_later(0.05, let_it_read.set)
         await control.drained(20)
-        engine.receivers[0].cancel()
+        engine.receiver.cancel()
         checksum = server.stage(8, [("w", torch.ones(10))])
         assert (await control.receive(wanted(server, 8, checksum))).state == "ready"
 
@@ -228,7 +203,7 @@ async def test_a_worker_without_an_answer_is_a_dead_engine(
     released = threading.Event()
     monkeypatch.setattr(WeightReceiver, "start", lambda *_: released.wait(20))
 
-    async with opened(FakeEngine(1)) as control:
+    async with opened(FakeEngine()) as control:
         receiving = asyncio.create_task(control.receive(wanted(server, 7, "0" * 64)))
         await asyncio.sleep(0)
         receiving.cancel()
@@ -239,7 +214,7 @@ async def test_a_worker_without_an_answer_is_a_dead_engine(
 
 
 async def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> None:
-    engine = FakeEngine(1)
+    engine = FakeEngine()
     async with opened(engine) as control:
         control._workers[0].writer.write(b"\0\0\0\5no co")
         with pytest.raises(EngineDeadError):

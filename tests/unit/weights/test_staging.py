@@ -1,8 +1,8 @@
-"""Versions that are served from the files which their tensors are in anyway."""
+"""Staged versions: copies, their buffers, and those that are served from files which their tensors are in anyway."""
 
 import json
 import shutil
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.support.narrowing import some
-from trinity_bus.weights.errors import TensorFileError
+from trinity_bus.weights.errors import TensorFileError, WeightTransferError
 from trinity_bus.weights.staging import ModelFiles, Staged, Staging
 from trinity_bus.weights.tensor_file import write_tensors
 
@@ -45,15 +45,14 @@ def test_what_is_written_is_what_the_library_reads(
 
 
 def test_two_tensors_of_a_name_and_other_ones_the_second_time_are_refused(tmp_path: Path) -> None:
-    one = ("a", torch.zeros(2))
-    with pytest.raises(ValueError, match="two tensors 'a'"):
-        write_tensors(tmp_path / "a", lambda: [one, one])
-    each: Iterator[list[tuple[str, torch.Tensor]]] = iter([[one], []])
-    with pytest.raises(ValueError, match="'a' did not come a second time"):
-        write_tensors(tmp_path / "b", lambda: next(each))
-    other: Iterator[list[tuple[str, torch.Tensor]]] = iter([[one], [("a", torch.zeros(3))]])
-    with pytest.raises(ValueError, match="has become"):
-        write_tensors(tmp_path / "c", lambda: next(other))
+    one, other = ("a", torch.zeros(2)), ("a", torch.zeros(3))
+    for times, complaint in (
+        ([[one, one]], "two tensors 'a'"),
+        ([[one], []], "'a' did not come a second time"),
+        ([[one], [other]], "has become"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            write_tensors(tmp_path / "a", partial(next, iter(times)))
 
 
 def both(folder: Path, tensors: dict[str, torch.Tensor], dtype: str | None = None) -> tuple[Staged, Staged]:
@@ -150,3 +149,41 @@ def test_tries_to_open_files_of_which_one_is_gone_leave_none_open(tmp_path: Path
     assert not kept
     (tmp_path / "gone").rename(tmp_path / "b.safetensors")
     assert files.open().keys() == tensors.keys()
+
+
+def placed(staging: Staging, version: int, values: float) -> tuple[str, set[int]]:
+    """Stage a version; its checksum, and where its buffers lie."""
+    checksum = staging.stage(version, [("a", torch.full((300,), values)), ("b", torch.ones(7))]).checksum
+    with staging.lease(version, checksum) as staged:
+        return checksum, {buffer.data_ptr() for buffer in staged.memory}
+
+
+def test_staging_copies_and_the_checksum_is_of_the_content() -> None:
+    staging, tensor = Staging(bucket_bytes=640, retain=2), torch.zeros(300)
+    first = staging.stage(0, [("a", tensor)]).checksum
+    tensor += 1
+    assert staging.stage(1, [("a", tensor)]).checksum != first
+    assert staging.stage(2, [("a", torch.zeros(300))]).checksum == first
+    assert staging.versions == [1, 2]
+    with pytest.raises(WeightTransferError, match="no tensors"):
+        staging.stage(3, [])
+
+
+def test_the_version_that_is_to_be_kept_stays_beside_the_newest() -> None:
+    staging = Staging(bucket_bytes=640, retain=2)
+    for version in range(6):
+        placed(staging, version, 1.0)
+        if version == 2:
+            staging.keep(1)
+    assert staging.versions == [1, 4, 5]
+    staging.keep(5)
+    assert staging.versions == [4, 5]
+
+
+def test_buffers_are_used_again_only_when_nothing_reads_them() -> None:
+    staging = Staging(bucket_bytes=640, retain=2)
+    checksum, used = placed(staging, 0, 0.0)
+    with staging.lease(0, checksum):
+        for version in (1, 2, 3):
+            assert not used & placed(staging, version, float(version))[1]
+    assert placed(staging, 4, 4.0)[1] == used

@@ -1,1 +1,0 @@
-"""Requests: clients' commands and the coordinator's replies."""
