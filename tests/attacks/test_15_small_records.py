@@ -128,8 +128,8 @@ async def test_an_explorer_that_is_killed_amid_the_pieces_leaves_nothing_half_tr
     settings: Settings, fork_server: ForkServer
 ) -> None:
     async with coordinated(settings) as (small, mesh, trainer):
-        variables = {"ANSWER_TOKENS": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
-        async with process_of(small, "dying_explorer", **variables) as process:
+        variables = {"ANSWER": "4", "TIMES": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
+        async with process_of(small, "dies", **variables) as process:
             await ask(mesh)
             assert await asyncio.wait_for(process.wait(), 120) == -signal.SIGKILL
         (orphan,) = await mesh.experiences()

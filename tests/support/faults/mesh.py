@@ -1,7 +1,7 @@
 """A whole mesh of real processes, to be killed: broker, coordinators, explorers, a trainer; each is started anew.
 
 The coordinators, the explorers' services and the broker are the real ones; the engine and the trainer are FAKE, see
-``zero_cost_explorer`` and ``fake_trainer``.
+``fakes.explorer`` and ``benchmarks._scheduling.consumer``.
 
 ::
 
@@ -238,8 +238,8 @@ class FaultMesh:
         if role == "coordinator":
             return [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
         if role == "explorer":
-            return [sys.executable, "-m", "tests.support.fakes.zero_cost_explorer"]
-        return [sys.executable, "-m", "tests.support.fakes.trainer", str(self.folder / "checkpoint.json")]
+            return [sys.executable, "-m", "tests.support.fakes.explorer", "words"]
+        return [sys.executable, "-m", "benchmarks._scheduling.consumer", str(self.folder), "0", "1"]
 
     def _environment(self, name: str) -> dict[str, str]:
         role = name.partition("-")[0]
