@@ -1,5 +1,9 @@
-"""Whatever a client asks, a model writes or an explorer answers, it is told what is wrong: never "internal error"."""
+"""Whatever a client asks, a model writes or an explorer answers, it is told what is wrong: never "internal error".
 
+And a stranger who opens connections, and sends half a request on each, holds no socket for an hour.
+"""
+
+import asyncio
 import json
 from typing import Any
 
@@ -182,3 +186,17 @@ async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:
 
         status, _ = await answered_by(generate)
     assert (status, reached, asked) == (503, [], 1)
+
+
+@pytest.mark.parametrize("half", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: "])
+@pytest.mark.parametrize("whose", ["gateway", "explorer"])
+async def test_half_a_request_does_not_hold_a_socket(half: bytes, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.runtime.http._IDLE_S", 0.2)
+    async with rig() as here:
+        address = here.gateway.address if whose == "gateway" else here.sides["explorer-0"].address
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(half)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()

@@ -10,7 +10,7 @@ from schemas import Task, TaskResult
 from schemas.topics import RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, environment
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import first, record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.config import Settings
@@ -55,11 +55,7 @@ class Fleet:
     async def counted(self, name: str) -> TaskResult:
         """The result of a task, by its id on the log or the end of it, when it counts."""
         async with self.bus.reader(RESULTS, start="beginning") as reader:
-            while True:
-                for received in await reader.batch(10):
-                    result: TaskResult = record_of(received)
-                    if result.task_id.endswith(name):
-                        return result
+            return await first(reader, TaskResult, lambda result: result.task_id.endswith(name))
 
     async def answer(self, name: str) -> None:
         """Completes the last order of a task that was held."""
