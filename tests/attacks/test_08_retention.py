@@ -19,13 +19,13 @@ from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import aged_segment
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
-from trinity_bus.config import BrokerSettings, CoordinatorSettings, KafkaSettings, Settings
+from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
 
@@ -188,8 +188,6 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
     def impatient(*args: Any, **options: Any) -> dict[str, object]:
         return patient(*args, **options) | {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 100}
 
-    cache = Settings().broker.cache_dir
-    original = BrokerSettings(port=0, data_dir=tmp_path / "original", cache_dir=cache, heap_mib=256)
     namespace = "restored"
     control = f"{namespace}.control"
 
@@ -228,10 +226,10 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
             (received,) = await bus.fetch(EXPERIENCES, positions)
             assert record_of(received).task_id == "t"
 
-    with EmbeddedBroker(original) as broker:
+    with EmbeddedBroker(own_broker(tmp_path / "original")) as broker:
         await write(broker.kafka_settings(KafkaSettings(namespace=namespace)))
-    backup = shutil.copytree(tmp_path / "original", tmp_path / "restored")
-    aged(Path(backup) / "kafka", 10 * DAY_MS)
+    backup: Path = shutil.copytree(tmp_path / "original", tmp_path / "restored")
+    aged(backup / "kafka", 10 * DAY_MS)
     monkeypatch.setattr(layout, "server_properties", impatient)
-    with EmbeddedBroker(original.model_copy(update={"data_dir": Path(backup)})) as broker:
+    with EmbeddedBroker(own_broker(backup)) as broker:
         await read(broker.kafka_settings(KafkaSettings(namespace=namespace)))

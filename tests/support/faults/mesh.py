@@ -27,9 +27,9 @@ import psutil
 
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster
-from tests.support.mesh.mesh import environment
+from tests.support.mesh.mesh import environment, own_broker
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
 
 POLL_S = 0.02
@@ -251,7 +251,4 @@ class FaultMesh:
 def _broker(folder: Path) -> EmbeddedBroker | BrokerCluster:
     if is_three():
         return BrokerCluster(folder)
-    cache = Settings().broker.cache_dir
-    return EmbeddedBroker(
-        BrokerSettings(port=0, data_dir=folder, cache_dir=cache, heap_mib=384, start_timeout_s=OUTAGE_S)
-    )
+    return EmbeddedBroker(own_broker(folder, heap_mib=384, start_timeout_s=OUTAGE_S))

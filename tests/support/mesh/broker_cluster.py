@@ -22,6 +22,7 @@ from pathlib import Path
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.small_disk import SmallDisk, can_mount
 from tests.support.mesh.waiting import wait_until
@@ -32,7 +33,7 @@ from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.broker.node import ask
 from trinity_bus.bus.client.connection import administrator
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
 
 CLUSTER_ID = "trinity-bus-test-clust"
@@ -70,8 +71,7 @@ class BrokerCluster:
         """Node id, from 1, to its process."""
         self._turn = 1
         """The node that is meant where none is named."""
-        settings = BrokerSettings(port=0, data_dir=root, cache_dir=Settings().broker.cache_dir, heap_mib=HEAP_MIB)
-        self._cache = cache_dir(settings)
+        self._cache = cache_dir(own_broker(root))
         self._classpath = install(self._cache)
         quorum = dict(list(zip(self.nodes, found[size:], strict=True))[size - (controllers or size) :])
         for node in self.nodes:

@@ -31,13 +31,13 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests.support.mesh.compose_files import DEFAULTS, FOLDER
 from tests.support.mesh.ports import quiet_ports
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 from trinity_bus.view import MeshState, follow
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "docker-compose"
 FILES = ("compose.yaml", "compose.observability.yaml")
 SECURE_FILES = ("compose.yaml", "compose.secure.yaml")
 BUILD_LIMIT_S = 1800.0
@@ -54,9 +54,7 @@ def docker(*args: str, limit_s: float = 120.0) -> subprocess.CompletedProcess[st
 
 def defaults() -> dict[str, str]:
     """The variables of ``.env``, with those of the environment in front."""
-    lines = (FOLDER / ".env").read_text().splitlines()
-    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {name: os.environ.get(name, value) for name, value in pairs}
+    return {name: os.environ.get(name, value) for name, value in DEFAULTS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,19 @@ from schemas import Task
 from schemas.topics import TASKS
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
 
 def unused(kafka: KafkaSettings) -> KafkaSettings:
     """The same brokers, with a namespace in which there is nothing."""
     return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+
+
+def own_broker(folder: Path, **more: object) -> BrokerSettings:
+    """Settings of an embedded broker that a test has for itself, on any port."""
+    given = {"port": 0, "data_dir": folder, "cache_dir": Settings().broker.cache_dir, "heap_mib": 256}
+    return BrokerSettings.model_validate(given | more)
 
 
 def environment(kafka: KafkaSettings, **settings: object) -> dict[str, str]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker, java, layout, node
 from trinity_bus.broker.layout import Folder
-from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.ports import is_free
 
 CLUSTER_ID = "c2VjdXJlLWJyb2tlci0wMQ"
@@ -54,13 +54,12 @@ def secure_broker(
         command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib)
         subprocess.run(command, cwd=folder.root, env=java.environment(), capture_output=True, check=True)
 
-    settings = BrokerSettings(port=0, data_dir=folder, cache_dir=Settings().broker.cache_dir, heap_mib=256)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "server_properties", with_listeners)
         if format_options:
             # What is kept for all new folders knows nothing of them, and must not learn it.
             patch.setattr(node, "format_folder", with_options)
-        with EmbeddedBroker(settings):
+        with EmbeddedBroker(own_broker(folder)):
             # The broker opens its listeners one after the other, and is ready for others at the first.
             for name, address in addresses.items():
                 port = int(address.rpartition(":")[2])
