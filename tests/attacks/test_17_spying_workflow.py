@@ -33,7 +33,7 @@ def as_in_a_container() -> None:
 def spy(**environment: str) -> tuple[dict[str, Any], str]:
     """What a workflow finds in an explorer that was started with these variables; and what the explorer logged."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.faults.secret_keeper", MARKER[::-1]],
+        [sys.executable, "-m", "tests.support.mesh.standalone_runners", MARKER[::-1]],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("TRINITY_BUS_")},
             "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows",
