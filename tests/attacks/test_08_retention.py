@@ -28,6 +28,7 @@ from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
+from workers.trainer.manifest import positions_of
 
 pytestmark = pytest.mark.integration
 DAY_MS = 24 * 3_600_000
@@ -101,13 +102,7 @@ async def test_what_is_read_and_trained_goes_and_what_is_not_stays(mesh: Mesh) -
             await until_begun(bus, TASKS, 4)
             await until_begun(bus, EXPLORER_EVENTS, 1)
             assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"
-            positions = [
-                part.position
-                for batch in trainer.trained
-                for entry in batch.manifest
-                for part in entry.parts
-                if part.position is not None
-            ]
+            positions = [place for batch in trainer.trained for place in positions_of(batch, batch.manifest)]
             assert len(await bus.fetch(EXPERIENCES, positions)) == 4
             trainer.needs_from = trainer.read_to
             await until_begun(bus, EXPERIENCES, 4)
@@ -141,8 +136,8 @@ async def test_a_manifest_never_names_what_is_gone(mesh: Mesh) -> None:
         lost = [entry for entry in batch.manifest if entry.status == "failed"]
         assert sorted(entry.task_id for entry in lost) == ["task-0", "task-1", "task-2"]
         assert all("was gone before the batch ended" in (entry.error or "") for entry in lost)
-        positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-        assert len(await bus.fetch(EXPERIENCES, positions)) == 1
+        kept = [entry for entry in batch.manifest if entry.status != "failed"]
+        assert len(await bus.fetch(EXPERIENCES, positions_of(batch, kept))) == 1
 
 
 async def test_ended_batches_are_forgotten(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +217,7 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
                 found = [received.record async for received in reader.replay()]
             assert sum(isinstance(record, Task) for record in found) == 5
             (batch,) = [record for record in found if isinstance(record, BatchRecord)]
-            positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-            (received,) = await bus.fetch(EXPERIENCES, positions)
+            (received,) = await bus.fetch(EXPERIENCES, positions_of(batch, batch.manifest))
             assert record_of(received).task_id == "t"
 
     with EmbeddedBroker(own_broker(tmp_path / "original")) as broker:

@@ -17,11 +17,11 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas import BatchRecord, ExperienceGroup, ManifestEntry, Task
 from schemas.topics import EXPERIENCES, TASKS, TOPICS
-from tests.attacks.test_15_brokers import described
 from tests.integration.explorer.explorers import Mesh as PlayedMesh
 from tests.integration.explorer.explorers import exploring, fork_server, mesh_of, process_of, settings
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.workers import FakeTrainer
+from tests.support.mesh.mesh import described
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings, Settings

@@ -4,7 +4,6 @@ And a stranger who opens connections, and sends half a request on each, holds no
 """
 
 import asyncio
-import json
 from typing import Any
 
 import aiohttp
@@ -12,13 +11,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.support.gateway.rig import KEY, SECRET, rig
+from tests.support.gateway.rig import ASKED, KEY, SECRET, rig
 from trinity_bus.gateway import wire
 from trinity_bus.gateway.address_proof import Presence
 
 MINE = {"Authorization": f"Bearer {KEY}"}
 DEEP = b"[" * 50_000 + b"]" * 50_000
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
 CHAT = [
     b'{"\\ud800": 1}',
     b'{"messages": ' + DEEP + b"}",
@@ -100,7 +98,7 @@ async def test_half_a_character_in_a_tool_call_is_a_flaw_of_the_call(path: str, 
         assert "error" not in text
 
 
-async def answered_by(handler: Any) -> tuple[int, str]:
+async def answered_by(handler: Any) -> tuple[int, Any]:
     """Asks a gateway whose only explorer answers so."""
     address = ""
 
@@ -114,11 +112,7 @@ async def answered_by(handler: Any) -> tuple[int, str]:
     async with rig(explorers=0, engine_wait_s=0.1) as here, TestServer(app) as explorer:
         address = f"{explorer.host}:{explorer.port}"
         await here.heard("explorer-0", address=address)
-        async with (
-            aiohttp.ClientSession(headers=MINE) as http,
-            http.post(f"{here.url}/v1/chat/completions", json={"messages": ASKED, "max_tokens": 4}) as response,
-        ):
-            return response.status, await response.text()
+        return await here.post("/v1/chat/completions", messages=ASKED, max_tokens=4)
 
 
 def frame(**said: Any) -> bytes:
@@ -160,10 +154,10 @@ async def test_what_no_explorer_may_answer_is_its_failure(answer: bytes) -> None
         asked += 1
         return web.Response(body=answer)
 
-    status, text = await answered_by(generate)
+    status, told = await answered_by(generate)
     assert asked == 1
-    assert (status, json.loads(text)["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
-    assert "internal error" not in text
+    assert (status, told["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
+    assert "internal error" not in str(told)
 
 
 async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:

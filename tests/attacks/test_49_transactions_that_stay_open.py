@@ -20,6 +20,7 @@ from trinity_bus.bus.read import positions, stalls
 from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader
+from workers.trainer.manifest import positions_of
 
 pytestmark = pytest.mark.integration
 TOLD = "wait for a transaction that somebody has left open"
@@ -57,8 +58,7 @@ async def test_answers_behind_it_are_in_the_manifest_and_are_read_when_it_ends(
                 ended = await first(batches, BatchRecord, lambda batch: batch.state is BatchLifecycleState.FINALIZED)
             assert (ended.failed_task_count, [entry.status for entry in ended.manifest]) == (0, ["completed"] * 4)
             assert "gone before" not in mesh.log()
-            named = [part.position for entry in ended.manifest for part in entry.parts if part.position is not None]
-            fetching = asyncio.create_task(bus.fetch(EXPERIENCES, named))
+            fetching = asyncio.create_task(bus.fetch(EXPERIENCES, positions_of(ended, ended.manifest)))
             await until(lambda: TOLD in caplog.text or fetching.done())
             assert not fetching.done(), fetching.exception()
         groups = [record_of(received) for received in await fetching]

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
+from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
 from trinity_bus.runtime.process import Child, tail
 
@@ -83,3 +86,12 @@ async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fie
         task = Task(task_id=f"{prefix}-{number}", workflow="math", prompt="1 + 1", answer="2", **fields)
         await producer.send(TASKS, task.task_id, task)
     await producer.flush()
+
+
+async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict[str, str]]:
+    """Replicas of each partition, and the topic's settings."""
+    async with administrator(settings, "test") as admin:
+        (topic,) = await admin.describe_topics([name])
+        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+        configs = {entry[0]: entry[1] for entry in response.resources[0][4]}
+        return [len(partition["replicas"]) for partition in topic["partitions"]], configs
