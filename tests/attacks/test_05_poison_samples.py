@@ -45,6 +45,7 @@ from tests.integration.training.trainers import (
     until,
 )
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import finalized
 from tests.support.fakes.rogue_workflows import POISON
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.fakes.workers import FakeExplorer
@@ -169,14 +170,7 @@ async def produce_bad(bus: Bus, groups: Sequence[ExperienceGroup], sequence: int
     async with bus.producer() as producer:
         positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
         manifest = [entry_of(g.task_id, 2, len(g), at) for g, at in zip(groups, positions, strict=True)]
-        batch = BatchRecord(
-            batch_id=f"batch-{sequence}",
-            batch_type="train",
-            state=BatchLifecycleState.FINALIZED,
-            sequence=sequence,
-            manifest=manifest,
-        )
-        await (await producer.send(BATCHES, batch.batch_id, batch))
+        await (await producer.send(BATCHES, f"batch-{sequence}", finalized(sequence, manifest=manifest)))
 
 
 def lineage(step: StepTrained) -> list[tuple[str, int, str]]:

@@ -13,10 +13,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, Task
+from schemas import BatchRecord, ManifestEntry, ResultPart, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION_HISTORY
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import finalized
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import aged_segment
 from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
@@ -144,9 +145,7 @@ async def test_ended_batches_are_forgotten(mesh: Mesh, monkeypatch: pytest.Monke
     monkeypatch.setattr(retention, "BATCHES_KEPT", 2)
     async with mesh.connected() as (bus, producer):
         for number in range(5):
-            ended = BatchRecord(
-                batch_id=f"b{number}", batch_type="eval", state=BatchLifecycleState.FINALIZED, sequence=0
-            )
+            ended = finalized(0, batch_id=f"b{number}", batch_type="eval")
             await producer.send(BATCHES, ended.batch_id, ended)
         await producer.flush()
         commits = Commits({})
@@ -193,14 +192,8 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
                 await send_tasks(producer, 5)
                 sent = await producer.send(EXPERIENCES, "t", make_group(task_id="t"))
                 part = ResultPart(attempt=1, samples=4, position=await sent)
-                untrained = BatchRecord(
-                    batch_id="b1",
-                    batch_type="train",
-                    state=BatchLifecycleState.FINALIZED,
-                    sequence=1,
-                    manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])],
-                )
-                await (await producer.send(BATCHES, "b1", untrained))
+                untrained = finalized(1, manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])])
+                await (await producer.send(BATCHES, untrained.batch_id, untrained))
         async with administrator(kafka, "test") as admin:
             configs = {"retention.ms": str(7 * DAY_MS), "message.timestamp.type": "LogAppendTime"}
             await admin.create_topics([NewTopic(control, 1, 1, topic_configs=configs)])

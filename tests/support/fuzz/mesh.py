@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks._records import completed, step_trained
+from benchmarks._records import completed, step_trained, trainer_beat
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -30,7 +30,6 @@ from schemas import (
     RunnersReport,
     RunningAttempt,
     Task,
-    TrainerHeartbeat,
     VersionRefused,
     WeightsSynced,
 )
@@ -321,9 +320,7 @@ class Mesh:
         return rng.choice(
             [
                 ExplorerLeft(explorer=name, incarnation=f"life-{self.incarnations[name]}", reason="stop"),
-                TrainerHeartbeat(
-                    **trainer, state="ready", step=1, version=max(self.trained, 0), master_address="a", master_port=1
-                ),
+                trainer_beat(max(self.trained, 0), trainer["incarnation"], trainer="t", step=1),
                 VersionRefused(**trainer, version=max(self.trained, 0), reason="gone", available=[0]),
             ]
         )
