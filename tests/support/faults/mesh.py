@@ -14,7 +14,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import time
 import uuid
 from collections import Counter
@@ -27,10 +26,11 @@ import psutil
 
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster
+from tests.support.mesh.forks import forked
 from tests.support.mesh.mesh import environment, own_broker
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child
+from trinity_bus.runtime.process import Process
 
 POLL_S = 0.02
 BELOW = ("guard", "fork_server", "runner")
@@ -52,7 +52,7 @@ class Service:
 
     Args:
         name: Its name, and that of its log file.
-        command: What to run.
+        command: What to run: a module, and its arguments.
         env: Its environment.
         folder: Where its log goes.
     """
@@ -64,7 +64,7 @@ class Service:
         self.kills = 0
         self._command = command
         self._env = env
-        self._child: Child | None = None
+        self._child: Process | None = None
         self._start_at = 0.0
         self._dying = False
 
@@ -92,7 +92,7 @@ class Service:
         if self._child is None and time.monotonic() >= self._start_at:
             self.incarnations += 1
             self._dying = False
-            self._child = Child(self._command, env=self._env, output=self.log)
+            self._child = forked(*self._command, name=self.name, env=self._env, output=self.log)
 
     def stop(self) -> None:
         if self._child is not None:
@@ -236,10 +236,10 @@ class FaultMesh:
     def _command(self, name: str) -> list[str]:
         role = name.partition("-")[0]
         if role == "coordinator":
-            return [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
+            return ["workers.cli.app", "run", "coordinator"]
         if role == "explorer":
-            return [sys.executable, "-m", "tests.support.fakes.explorer", "words"]
-        return [sys.executable, "-m", "benchmarks._scheduling.consumer", str(self.folder), "0", "1"]
+            return ["tests.support.fakes.explorer", "words"]
+        return ["benchmarks._scheduling.consumer", str(self.folder), "0", "1"]
 
     def _environment(self, name: str) -> dict[str, str]:
         role = name.partition("-")[0]

@@ -14,7 +14,7 @@ from tests.support.mesh.records import first, record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.config import Settings
-from trinity_bus.runtime.process import Child
+from trinity_bus.runtime.process import Process
 
 
 def tasks(count: int, first: int = 0, **fields: Any) -> list[Task]:
@@ -34,7 +34,7 @@ class Fleet:
     """One fake explorer, a fake trainer, and a real coordinator."""
 
     def __init__(
-        self, mesh: Mesh, bus: Bus, producer: Producer, workers: tuple[FakeExplorer, FakeTrainer], coordinator: Child
+        self, mesh: Mesh, bus: Bus, producer: Producer, workers: tuple[FakeExplorer, FakeTrainer], coordinator: Process
     ) -> None:
         self.explorer, self.trainer = workers
         self.mesh = mesh

@@ -13,11 +13,14 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import Task
 from schemas.topics import TASKS
+from tests.support.mesh.forks import forked
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Child, Process, tail
+
+PROGRAM = "workers.cli.app"
 
 
 def unused(kafka: KafkaSettings) -> KafkaSettings:
@@ -55,10 +58,10 @@ class Mesh:
         self,
         synchronizer: Mapping[str, object] | None = None,
         *,
-        module: str = "workers.cli.app",
+        module: str = PROGRAM,
         variables: Mapping[str, str] | None = None,
         **settings: object,
-    ) -> Iterator[Child]:
+    ) -> Iterator[Process]:
         """A coordinator process; of another module, and with more variables, where these are given."""
         self.started += 1
         log = self.folder / f"coordinator-{self.started}.log"
@@ -66,9 +69,14 @@ class Mesh:
         given = {f"coordinator__{name}": value for name, value in values.items()}
         given |= {f"synchronizer__{name}": value for name, value in (synchronizer or {}).items()}
         env = {**environment(self.kafka, telemetry__run_dir=self.folder, **given), **(variables or {})}
-        command = [sys.executable, "-W", "error", "-m", module, "run", "coordinator"]
-        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
-            yield child
+        command = [module, "run", "coordinator"]
+        if module == PROGRAM:
+            process: Process = forked(*command, name=log.stem, env=env | {"PYTHONWARNINGS": "error"}, output=log)
+        else:
+            # What it changes must be changed before anything is imported.
+            process = Child([sys.executable, "-W", "error", "-m", *command], env=env, output=log)
+        with process, log_shown_on_failure(process, log):
+            yield process
 
     def log(self, number: int = 1) -> str:
         return tail(self.folder / f"coordinator-{number}.log", 200)
