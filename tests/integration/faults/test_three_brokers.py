@@ -46,14 +46,7 @@ TIMES = {
 
 
 class Disturbance:
-    """What happens to the brokers of a mesh, and how long it held the mesh up.
-
-    Args:
-        cluster: Whose brokers are disturbed.
-        mesh: That works on it.
-        client: Of the mesh.
-        health_port: Of its coordinator.
-    """
+    """What happens to the brokers of a mesh, and how long it held the mesh up."""
 
     def __init__(self, cluster: BrokerCluster, mesh: FaultMesh, client: FaultClient, health_port: int) -> None:
         self._cluster = cluster

@@ -19,13 +19,7 @@ LARGE: Final = {"cpu": "512", "memory": "8Ti", "nvidia.com/gpu": "64"}
 
 
 class Site:
-    """A namespace in which nothing runs that is not confined or has no limits.
-
-    Args:
-        plane: The cluster.
-        kubelets: Its nodes.
-        name: Of the namespace.
-    """
+    """A namespace in which nothing runs that is not confined or has no limits."""
 
     def __init__(self, plane: ControlPlane, kubelets: Kubelets, name: str) -> None:
         self._plane = plane

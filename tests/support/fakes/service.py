@@ -13,13 +13,7 @@ from tests.support.mesh.prometheus_names import instruments, series
 
 
 class PretendService:
-    """Sends until it is left; a context manager.
-
-    Args:
-        otlp_url: Of the collector.
-        name: Of the service.
-        instance: Of several of its kind.
-    """
+    """Sends until it is left; a context manager."""
 
     def __init__(self, otlp_url: str, name: str, instance: str = "pretended") -> None:
         resource = Resource.create(

@@ -151,10 +151,7 @@ class FakeExplorer:
 class FakeTrainer:
     """Announces version 0, then "trains" each finalized train batch and announces what its policy publishes.
 
-    Args:
-        bus: Connected.
-        policy: When to publish; after each step unless told otherwise.
-        kept: Older versions that it can bring back.
+    It can bring back the older versions that are ``kept``.
     """
 
     def __init__(self, bus: Bus, policy: SyncPolicy | None = None, kept: Collection[int] = ()) -> None:

@@ -48,14 +48,7 @@ EXPLORER: Final = {"slots": 4, "heartbeat_s": 0.3}
 
 
 class Service:
-    """One process, and its later incarnations.
-
-    Args:
-        name: Its name, and that of its log file.
-        command: What to run: a module, and its arguments.
-        env: Its environment.
-        folder: Where its log goes.
-    """
+    """One process, and its later incarnations: a module, and its arguments."""
 
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.name = name
@@ -102,15 +95,8 @@ class Service:
 class FaultMesh:
     """All processes of one run, tended until the end of the block. An async context manager.
 
-    Args:
-        folder: For the broker's log and the services' outputs.
-        coordinators: How many; more than one where all but one stand by.
-        explorers: How many.
-        coordinator: Settings of the coordinators.
-        explorer: Settings of the explorers.
-        engine_delay_s: Longest time that an answer of the fake engine takes.
-        broker: That somebody else starts, kills and stops; else one is started, or three.
-        environment: More variables of every service.
+    An answer of the fake engine takes ``engine_delay_s`` at most. A broker that is given is started, killed and stopped
+    by somebody else.
     """
 
     def __init__(

@@ -59,11 +59,7 @@ class Target:
 
 
 def targets(folder: Path) -> list[Target]:
-    """All decoders but the machine.
-
-    Args:
-        folder: For files that are read.
-    """
+    """All decoders but the machine; files that are read lie in ``folder``."""
     records = [path.read_bytes() for path in sorted(GOLDEN.glob("*.msgpack"))]
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]

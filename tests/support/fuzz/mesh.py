@@ -90,11 +90,7 @@ def settings_of(seed: int) -> CoordinatorSettings:
 
 
 def given(step: Step, offset: int) -> Input | None:
-    """What the coordinator makes of it; None where it is refused before the machine.
-
-    Raises:
-        AssertionError: The decoder let something through that is of none of these types.
-    """
+    """What the coordinator makes of it; None where it is refused before the machine."""
     if step.value is None:
         return Tick()
     types = {cls for topic in COORDINATOR_INPUTS for cls in topic.records}
@@ -113,11 +109,7 @@ def given(step: Step, offset: int) -> Input | None:
 
 
 def written(commands: list[Effect]) -> None:
-    """Encodes whatever is to be written, as the coordinator does.
-
-    Raises:
-        EncodeError: A reader would refuse it.
-    """
+    """Encodes whatever is to be written, as the coordinator does. EncodeError: a reader would refuse it."""
     for command in commands:
         if isinstance(command, Write):
             encode(command.record)

@@ -167,11 +167,7 @@ def _failure(problem: str, steps: list[Step], seed: int) -> Failure:
 
 
 def replay(path: Path) -> str | None:
-    """Runs a saved failure again.
-
-    Returns:
-        What is wrong; None if nothing is any more.
-    """
+    """Runs a saved failure again: what is wrong; None if nothing is any more."""
     saved = json.loads(path.read_text())
     steps = [Step(now, None if value is None else bytes.fromhex(value)) for now, value in saved["inputs"]]
     if saved["target"] != "machine":

@@ -47,12 +47,8 @@ TRANSACTION_PARTITIONS = 4
 class BrokerCluster:
     """Brokers, formatted and not started. Has what tests ask of an embedded broker: any of the nodes is meant then.
 
-    Args:
-        root: For the brokers' data.
-        size: How many.
-        controllers: How many of them, the last ones; all where absent.
-        more: Of the brokers' settings.
-        disk_mib: How large a disk each node gets of its own, where this process may mount one; absent: none.
+    The last ``controllers`` of them are controllers, all where absent. Each has a disk of ``disk_mib`` of its own,
+    where this process may mount one.
     """
 
     def __init__(

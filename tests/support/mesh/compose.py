@@ -158,11 +158,7 @@ class ComposeStack:
         return {"Authorization": f"Bearer {defaults()['GATEWAY_API_KEYS'].partition(':')[2]}"}
 
     def compose(self, *args: str, limit_s: float = 300.0, stdin: str | None = None) -> str:
-        """``docker compose ARGS`` of this project; what it printed.
-
-        Raises:
-            AssertionError: It failed.
-        """
+        """``docker compose ARGS`` of this project; what it printed. AssertionError: it failed."""
         files = [part for path in self.files for part in ("--file", str(path))]
         variables = [part for path in self.env_files for part in ("--env-file", str(path))]
         result = subprocess.run(
@@ -271,11 +267,7 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
 
 
 def new_secure_stack(folder: Path) -> ComposeStack:
-    """A stack with TLS, users and rights that is not up yet, without a taskset, and with no telemetry.
-
-    Args:
-        folder: For the secrets, and for the file of what differs here.
-    """
+    """A stack with TLS, users and rights that is not up yet, without a taskset, and with no telemetry."""
     ports = dict(zip(("KAFKA_PORT", "GATEWAY_PORT", "CONSOLE_PORT"), quiet_ports(3), strict=True))
     secrets = folder / "secrets"
     made = {**os.environ, "SECRETS_DIR": str(secrets), "KAFKA_PORT": str(ports["KAFKA_PORT"])}

@@ -25,16 +25,9 @@ def secure_broker(
     properties: Mapping[str, object],
     format_options: Sequence[str] = (),
 ) -> Iterator[dict[str, str]]:
-    """A broker for the length of the block. Its own listener goes on to serve without any check.
+    """A broker with these listeners, name to protocol, for the length of the block; gives name to address.
 
-    Args:
-        folder: For its data.
-        listeners: Name to security protocol.
-        properties: More of the broker's settings.
-        format_options: For Kafka's tool that prepares the data folder.
-
-    Yields:
-        Name of a listener to its address.
+    Its own listener goes on to serve without any check.
     """
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
     plain_properties = layout.server_properties
