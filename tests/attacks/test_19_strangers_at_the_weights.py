@@ -105,10 +105,10 @@ def hello(who: str, nonce: bytes, proof: bytes) -> bytes:
     return len(body).to_bytes(4) + body
 
 
-def what_is_told(address: tuple[str, int], *said: bytes, limit_s: float = 20) -> bytes:
+def what_is_told(address: tuple[str, int], *said: bytes) -> bytes:
     """Everything that a stranger hears who says this, until it is thrown out."""
     heard = b""
-    with socket.create_connection(address, timeout=limit_s) as stranger, contextlib.suppress(ConnectionResetError):
+    with socket.create_connection(address, timeout=20) as stranger, contextlib.suppress(ConnectionResetError):
         for part in said:
             stranger.sendall(part)
         while piece := stranger.recv(1 << 16):

@@ -15,14 +15,9 @@ from tests.support.mesh.prometheus_names import instruments, series
 class PretendService:
     """Sends until it is left; a context manager."""
 
-    def __init__(self, otlp_url: str, name: str, instance: str = "pretended") -> None:
-        resource = Resource.create(
-            {
-                "service.name": name,
-                "service.namespace": "trinity",
-                "service.instance.id": instance,
-            }
-        )
+    def __init__(self, otlp_url: str, name: str) -> None:
+        names = {"name": name, "namespace": "trinity", "instance.id": "pretended"}
+        resource = Resource.create({f"service.{key}": value for key, value in names.items()})
         exporter = OTLPMetricExporter(endpoint=f"{otlp_url}/v1/metrics")
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=2000)
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)
