@@ -39,7 +39,7 @@ class BareReceiver:
 
         def on_end(progress: TransferProgress) -> None:
             # Nobody waits for it any more when another version has ended this one.
-            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(progress))
+            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(progress))
 
         self._receiver.cancel()
         self._receiver.start(where, on_end)
