@@ -21,6 +21,7 @@ from schemas import Dispatch, PublishedVersion, Task
 from schemas.codec import encode
 from schemas.errors import printable
 from schemas.groups.trainable import Bounds
+from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
@@ -179,15 +180,6 @@ class RaisingRunners:
         raise self.error
 
 
-class DeafProducer:
-    """FAKE: takes everything and keeps nothing."""
-
-    async def send(self, *_: object) -> "asyncio.Future[None]":
-        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        sent.set_result(None)
-        return sent
-
-
 async def span_of_an_attempt(
     error: Exception, monkeypatch: pytest.MonkeyPatch, *, record_content: bool
 ) -> ReadableSpan:
@@ -201,7 +193,7 @@ async def span_of_an_attempt(
     ended = asyncio.Event()
     one = executor.RolloutExecutor(
         cast("Runners", RaisingRunners(error)),
-        cast("Producer", DeafProducer()),
+        cast("Producer", FakeBus(FakeLog()).producer()),
         ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
         bounds=Bounds(vocabulary=100, positions=100),
         served=served,

@@ -12,6 +12,7 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from tests.support.fakes.experiences import make_group
 from tests.support.faults.transfers import announcement
+from tests.support.reference import mismatch
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, TrainerSettings
 from trinity_bus.inference.completion import completion_of
@@ -36,19 +37,8 @@ TOLERANCE = 1e-5
 type Named = Iterator[tuple[str, torch.Tensor]]
 
 
-def logprobs(folder: Path, completion: Completion) -> torch.Tensor:
-    """Of the tokens of a response, as transformers computes them with the weights in a folder."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*PROMPT, *completion.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
-    found: torch.Tensor = logits.log_softmax(-1)[range(len(completion.token_ids)), completion.token_ids]
-    return found
-
-
 def distance(folder: Path, completion: Completion) -> float:
-    return float((logprobs(folder, completion) - torch.tensor(completion.logprobs)).abs().max())
+    return float(mismatch(folder, PROMPT, completion.token_ids, completion.logprobs).max())
 
 
 def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:

@@ -369,8 +369,12 @@ async def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_runner_outlives_its_explorer(number: signal.Signals) -> None:
+    own = {"RUNNERS": "2", "SLOTS": "4", "WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows"}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.mesh.standalone_runners"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.support.mesh.standalone_runners"],
+        env=os.environ | {f"TRINITY_BUS_EXPLORER__{name}": value for name, value in own.items()},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as explorer:
         assert explorer.stdout is not None
         said = explorer.stdout.readline().split()

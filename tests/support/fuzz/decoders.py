@@ -14,11 +14,12 @@ import msgpack
 import msgspec
 from pydantic import ValidationError
 
-from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
+from schemas import BatchRecord, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
 from schemas.groups.trainable import Bounds
 from schemas.groups.vectors import INT32
 from schemas.topic import DLQ_REASON, TRACEPARENT
+from tests.support.fakes.mesh_records import dispatch
 from tests.support.fuzz.outside import outside
 from trinity_bus.bus.read.received import header
 from trinity_bus.chat.messages import Completion
@@ -39,16 +40,7 @@ from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_
 from workers.coordinator.spans import sound
 from workers.explorer import outcome
 
-ORDER = Dispatch(
-    explorer="e",
-    incarnation="i",
-    task=Task(task_id="t", workflow="math", prompt="1"),
-    attempt=3,
-    batch_id="b",
-    batch_type="train",
-    repeat_times=2,
-    timeout_s=60,
-)
+ORDER = dispatch(attempt=3, timeout_s=60)
 BY_HAND = [cls for cls in RECORDS if issubclass(cls, Record) and cls.JSON]
 """What may also come as JSON."""
 GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
@@ -67,11 +59,7 @@ class Target:
 
 
 def targets(folder: Path) -> list[Target]:
-    """All decoders but the machine.
-
-    Args:
-        folder: For files that are read.
-    """
+    """All decoders but the machine; files that are read lie in ``folder``."""
     records = [path.read_bytes() for path in sorted(GOLDEN.glob("*.msgpack"))]
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]

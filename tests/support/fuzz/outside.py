@@ -100,11 +100,7 @@ _WRITTEN = (
 
 
 def outside(folder: Path) -> Iterator[Decoder]:
-    """All of them.
-
-    Args:
-        folder: For files that are read.
-    """
+    """All of them; files that are read lie in ``folder``."""
     yield "requests to gateways", _request, (ChatError,), [_json(one) for one in _ASKED], 1
     yield "feedback for gateways", _feedback, (ChatError,), [_json(one) for one in _GIVEN], 0.4
     yield "asks of explorers", _ask, (ProtocolError, ValidationError), list(_asks()), 0.5
