@@ -209,11 +209,9 @@ async def _train(request: ReplayRequest, settings: Settings, origin: StartingPoi
     seed, before = settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
         await train_without_batches(
-            settings,
+            stage,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),
-            directory=stage.directory,
-            writer=stage.writer,
             bus=bus,
             ranks=ChildRanks(),
             origin=origin,

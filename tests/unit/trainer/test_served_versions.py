@@ -1,5 +1,5 @@
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -51,7 +51,7 @@ class FakeServer:
 
 
 def served(server: FakeServer | None = None) -> ServedVersions:
-    made = ServedVersions(server or FakeServer(), model="policy", incarnation="life")
+    made = ServedVersions(cast("Any", server or FakeServer()), model="policy", incarnation="life")
     made.add(1, "aa")
     return made
 

@@ -22,7 +22,6 @@ from trinity_bus.training.errors import TrainingError
 from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog
-from workers.trainer.step_records import StepRecords
 from workers.trainer.training_loop import StepInput, StepSink, StepSource, TrainingLoop
 from workers.trainer.without_batches import CheckpointSink
 
@@ -101,8 +100,7 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
 
     engine.take_figures = list  # type: ignore[method-assign]
     engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
-    records = StepRecords("replay-1", "run-1", 0)
-    steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
+    steps = StepLog("replay-1", "run-1", 0, bus=cast("Bus", None), producer=cast("Producer", log))
     async with EngineThread() as thread:
         around = context_of(
             TrainerSettings(total_steps=1, name="replay-1"),
@@ -123,7 +121,7 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
 
 async def test_figures_of_old_steps_go_with_their_records() -> None:
     log = FakeTopic()
-    steps = StepLog("t", "r", StepRecords("t", "r", 0), bus=cast("Bus", None), producer=cast("Producer", log))
+    steps = StepLog("t", "r", 0, bus=cast("Bus", None), producer=cast("Producer", log))
     await steps.end(begun(step=KEPT_STEPS + 2), {}, 1.0)
     assert [key for key, _ in log.sent] == [f"t/{KEPT_STEPS + 2}/ended", "t/2/ended"]
     assert log.sent[1][1] is None

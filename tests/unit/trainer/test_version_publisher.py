@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from schemas import ModelVersion, StepTrained, VersionRefused
 from tests.support.fakes.received import durable
 from tests.support.fakes.trainer_context import context_of
+from trinity_bus.config import Settings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.staging import Staging
 from workers.trainer.engines import EngineThread
-from workers.trainer.published_tensors import MergedWeights
+from workers.trainer.published_tensors import PublishedTensors
 from workers.trainer.training_loop import Trained
 from workers.trainer.version_publisher import VersionPublisher
 
@@ -36,6 +37,7 @@ class Engine:
         checkpoint.commit(directory, self.progress, WrittenBy(dtype="float32"), keep=keep)
 
     dtype = torch.bfloat16
+    source: Path | None = None
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # In another order than that of their names.
@@ -80,7 +82,7 @@ class Trainer:
         self.engine, self.log, publisher = Engine(), Log(), Publisher()
         self.staging = publisher.staging
         parts: dict[str, Any] = {"rollback": None, "publisher": publisher, "tasks": None}
-        parts["tensors"] = MergedWeights(cast("Any", self.engine), durable=True)
+        parts["tensors"] = PublishedTensors(cast("Any", self.engine), Settings())
         around = context_of(
             directory=directory,
             thread=thread,

@@ -31,7 +31,7 @@ class Listed:
 
 
 def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
-    """Return the checkpoints of a directory, the oldest first; ``verified`` by the digests of all their files."""
+    """Return the checkpoints, the oldest first; ``verified`` by the digests of all their files."""
     found = []
     for folder in reversed(newest_first(directory)):
         step, manifest, problem = step_of(folder), None, ""
@@ -46,10 +46,7 @@ def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
 
 
 def oldest_need(directory: Path) -> int:
-    """Offset in ``batches`` from which on the oldest checkpoint would go on.
-
-    All of it, 0, where there is no checkpoint, or one whose progress cannot be read: what it needs is not known.
-    """
+    """Offset in ``batches`` from which on the oldest checkpoint would go on; 0, all of it, where that is not known."""
     needs = []
     for step in steps(directory):
         folder = of_step(directory, step)

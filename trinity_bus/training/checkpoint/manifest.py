@@ -36,11 +36,7 @@ class Manifest(WrittenBy):
 
 
 def read_progress(folder: Path, reader: WrittenBy) -> TrainingProgress:
-    """Read a checkpoint's progress and check that the rest is there and fits; :func:`verify` looks into files.
-
-    Raises:
-        CheckpointError: It is damaged, or was written by another engine or format.
-    """
+    """Read a checkpoint's progress, and check that the rest is there and fits; :func:`verify` looks into files."""
     manifest = read_manifest(folder)
     try:
         sizes = {name: (folder / Path(name).name).lstat().st_size for name in manifest.files}
@@ -75,7 +71,6 @@ def verify(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> None
 
 
 def check_run(folder: Path, found: RunIdentity | None, ours: RunIdentity) -> None:
-    """Pass a checkpoint of this run, and one that does not say of which it is; CheckpointError for another run's."""
     if found is None or found == ours:
         return
     said, now = found.model_dump(), ours.model_dump()

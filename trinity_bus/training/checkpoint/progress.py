@@ -45,7 +45,7 @@ class TrainingProgress(BaseModel):
     skipped: Annotated[tuple[SkippedBatch, ...], Field(max_length=MAX_SKIPPED)] = ()
 
     def after(self, begun: StepBegun) -> "TrainingProgress":
-        """Return the progress of an engine that has made a step, with what only the step's record knows."""
+        """Add what only the record of the step that an engine has made knows."""
         skipped = self.skipped
         if begun.skipped is not None:
             passed_over = SkippedBatch(batch_id=begun.batch_id, step=self.step, reason=begun.skipped)

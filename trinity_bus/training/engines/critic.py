@@ -1,18 +1,16 @@
 """The critic: a model of its own that says what reward may be expected from each token on.
 
-It begins as the policy does, with a head of zeros in the place of the output layer, and expects nothing. With the
-return ``R`` of a token (what it should have said: the advantage before it was normalized, and the value then)::
+It begins as the policy does, with a head of zeros in the place of the output layer. With the return ``R`` of a token
+(the advantage before it was normalized, and the value then) and the weights of the policy's loss::
 
     loss = sum over tokens of weight * (V - R)^2 / 2
     loss = sum over tokens of weight * max((V - R)^2, (clip(V, V_then - c, V_then + c) - R)^2) / 2     c = value_clip
 
-with the weights of the policy's loss. Sources: Schulman et al., "Proximal Policy Optimization Algorithms",
-arXiv:1707.06347, eq. 9; the clipped form, of the same authors' code, is described by Huang et al., "The 37
-Implementation Details of Proximal Policy Optimization", 2022.
+Sources: Schulman et al., arXiv:1707.06347, eq. 9; the clipped form, of the same authors' code, is described by Huang et
+al., "The 37 Implementation Details of Proximal Policy Optimization", 2022.
 
-It is transformers' model in float32 with torch's AdamW, whole on every rank, whatever the policy's layout is: it costs
-the memory of four copies of the model in float32. Ranks that train on different samples sum its gradients. Its
-state is in a checkpoint once, and read in any layout.
+It is transformers' model in float32 with torch's AdamW, whole on every rank, whatever the policy's layout is. Ranks
+that train on different samples sum its gradients. Its state is in a checkpoint once, and read in any layout.
 """
 
 import logging
@@ -38,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Critic:
-    """Values of tokens. What ``before_each`` micro-batch raises ends the pass."""
+    """What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -76,8 +74,6 @@ class Critic:
         )
 
     def values(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return what is expected from each response token on, before it is known, of each sample."""
-
         def run() -> dict[int, Float32]:
             found: dict[int, Float32] = {}
             for indices, arrays, values in self._passes(samples, 0.0):
@@ -125,7 +121,6 @@ class Critic:
         return {"critic_loss": loss * update.divisor / update.weight, "critic_grad_norm": length}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return weights and optimizer state by name, as references."""
         state = {f"weight.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}
         for name, parameter in self._network.named_parameters():
             state |= {f"{kind}.{name}": value for kind, value in self._optimizer.state.get(parameter, {}).items()}
@@ -175,8 +170,7 @@ class Critic:
 def padded(arrays: PackedArrays, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sequences of a micro-batch as rows, and where in them its tokens are; both [sequences, longest].
 
-    What is computed for rows, at the places of the second, is as flat as the arrays. Padding comes after each sequence,
-    where attention that is causal never looks.
+    Padding comes after each sequence, where attention that is causal never looks.
     """
     real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
     tokens = torch.zeros(real.shape, dtype=torch.long)

@@ -20,11 +20,7 @@ from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
 
 class MegatronEngine(RankEngine):
-    """One rank of a trainer on Megatron-core.
-
-    ``world`` says which, by default the environment does: it joins the process groups where that has not been done.
-    ParallelError where the settings ask for others than there are.
-    """
+    """``world`` says which rank it is, by default the environment does: it joins the process groups where need be."""
 
     NAME: ClassVar[str] = "megatron"
 
@@ -50,15 +46,14 @@ class MegatronEngine(RankEngine):
         self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)
 
     def leave(self) -> None:
-        """Leave the process groups, for good and for all engines of this process."""
         super().leave()
+        # For good and for all engines of this process
         parallel.shut_down()
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         return self._runner.logprobs(samples)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All ranks must iterate to the end."""
         return self._runner.hf_tensors()
 
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
@@ -95,7 +90,6 @@ class MegatronEngine(RankEngine):
         self._runner.load(folder)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All ranks must iterate to the end."""
         return self._runner.adapter_tensors()
 
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -1,10 +1,8 @@
 """What the engines of one process share: the course of a step.
 
-An engine brings the model and its optimizer: log-probabilities, gradients, the update, and what ``saved_engine`` keeps
-of them. What is trained on, in which order and with which loss is decided here, so that two engines differ in
-arithmetic alone.
-
-Where there are several ranks each builds an engine and makes the same calls. It trains on its shard of every update.
+An engine brings the model and its optimizer, and what ``saved_engine`` keeps of them. What is trained on, in which
+order and with which loss is decided here, so that two engines differ in arithmetic alone. Where there are several ranks
+each builds an engine and makes the same calls. It trains on its shard of every update.
 """
 
 import logging
@@ -47,15 +45,6 @@ log = logging.getLogger(__name__)
 
 
 class RankEngine(SavedEngine):
-    """One rank's part of a trainer.
-
-    Raises:
-        ConfigError: ``model_path`` is not set.
-        ConversionError: The model cannot be read.
-        ParallelError: It cannot be trained in this layout.
-        TrainingError: It cannot be trained in the type that the settings ask for.
-    """
-
     def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
         super().__init__(settings, layout)
         if settings.threads is not None:
@@ -91,10 +80,9 @@ class RankEngine(SavedEngine):
 
     @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
-        """Compute gradients anew, and sum them over ranks.
+        """Compute gradients anew, and sum them over ranks; ``token_weight`` is that of a sample whose scale is 1.
 
-        ``token_weight`` is that of each trained token of this rank's samples, times the sample's scale. Returned are
-        the objective's metrics, summed over all ranks, and how many micro-batches this one has run.
+        Returned are the objective's metrics, summed over all ranks, and how many micro-batches this one has run.
         """
 
     @abstractmethod
@@ -114,7 +102,6 @@ class RankEngine(SavedEngine):
         seed: int | None = None,
         examples: Sequence[TrainSample] = (),
     ) -> Metrics:
-        """All ranks are given the same groups."""
         began = time.perf_counter()
         step = self.plan(groups, seed, examples)
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))

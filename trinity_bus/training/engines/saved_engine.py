@@ -31,11 +31,6 @@ from trinity_bus.training.layout import Layout
 
 
 class SavedEngine(TrainingEngine):
-    """One rank's part of a trainer, as far as it is written and read.
-
-    ConfigError where ``model_path`` is not set.
-    """
-
     # In ``trainer.engine`` and in checkpoints
     NAME: ClassVar[str]
 
@@ -52,7 +47,7 @@ class SavedEngine(TrainingEngine):
     @staticmethod
     @abstractmethod
     def dtype_of(settings: TrainerSettings) -> torch.dtype:
-        """Return the type of the weights; TrainingError where the engine does not train in the one asked for."""
+        """TrainingError where the engine does not train in the type asked for."""
 
     @abstractmethod
     def _load_weights(self, folder: Path) -> None: ...
@@ -92,7 +87,7 @@ class SavedEngine(TrainingEngine):
             dist.barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        """All ranks give what they have, and rank 0 alone writes."""
+        # All ranks give what they have, and rank 0 alone writes.
         if progress.step != self.progress.step:
             raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
         self.progress = progress

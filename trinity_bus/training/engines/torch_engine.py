@@ -1,8 +1,7 @@
 """Training with transformers' own model and torch's own optimizer, in one process: the numeric reference.
 
-Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows,
-``clip_grad``, AdamW, all in float32. What Megatron's engine computes in any layout is compared with this; and a model
-that fits into one process can be trained with it, where Megatron-core is not wanted.
+Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows, AdamW, all in
+float32. What Megatron's engine computes in any layout is compared with this.
 """
 
 import inspect
@@ -32,8 +31,6 @@ _ADAPTER: Final = ("lora_A", "lora_B")
 
 
 class TorchEngine(RankEngine):
-    """A trainer of one process. ParallelError for several ranks, TrainingError for another type than float32."""
-
     NAME: ClassVar[str] = "torch"
 
     def __init__(self, settings: TrainerSettings) -> None:

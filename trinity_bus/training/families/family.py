@@ -61,12 +61,7 @@ class ModelFamily:
     defaults: Config
 
     def shape(self, config: Config) -> ModelShape:
-        """Read a configuration. A field that is null says as much as one that is absent.
-
-        Raises:
-            UnsupportedError: It uses something that is not implemented.
-            KeyError, TypeError, ValueError: It is no configuration of this family.
-        """
+        # A field that is null says as much as one that is absent.
         given = {name: value for name, value in config.items() if value is not None}
         if quantized := given.get("quantization_config") or given.get("compression_config"):
             method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
@@ -85,11 +80,7 @@ class ModelFamily:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Read what a model's ``config.json`` says.
-
-    Raises:
-        ConversionError: There is none, its family is not known, or it uses something that is not implemented.
-    """
+    """ConversionError where it is not a ``config.json`` of a family, or uses something that is not implemented."""
     path = folder / "config.json"
     try:
         config = json.loads(_read(path))
@@ -132,10 +123,7 @@ def _possible(shape: ModelShape) -> ModelShape:
 
 
 def _rope_parameters(config: Config) -> Config:
-    """Return what a configuration says about rotary positions, under the name of before or, without one, of today.
-
-    UnsupportedError where layers differ in it, or a part of each head is not rotated.
-    """
+    # Under the name of before or, without one, of today
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise TypeError(f"rope_parameters={rope!r} is no table")
@@ -173,10 +161,7 @@ def _flag(config: Config, field: str) -> bool:
 def _dense_shape(
     config: Config, *, qk_norm: bool, qkv_bias: bool, llama3_rope_factor: float | None = None
 ) -> ModelShape:
-    """Return the shape of a dense model, from the fields that all families spell alike.
-
-    Without ``llama3_rope_factor`` scaled positions are refused.
-    """
+    # Without ``llama3_rope_factor`` scaled positions are refused.
     rope = _rope_parameters(config)
     kind = _rope_type(rope)
     expected = "default" if llama3_rope_factor is None else "llama3"

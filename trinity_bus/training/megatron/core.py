@@ -1,8 +1,4 @@
-"""The only import of Megatron-core: fitted to the platform first, then imported.
-
-Every other module takes Megatron's names from here, so none of them can see Megatron before
-:func:`trinity_bus.training.megatron.cpu_platform.prepare` has run.
-"""
+"""The only import of Megatron-core: every other module takes its names from here, fitted to the platform."""
 
 from trinity_bus.training.megatron import cpu_platform
 

@@ -13,9 +13,8 @@ tensors and is answered for the length of the one call that asks (:data:`TYPE_AS
 
 :data:`JIT_REASON` tells of the one measure that is taken for speed.
 
-Where CUDA is there, :func:`prepare` only imports, and defines
-a name that Megatron forgets (:data:`UNDEFINED`). Each entry of the tables is needed: a test takes one away at a time
-and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
+Where CUDA is there, :func:`prepare` only imports, and defines a name that Megatron forgets (:data:`UNDEFINED`). Each
+entry of the tables is needed: a test takes one away at a time and sees training fail. What only a pipeline of several
 stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED_REASON`) is exercised by training on two ranks.
 """
 
@@ -155,7 +154,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _while_tensors(name: str, method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have a function called while tensors have another method. Not re-entrant, nor is who is called so."""
+    # Not re-entrant, nor is who is called so.
 
     def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -221,7 +220,6 @@ def on_cpu() -> bool:
 
 
 def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put another function in the place of one in a module, or in a class of it."""
     *classes, name = path.split(".")
     owner = functools.reduce(getattr, classes, sys.modules[module])
     found = vars(owner)[name]

@@ -1,9 +1,8 @@
 """Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and naming its weights as there.
 
-On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
-the CPU always takes the latter, and so do adapters everywhere: Transformer Engine's linear layers do the norm before
-them inside, where an adapter cannot see its result. Experts are this project's in both specs. No test of this project
-has Transformer Engine.
+On a GPU with Transformer Engine installed its layer spec is used, which no test here has; else, and with adapters, the
+local spec with :class:`SDPAttention`: Transformer Engine's linear layers do the norm before them inside, where an
+adapter cannot see its result. Experts are this project's in both specs.
 """
 
 import importlib.util
@@ -145,13 +144,7 @@ def build(
     replay: bool = False,
     adapters: bool = False,
 ) -> list[GPTModel]:
-    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
-
-    Args:
-        recompute: Whether activations are computed again in the backward pass.
-        replay: Whether routers can be told what to choose.
-        adapters: Whether adapters are put beside its linear layers.
-    """
+    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device."""
     local = is_local(adapters=adapters)
     config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
     return [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
@@ -193,12 +186,7 @@ def output_weight(model: GPTModel) -> torch.Tensor:
 
 
 def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:
-    """Fill a model, in place, from the safetensors of a Hugging Face folder.
-
-    Raises:
-        ConversionError: The folder does not hold this model and nothing else (see ``hf_folder``), or a tensor has
-            another shape than the configuration says.
-    """
+    """ConversionError where the folder does not hold this model and nothing else (see ``hf_folder``)."""
     read = weights(folder, shape)
     with torch.no_grad(), readable(folder):
         for parameter, shard in shards_of(chunks, shape, layout, read, folder):
@@ -301,10 +289,9 @@ def hf_tensors(
     of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
+    """Return ``of`` each parameter under its Hugging Face names, whole, in the model's order, on its device.
 
     Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets all.
-    ``of`` gives what is returned of each parameter, of its shape: its value, or such a thing as its gradient.
     """
     group = layout.tensor_group
     for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):

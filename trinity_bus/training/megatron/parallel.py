@@ -1,11 +1,8 @@
 """Process groups: one process alone, or one of many.
 
-Alone, the rendezvous is in memory and gloo listens on the loopback interface only. Among many, either the caller says
-which one this is and where all meet (the trainer service does, see ``ranks``; where all are known to be on one machine,
-gloo listens on the loopback interface then, too), or ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
-``MASTER_PORT`` come from the environment, as launchers such as ``torchrun`` set them.
-
-Every rank must then make the same calls on its engine, in the same order (``layout`` says what each does in them). Gloo
+Alone, the rendezvous is in memory. Among many, either the caller says which one this is and where all meet (see
+``ranks``), or the environment does, as launchers such as ``torchrun`` set it. Where all are known to be on one machine,
+gloo listens on the loopback interface only. Every rank must make the same calls on its engine, in the same order. Gloo
 on CPUs, NCCL (and gloo for host tensors) on GPUs.
 """
 
@@ -63,7 +60,6 @@ def world_of_environment() -> World:
 
 
 def check_device(local_rank: int) -> None:
-    """ParallelError where there is no device for a rank: a GPU of its own, or the CPU where there is none at all."""
     if not on_cpu() and (gpus := torch.cuda.device_count()) <= local_rank:
         raise ParallelError(
             f"each rank needs a GPU of its own, and this machine has {gpus} for {local_rank + 1} or more: lower "

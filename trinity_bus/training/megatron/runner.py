@@ -48,7 +48,7 @@ from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
 
 class ModelRunner:
-    """Holds a model and runs it. What ``before_each`` micro-batch raises ends the pass."""
+    """What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -94,7 +94,6 @@ class ModelRunner:
         return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the adapters by PEFT's names; a collective. None where all weights are trained."""
         return iter(()) if self._adapters is None else self._adapters.tensors()
 
     def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -106,7 +105,6 @@ class ModelRunner:
     def shards_of(
         self, read: Callable[[str], torch.Tensor], folder: Path
     ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Return what is trained on this rank, each with its shard of what is read by its names in checkpoints."""
         if self._adapters is None:
             return model.shards_of(self._model, self._shape, self._layout, read, folder)
         return self._adapters.shards_of(read, folder)
@@ -120,7 +118,6 @@ class ModelRunner:
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
         return model.output_weight(self._model[-1])
 
     def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -169,7 +166,7 @@ class ModelRunner:
         return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return the log-probabilities of each sample's response tokens under the present weights, on every stage."""
+        # On every stage
         found: dict[int, Float32] = {}
 
         def collect(
@@ -206,13 +203,9 @@ class ModelRunner:
             samples: At least one; the same on the ranks that hold shards or stages of one model.
             function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted
                 it returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
-                anything.
-            token_weight: See :func:`trinity_bus.training.steps.packing.pack`.
-            forward_only: Whether to leave out the backward pass. Else gradients are added to the model's, and summed
-                over ranks at the end.
-
-        Returns:
-            The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
+                anything. What it returns is returned on the last stage of a pipeline, and nothing on others.
+            token_weight: See ``packing.pack``.
+            forward_only: Else gradients are added to the model's, and summed over ranks at the end.
         """
         micro_batches = self._micro_batches(samples)
         longest = max(sum(len(samples[i].tokens) for i in indices) for indices, _ in micro_batches)
@@ -294,10 +287,7 @@ class _Routers:
         }
 
     def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
-        """Say what the routers of a stage choose in the next forward pass.
-
-        ``routes``: [this rank's tokens, layers of the model, k]; None: what they find best.
-        """
+        """``routes``: [this rank's tokens, layers of the model, k]; None: what they find best."""
         if routes is not None and self._layout.sequence_parallel:
             routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]
         for layer, router in self._routers[chunk]:

@@ -1,6 +1,4 @@
-"""A rank of a trainer other than the first: it makes the calls that rank 0 makes, which a line (``rank_lines``) tells.
-
-It builds an engine and does what it is told (``rank_protocol``); it knows of no log and publishes nothing.
+"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a line (``rank_lines``) tells.
 
 ::
 
@@ -32,11 +30,12 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
-from trinity_bus.training.errors import RankError
+from trinity_bus.training.errors import CheckpointError, RankError
 from trinity_bus.training.megatron import parallel
-from trinity_bus.training.ranks import rank_protocol, shared_folder
+from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
 from trinity_bus.training.ranks.rank_protocol import (
     Build,
@@ -95,8 +94,11 @@ class Rank:
             raise RankError(
                 f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
             )
-        if call.folder:
-            shared_folder.look_for(Path(call.folder), call.mark)
+        if call.folder and not _sees(Path(call.folder), call.run):
+            raise RankError(
+                f"this machine does not see rank 0's {call.folder}: trainer.checkpoint_dir must be one folder that all "
+                "machines share, under the same path"
+            )
         parallel.check_device(self._local_rank)
 
     def _build(self, call: Build) -> MegatronEngine:
@@ -127,6 +129,13 @@ class Rank:
         return rank_protocol.decode_sample(body)
 
 
+def _sees(folder: Path, run: str) -> bool:
+    try:
+        return checkpoint.read_run(folder) == run
+    except CheckpointError:
+        return False
+
+
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
     follower, is_first = Rank(rank, local_rank, line), True
     while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
@@ -152,7 +161,6 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
 
 
 def prepare(rank: int, level: int) -> None:
-    """Make this process one that follows: its log says which rank it is, and signals are for rank 0 to act on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     console(level, template=FORMAT.replace("%(name)s", f"rank {rank} %(name)s"))

@@ -37,10 +37,7 @@ _OWN_DRAWS = 1
 
 
 def ranked(begun: Iterable[StepBegun], settings: TrainerSettings, *, step: int) -> list[StepGroup]:
-    """Return the groups that may be learned from once more, those of the highest priority first.
-
-    ``begun`` has what earlier steps were made of, each once, the oldest first.
-    """
+    """``begun`` has what earlier steps were made of, each once, the oldest first."""
     earlier = [record for record in begun if step - settings.replay_steps <= record.step < step]
     uses = Counter(group.task_id for record in earlier for group in record.replayed)
     new = [(record.step - settings.replay_decay * uses[group.task_id], group) for record in earlier
@@ -65,13 +62,7 @@ def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
 def has_to_wait(
     taught: Sequence[bool], settings: TrainerSettings, *, step: int, groups: int, before: Sequence[StepBegun]
 ) -> bool:
-    """Whether a step is to change nothing, so that its groups are trained on together with those of the next.
-
-    Args:
-        taught: Which groups teach something, those that wait included.
-        groups: Of its own batch.
-        before: The steps that wait.
-    """
+    """``taught``: which groups teach something, those that wait included; ``groups``: of its own batch."""
     wanted = groups if settings.effective_groups is None else settings.effective_groups
     is_last = settings.is_done(step) or len(before) + 1 >= settings.effective_batches
     return not is_last and sum(taught) < wanted
