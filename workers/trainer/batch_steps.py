@@ -55,8 +55,6 @@ _POLL_S = 1.0
 
 
 class BatchSteps(StepSource):
-    # It does not look ahead: only a batch whose turn it is is fetched, since it may be passed over.
-
     def __init__(
         self,
         around: TrainerContext,

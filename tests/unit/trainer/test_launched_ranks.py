@@ -66,14 +66,11 @@ def connect(ranks: LaunchedRanks) -> Iterator[Connect]:
 
 
 def answering(line: launched_ranks._PeerLine) -> threading.Thread:
-    """A rank that makes calls by saying so, until it is told to leave."""
+    """A rank that makes calls by saying so."""
 
     def body() -> None:
-        while (message := line.receive(protocol.CALLS.limit)) is not None:
-            call = protocol.CALLS.decode(message)
+        while line.receive(protocol.CALLS.limit) is not None:
             line.send([protocol.ANSWERS.encode(Done(0))])
-            if isinstance(call, Leave):
-                break
         line.close()
 
     thread = threading.Thread(target=body)
@@ -96,16 +93,17 @@ def join(followers: Followers) -> None:
     followers.settle(0)
 
 
-def test_ranks_that_connect_make_calls_and_may_come_again(ranks: LaunchedRanks, connect: Connect) -> None:
+def test_ranks_that_connect_make_calls_and_wait_for_the_next_training(ranks: LaunchedRanks, connect: Connect) -> None:
+    threads = [answering(connect(rank)) for rank in (2, 1)]
     for _ in range(2):
-        threads = [answering(connect(rank)) for rank in (2, 1)]
         ranks.wait(3)
         with following(ranks) as followers:
             join(followers)
             followers.begin(Leave())
             followers.settle(None)
-        for thread in threads:
-            thread.join()
+    ranks.close()
+    for thread in threads:
+        thread.join()
 
 
 def test_the_end_of_a_connection_is_the_end_of_the_rank(ranks: LaunchedRanks, connect: Connect) -> None:
@@ -155,12 +153,6 @@ def test_a_rank_that_is_cut_among_many_comes_again(ranks: LaunchedRanks, monkeyp
     line = launched_ranks._come(*ranks.address, 1, KEY, 60)
     wait_until(lambda: 1 not in ranks._missing(), "it is let in", 10)
     line.close()
-
-
-def test_one_that_was_let_go_does_not_wait_for_a_rank_0_that_has_ended(ranks: LaunchedRanks) -> None:
-    ranks.close()
-    with pytest.raises(LinkError, match="refused"):
-        launched_ranks._come(*ranks.address, 1, KEY, float("inf"), again=True)
 
 
 @pytest.mark.parametrize(("in_order", "outcome"), [(True, Outcome.DISMISSED), (False, Outcome.ORPHANED)])

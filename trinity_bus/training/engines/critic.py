@@ -74,15 +74,8 @@ class Critic:
         )
 
     def values(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        def run() -> dict[int, Float32]:
-            found: dict[int, Float32] = {}
-            for indices, arrays, values in self._passes(samples, 0.0):
-                mine = [samples[i] for i in indices]
-                found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
-            return found
-
         with torch.no_grad():
-            found = self._budget.within_memory(samples, run)
+            found = self._budget.within_memory(samples, lambda: packing.gathered(self._passes(samples, 0.0), samples))
         return [found[i] for i in range(len(samples))]
 
     def train(self, update: Update) -> Metrics:
@@ -121,27 +114,15 @@ class Critic:
         return {"critic_loss": loss * update.divisor / update.weight, "critic_grad_norm": length}
 
     def state(self) -> dict[str, torch.Tensor]:
-        state = {f"weight.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}
-        for name, parameter in self._network.named_parameters():
-            state |= {f"{kind}.{name}": value for kind, value in self._optimizer.state.get(parameter, {}).items()}
-        return state
+        parameters = dict(self._network.named_parameters())
+        weights = {f"weight.{name}": parameter.detach() for name, parameter in parameters.items()}
+        return weights | dict(state_of(self._optimizer, parameters))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         parameters = dict(self._network.named_parameters())
         if missing := [name for name in parameters if f"weight.{name}" not in tensors]:
             raise CheckpointError(f"the checkpoint's critic has no {missing[0]}: it is of another model")
-        self._optimizer.state.clear()
-        with torch.no_grad():
-            for key, tensor in tensors.items():
-                kind, _, name = key.partition(".")
-                parameter = parameters.get(name)
-                if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
-                    raise CheckpointError(f"critic state {key} {tuple(tensor.shape)} is of another model")
-                if kind == "weight":
-                    parameter.copy_(tensor)
-                else:
-                    # Step counters stay on the CPU, where AdamW keeps them.
-                    self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+        load_state_of(self._optimizer, parameters, tensors, "critic state")
 
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
@@ -165,6 +146,29 @@ class Critic:
             errors = torch.maximum(errors, (clipped - returns).square())
         loss: torch.Tensor = (errors * weight).sum() / 2
         return loss
+
+
+def state_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in parameters.items():
+        for kind, tensor in optimizer.state.get(parameter, {}).items():
+            yield f"{kind}.{name}", tensor
+
+
+def load_state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any], state: Mapping[str, torch.Tensor], what: str
+) -> None:
+    """Take over what :func:`state_of` gave, and weights beside it; CheckpointError where it is of another model."""
+    optimizer.state.clear()
+    for key, tensor in state.items():
+        kind, _, name = key.partition(".")
+        parameter = parameters.get(name)
+        if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
+            raise CheckpointError(f"{what} {key} {tuple(tensor.shape)} is of another model")
+        if kind == "weight":
+            parameter.detach().copy_(tensor)
+        else:
+            # Step counters stay on the CPU, where AdamW keeps them.
+            optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
 
 
 def padded(arrays: PackedArrays, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,15 +31,15 @@ from trinity_bus.training.ranks.rank_protocol import LIMIT_S
 
 # How long a collective may wait for the others before it fails
 TIMEOUT = timedelta(seconds=LIMIT_S)
-# Of Megatron's process groups, as settings name them
-_DEGREES: Final = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-)
+# How many ranks Megatron's process groups have, as settings name them
+_SIZES: Final = {
+    "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size,
+    "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size,
+    "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size,
+    "context_parallel": parallel_state.get_context_parallel_world_size,
+    "expert_parallel": parallel_state.get_expert_model_parallel_world_size,
+    "data_parallel": parallel_state.get_data_parallel_world_size,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """Join the world's process groups, by default the environment's; once for the same layout."""
     world = world or world_of_environment()
     rank, world_size = world.rank, world.world_size
-    asked = {name: getattr(settings, name) for name in _DEGREES}
+    asked = {name: getattr(settings, name) for name in _SIZES}
     if world_size != settings.ranks or rank >= world_size:
         raise ParallelError(
             f"rank {rank} of WORLD_SIZE={world_size} with {asked}: the world must have as many ranks as the product of "
@@ -119,14 +119,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
                 initialize_rng_tracker(inference_rng_tracker=True)
             else:
                 model_parallel_cuda_manual_seed(settings.seed)
-    existing = {
-        "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size(),
-        "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        "context_parallel": parallel_state.get_context_parallel_world_size(),
-        "expert_parallel": parallel_state.get_expert_model_parallel_world_size(),
-        "data_parallel": parallel_state.get_data_parallel_world_size(),
-    }
+    existing = {name: size() or 1 for name, size in _SIZES.items()}
     if existing != asked:
         raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
     return Layout.of(settings, rank=rank, device=device)

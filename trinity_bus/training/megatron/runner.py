@@ -167,7 +167,6 @@ class ModelRunner:
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         # On every stage
-        found: dict[int, Float32] = {}
 
         def collect(
             indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor, *, non_loss_data: bool
@@ -177,9 +176,7 @@ class ModelRunner:
 
         with torch.no_grad():
             outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
-        for indices, arrays, values in outputs:
-            mine = [samples[i] for i in indices]
-            found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
+        found = packing.gathered(outputs, samples)
         if (stages := self._layout.pipeline_group) is not None:
             # Plain arrays of known lengths in one collective: what a stage does not have is zero.
             sizes = [len(sample.rollout_logprobs) for sample in samples]

@@ -6,10 +6,10 @@ launcher has started on this and other machines. Each is at the far end of a lin
     FOLLOWING --begin(call) .. settle(step)--> FOLLOWING
        |--a rank fails or dies--> LOST: watch() raises RankError at once, and so does the call that is under way
        |                            '--no disarm() within ABORT_S-------------> ended by force, status 1
-       '--end()-----------------> ENDED: a rank that was told to leave may take GRACE_S; what is left of them is killed
+       '--end()-----------------> ENDED: a rank that has left is let go; what is left of the others is killed
 
-A thread for each rank reads its answers, and alone sees to its end. The end of the line is the end of the rank: a death
-is noticed when it happens, whether or not a call is under way.
+A thread for each rank reads its answers until it has left, and alone sees to its end. The end of the line is the end of
+the rank: a death is noticed when it happens, whether or not a call is under way.
 
 Failures: a rank dies within a collective: gloo fails on rank 0 as well, NCCL may wait; that is what ABORT_S is for. A
 rank hangs: the collective fails after ``LIMIT_S``, and so does the wait for an answer. An error on rank 0 itself
@@ -58,6 +58,11 @@ class Follower(ABC):
         self.rank = rank
         self.line = line
         self.where = where
+
+    def let_go(self) -> None:
+        """Part from a rank that has left, by its own answer."""
+        self.line.close()
+        self.see_to_end(GRACE_S)
 
     @abstractmethod
     def see_to_end(self, grace_s: float) -> str:
@@ -184,16 +189,15 @@ class Followers:
         await in_daemon_thread(self._until_lost, name="watch ranks")
 
     def end(self) -> None:
-        """Wait for ranks that were told to leave, and end the others. Safe to call twice; blocks for seconds."""
+        """Wait for ranks that have left, and end the others. Safe to call twice; blocks for seconds."""
         with self._changed:
             self._ending = True
-            leaving = self._roll.leaving and not self._roll.waiting
+            leaving = self._roll.leaving and not self._roll.waiting and self._roll.lost is None
             self._changed.notify_all()
         for follower, reader in zip(self._followers, self._readers, strict=True):
-            if leaving:
-                awake.join(reader, GRACE_S)
-            # The reader takes this for the rank's end, and sees to that.
-            follower.line.end()
+            if not leaving:
+                # The reader takes this for the rank's end, and sees to that.
+                follower.line.end()
             reader.join()
 
     def disarm(self) -> None:
@@ -221,7 +225,9 @@ class Followers:
             return self._roll.lost
 
     def _read(self, follower: Follower) -> None:
-        self._hear(follower)
+        if self._hear(follower):
+            follower.let_go()
+            return
         with self._changed:
             grace_s = 0.0 if self._ending and not self._roll.leaving else GRACE_S
         follower.line.close()
@@ -231,7 +237,8 @@ class Followers:
                 self._roll.ended(follower.rank, f"({follower.where}) {how}")
             self._changed.notify_all()
 
-    def _hear(self, follower: Follower) -> None:
+    def _hear(self, follower: Follower) -> bool:
+        # Whether it has left, in the end
         while True:
             try:
                 body = follower.line.receive(protocol.ANSWERS.limit)
@@ -240,12 +247,14 @@ class Followers:
                 with self._changed:
                     self._roll.spoke_nonsense(follower.rank, str(error))
                     self._changed.notify_all()
-                return
+                return False
             if answer is None:
-                return
+                return False
             with self._changed:
                 self._roll.answered(follower.rank, answer)
                 self._changed.notify_all()
+                if self._roll.leaving and self._roll.lost is None:
+                    return True
 
 
 @contextlib.asynccontextmanager

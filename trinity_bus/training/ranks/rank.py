@@ -2,10 +2,10 @@
 
 ::
 
-    WAITING --call--> CALLED --made: Done--> WAITING --Leave--------------------------> LEFT
-       |                  '--an error: Failed-----------------------------------------> FAILED
-       |--Leave, in place of Join----------------------------------------------------> DISMISSED
-       '--rank 0 ends the line without a word----------------------------------------> ORPHANED
+    IDLE --Join--> WAITING --call--> CALLED --made: Done--> WAITING --Leave--> IDLE
+      |               |                 '--an error: Failed--------------------------> FAILED
+      |--Leave--------|-----------------------------------------------------------> DISMISSED
+      '---------------'--rank 0 ends the line---------------------------------------> ORPHANED
 
 ``python -m trinity_bus.training.ranks.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the
 other end of a socket pair.
@@ -56,11 +56,9 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    # As it was told; another training may come
-    LEFT = auto()
     # It could not make a call, and has said why
     FAILED = auto()
-    # Rank 0 has ended as it should, and nothing is to be trained
+    # Rank 0 has ended as it should
     DISMISSED = auto()
     # Rank 0 is gone without a word
     ORPHANED = auto()
@@ -137,12 +135,12 @@ def _sees(folder: Path, run: str) -> bool:
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
-    follower, is_first = Rank(rank, local_rank, line), True
+    follower, is_idle = Rank(rank, local_rank, line), True
     while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
         call = rank_protocol.CALLS.decode(body)
-        if is_first and isinstance(call, Leave):
+        if is_idle and isinstance(call, Leave):
             return Outcome.DISMISSED
-        is_first = False
+        is_idle = isinstance(call, Leave)
         try:
             answer: Done | Failed = follower.make(call)
         except Exception as error:
@@ -155,8 +153,6 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
             break  # rank 0 is gone
         if isinstance(answer, Failed):
             return Outcome.FAILED
-        if isinstance(call, Leave):
-            return Outcome.LEFT
     return Outcome.ORPHANED
 
 

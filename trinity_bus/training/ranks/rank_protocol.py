@@ -12,7 +12,7 @@ collectives within. Rank 0 decides which call comes next, sends it to the others
       Save ------------------------>  write their part of the checkpoint
       Gather ---------------------->  give their part of the weights
       Export ---------------------->  the same
-      Leave ----------------------->  leave the process groups, end; in place of Join: end, and without an answer
+      Leave ----------------------->  leave the process groups; in place of Join: end, and without an answer
       <-- Done(step) after each, or Failed(why), after which the rank ends
 
     PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED

@@ -5,7 +5,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 (Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -298,6 +298,17 @@ def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]
         values[start + sample.prompt_length - 1 : start + len(sample.tokens) - 1]
         for sample, start in zip(samples, arrays.bounds[:-1].tolist(), strict=True)
     ]
+
+
+def gathered(
+    passes: Iterable[tuple[Sequence[int], PackedArrays, Any]], samples: Sequence[TrainSample]
+) -> dict[int, Float32]:
+    """Return the values of each sample's response, by its index, from tensors of values per position."""
+    found: dict[int, Float32] = {}
+    for indices, arrays, values in passes:
+        mine = [samples[i] for i in indices]
+        found |= dict(zip(indices, unpack(values.cpu().numpy(), arrays, mine), strict=True))
+    return found
 
 
 def context_part(bounds: Int32, rank: int, ranks: int) -> Int64:
