@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -51,11 +50,6 @@ def test_what_a_crash_left_is_cleared(tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step-00000001"]
 
 
-def test_a_partial_of_the_same_step_is_begun_anew(tmp_path: Path) -> None:
-    (checkpoint.begin(tmp_path, 1) / "stale").write_text("x")
-    assert list(checkpoint.begin(tmp_path, 1).iterdir()) == []
-
-
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="never overwritten"):
@@ -106,14 +100,6 @@ def test_another_engine_or_type_is_refused(tmp_path: Path, other: dict[str, obje
     folder = write(tmp_path, 1)
     with pytest.raises(CheckpointError, match="start with the same, or with this folder as model_path"):
         checkpoint.read_progress(folder, US.model_copy(update=other))
-
-
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path, 1)
-    manifest = json.loads((folder / "progress.json").read_text())
-    (folder / "progress.json").write_text(json.dumps({**manifest, "format": 3}))
-    with pytest.raises(CheckpointError, match="format"):
-        checkpoint.read_progress(folder, US)
 
 
 def test_one_trainer_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE
-from tests.support.training.samples import packed_bounds
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
@@ -47,45 +46,6 @@ def genuine(folder: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def logits_of(built: GPTModel, shape: ModelShape, tokens: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    packed, positions = packed_bounds(lengths)
-    hidden = built(tokens, positions[None], None, packed_seq_params=packed)
-    return (hidden @ model.output_weight(built).T)[..., : shape.vocabulary]
-
-
-def test_logits_and_gradients(
-    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module, layout: Layout
-) -> None:
-    (built,), shape = loaded
-    tokens = torch.randint(0, shape.vocabulary, (3, 17), generator=torch.Generator().manual_seed(0))
-    ours = logits_of(built, shape, tokens.view(1, -1), [17] * 3).view(3, 17, -1)
-    theirs = genuine(tokens).logits
-    assert (ours - theirs).abs().max() < 1e-5
-    for module, logits in ((built, ours), (genuine, theirs)):
-        module.zero_grad()
-        logits.log_softmax(-1)[..., 3].sum().backward()
-    expected = {
-        hf_name: part
-        for name, parameter in genuine.named_parameters()
-        for hf_name, part in tensors.of_transformers(name, parameter.grad)
-    }
-    for hf_name, part in model.hf_tensors([built], shape, layout, lambda parameter: parameter.grad):
-        torch.testing.assert_close(part, expected[hf_name], rtol=1e-4, atol=1e-5)
-
-
-def test_packed_sequences_do_not_see_each_other(
-    loaded: tuple[list[GPTModel], ModelShape], genuine: torch.nn.Module
-) -> None:
-    (built,), shape = loaded
-    generator = torch.Generator().manual_seed(1)
-    lengths = [5, 17, 1, 9]
-    sequences = [torch.randint(0, shape.vocabulary, (n,), generator=generator) for n in lengths]
-    with torch.no_grad():
-        ours = logits_of(built, shape, torch.cat(sequences)[None], lengths)
-        theirs = torch.cat([genuine(sequence[None]).logits[0] for sequence in sequences])[None]
-    assert (ours - theirs).abs().max() < 1e-5
 
 
 def test_weights_come_out_as_they_went_in(

@@ -111,11 +111,6 @@ def test_a_step_chooses_the_same_whole_groups_each_time_and_others_another_time(
     assert groups(7, **ALL) == set(range(0, 40, 2))
 
 
-def test_of_fewer_groups_all_are_chosen() -> None:
-    samples = numbered(0, 1, 5)
-    assert [one.number for one in marked(samples, [2, 2, 2], TrainerSettings(), 0)] == [0, 1, 5]
-
-
 def kept(keeper: FigureKeeper, samples: Sequence[TrainSample], gaps: list[float], entropies: list[float]) -> None:
     arrays = packing.pack(samples, token_weight=1.0)
     laid = [
