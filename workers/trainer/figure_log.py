@@ -11,8 +11,7 @@
       a defect of the task           --> likewise, told with its place; another task for what comes then
     the end of the trainer, in order --> what waits is written, for DRAIN_S; otherwise it is left out
 
-A producer of its own, because one that has failed is of no more use, and the trainer's other records are needed. It is
-made for the first record: a trainer that keeps no figures has none.
+A producer of its own, because one that has failed is of no more use, and the trainer's other records are needed.
 """
 
 import asyncio
@@ -112,7 +111,7 @@ class FigureLog:
             self._forget()
 
     def offer(self, begun: StepBegun, figures: Sequence[SampleFigures]) -> None:
-        """Have the figures of a step written when there is time. Raises nothing."""
+        # Raises nothing.
         try:
             records = list(records_of(begun, figures))
         # No figure is worth a step, which is trained by now and has yet to be told.

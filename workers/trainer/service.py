@@ -45,12 +45,10 @@ nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 
-On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
-
-With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0. It starts the others
-itself, or they are started with it, here and on other machines, by a launcher such as ``torchrun``
-(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none
-of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
+On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished. With more
+than one rank this process is rank 0. It starts the others itself, or a launcher such as ``torchrun`` does
+(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none of
+the rest. A rank that dies takes it along at once.
 """
 
 import asyncio
@@ -128,10 +126,7 @@ async def _bus_of(stage: Stage) -> AsyncIterator[Bus]:
 
 
 def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
-    """Return the stages, and what each learns from. Imports their objectives, and torch with them.
-
-    All are checked before the first begins: what is wrong with the last would else be known days later.
-    """
+    """Check all stages before the first begins: what is wrong with the last would else be known days later."""
     stages = stages_of(settings, checkpoint_dir(settings))
     if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
         raise WrongSettingsError(found)

@@ -51,14 +51,7 @@ _POLL_S = 1.0
 
 
 class ShadowSteps(StepSource):
-    """The steps of another trainer.
-
-    Args:
-        around: What the trainer has.
-        reader: Of ``steps``, from its beginning.
-        origin: Where the other trainer's checkpoints are, if that is known.
-        seed: In place of the other trainer's; absent: that one.
-    """
+    """The steps of another trainer, whose checkpoints may be known to be in ``origin``, with its seed or another."""
 
     def __init__(
         self, around: TrainerContext, reader: Reader, *, origin: Path | None = None, seed: int | None = None

@@ -29,7 +29,7 @@ class StepLog:
                 self.records.take(received)
 
     async def begin(self, chosen: StepBegun) -> StepBegun:
-        """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
+        """Return what was written of the step that begins before, or else what is chosen now, durable."""
         step = chosen.step
         begun = self.records.binding(chosen)
         if begun is None:

@@ -58,8 +58,6 @@ class LineageEndedError(TrinityError):
 
 
 class ServedVersions:
-    """Lets the members of announcements in, and checks what they say they got."""
-
     def __init__(self, server: Publisher, *, model: str, incarnation: str) -> None:
         self._server = server
         self._model = model
