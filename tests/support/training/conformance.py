@@ -108,7 +108,7 @@ def weights(engine: RankEngine) -> dict[str, torch.Tensor]:
 
 def gradients(engine: RankEngine) -> dict[str, torch.Tensor]:
     if isinstance(engine, MegatronEngine):
-        chunks = engine._runner._model
+        chunks = engine._model
         return dict(model.hf_tensors(chunks, engine.shape, engine.layout, lambda p: p.main_grad.clone()))
     assert isinstance(engine, TorchEngine)
     named = engine._network.named_parameters()
@@ -222,13 +222,13 @@ def logits(subject: Subject) -> None:
         indices: Sequence[int], arrays: PackedArrays, found: torch.Tensor, *, non_loss_data: bool
     ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
         del non_loss_data
-        return indices, arrays, engine._runner.output_states(found) @ engine._runner.output_weight.T
+        return indices, arrays, engine.output_states(found) @ engine.output_weight.T
 
     with torch.no_grad():
-        outputs = engine._runner.run(mine, collect, token_weight=0.0, forward_only=True)
+        outputs = engine.run(mine, collect, token_weight=0.0, forward_only=True)
         assert bool(outputs) == (engine.layout.stages - 1 in engine.layout.own_stages)
         for indices, arrays, found in outputs:
-            rows = np.arange(len(arrays.tokens))[engine._runner._own_tokens(arrays)]
+            rows = np.arange(len(arrays.tokens))[engine._own_tokens(arrays)]
             expected = torch.full((len(arrays.tokens), VOCABULARY), torch.nan)
             for i, start in zip(indices, arrays.bounds.tolist(), strict=False):
                 expected[start : start + len(mine[i].tokens)] = reference[i]
@@ -327,12 +327,12 @@ def replayed_routes(subject: Subject) -> None:
         (logp * torch.from_numpy(sample.mask)).sum().backward()
 
     def loss(_: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor) -> Any:
-        logprobs, _ = engine._runner.token_logprobs(hidden, arrays)
+        logprobs, _ = engine.token_logprobs(hidden, arrays)
         return (logprobs * torch.from_numpy(arrays.weight)).sum(), torch.ones((), dtype=torch.int), torch.zeros(())
 
-    for chunk in engine._runner.chunks:
+    for chunk in engine.chunks:
         chunk.zero_grad_buffer()
-    engine._runner.run(sharded(engine, kept[1:]), loss, token_weight=1.0, forward_only=False)
+    engine.run(sharded(engine, kept[1:]), loss, token_weight=1.0, forward_only=False)
     ours, theirs = gradients(engine), gradients(reference)
     assert all(theirs[name].abs().max() > 0 for name in theirs if name.endswith("mlp.gate.weight")), "routers learn"
     for name, expected in theirs.items():
@@ -464,7 +464,7 @@ def short_of_memory(subject: Subject) -> None:
 
 def _network(engine: RankEngine) -> torch.nn.Module:
     if isinstance(engine, MegatronEngine):
-        return engine._runner._model[0]
+        return engine._model[0]
     assert isinstance(engine, TorchEngine)
     decoder: torch.nn.Module = engine._network.get_decoder()
     return decoder

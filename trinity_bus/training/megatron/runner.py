@@ -16,16 +16,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from schemas.experience import Float32
-from trinity_bus.config import TrainerSettings
-from trinity_bus.training.engines.micro_batch import MicroBatchBudget
-from trinity_bus.training.families import ModelShape
+from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron import model
 from trinity_bus.training.megatron.core import (
@@ -47,51 +45,35 @@ from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
 
-class ModelRunner:
-    """What ``before_each`` micro-batch raises ends the pass."""
-
-    def __init__(
-        self,
-        source: Path,
-        shape: ModelShape,
-        layout: Layout,
-        *,
-        dtype: torch.dtype,
-        settings: TrainerSettings,
-        budget: MicroBatchBudget,
-        before_each: Callable[[], None],
-    ) -> None:
-        self._shape = shape
-        self._layout = layout
-        self._budget = budget
-        self._temperature = settings.temperature
-        self._before_each = before_each
+class MegatronPasses(RankEngine):
+    def _build(self) -> None:
+        settings, shape, layout = self.settings, self.shape, self.layout
         self._model = model.build(
             shape,
             layout,
-            dtype,
+            self.dtype,
             recompute=settings.recompute,
             replay=settings.router_replay,
             adapters=settings.lora_rank > 0,
         )
-        self.load(source)
+        self._load_weights(self.source)
         self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
-        bf16 = dtype is torch.bfloat16
+        bf16 = self.dtype is torch.bfloat16
         self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
-        self._options: Final = {"fp32_output": False} if bf16 else {}
+        self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
         self._shares_prompts = model.is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
         self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
-    def load(self, folder: Path) -> None:
-        model.load(self._model, self._shape, self._layout, folder)
+    def _load_weights(self, folder: Path) -> None:
+        model.load(self._model, self.shape, self.layout, folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # What adapters add is added.
         if self._adapters is None:
-            return model.hf_tensors(self._model, self._shape, self._layout)
-        return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
+            return model.hf_tensors(self._model, self.shape, self.layout)
+        return model.hf_tensors(self._model, self.shape, self.layout, self._adapters.merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(()) if self._adapters is None else self._adapters.tensors()
@@ -99,22 +81,19 @@ class ModelRunner:
     def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
         if self._adapters is None:
-            return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
+            return model.hf_tensors(self._model, self.shape, self.layout, of, torch.float32)
         return self._adapters.tensors(of, torch.float32)
 
     def shards_of(
         self, read: Callable[[str], torch.Tensor], folder: Path
     ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         if self._adapters is None:
-            return model.shards_of(self._model, self._shape, self._layout, read, folder)
+            return model.shards_of(self._model, self.shape, self.layout, read, folder)
         return self._adapters.shards_of(read, folder)
 
-    def parameters(self) -> Iterable[torch.nn.Parameter]:
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
         everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
         return (parameter for parameter in everything if parameter.requires_grad)
-
-    def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._layout.device)
 
     @property
     def output_weight(self) -> torch.Tensor:
@@ -122,8 +101,8 @@ class ModelRunner:
 
     def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
-        states, tensors = hidden[0].to(self.output_weight.dtype), self._layout.tensor_group
-        if self._layout.sequence_parallel:
+        states, tensors = hidden[0].to(self.output_weight.dtype), self.layout.tensor_group
+        if self.layout.sequence_parallel:
             return mappings.gather_from_sequence_parallel_region(states, group=tensors)
         return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
 
@@ -137,33 +116,33 @@ class ModelRunner:
         of = wanted if arrays.shared is None else arrays.shared.places[wanted]
         values = vocab_parallel_logprobs(
             # Gradients of a row that several want are summed by what is the same in every run.
-            torch.nn.functional.embedding(self.tensor(of), states),
+            torch.nn.functional.embedding(self._tensor(of), states),
             weight,
-            self.tensor(arrays.targets[mine][wanted]),
-            vocabulary=self._shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
-            group=self._layout.tensor_group,
+            self._tensor(arrays.targets[mine][wanted]),
+            vocabulary=self.shape.vocabulary,
+            temperatures=None if (arrays.temperatures == 1).all() else self._tensor(arrays.temperatures[mine][wanted]),
+            group=self.layout.tensor_group,
             # Where ranks sum gradients while others are computed they have to see each.
             sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
         )
-        rows, tokens = self.tensor(wanted), len(arrays.targets[mine])
+        rows, tokens = self._tensor(wanted), len(arrays.targets[mine])
         logprobs, entropy = (value.new_zeros(tokens).index_copy(0, rows, value) for value in values)
-        group = self._layout.context_group
+        group = self.layout.context_group
         if group is None:
             return logprobs, entropy
         # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
         both = mappings.gather_from_sequence_parallel_region(
             torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
         )
-        ranks = range(self._layout.context_parallel)
+        ranks = range(self.layout.context_parallel)
         order = np.concatenate([packing.context_part(arrays.bounds, rank, len(ranks)) for rank in ranks])
-        whole = both[self.tensor(np.argsort(order))]
+        whole = both[self._tensor(np.argsort(order))]
         return whole[:, 0], whole[:, 1]
 
     def _own_tokens(self, arrays: PackedArrays) -> slice | packing.Int64:
-        if self._layout.context_parallel == 1:
+        if self.layout.context_parallel == 1:
             return slice(None)
-        return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
+        return packing.context_part(arrays.bounds, self.layout.context_rank, self.layout.context_parallel)
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
         # On every stage
@@ -177,11 +156,11 @@ class ModelRunner:
         with torch.no_grad():
             outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
         found = packing.gathered(outputs, samples)
-        if (stages := self._layout.pipeline_group) is not None:
+        if (stages := self.layout.pipeline_group) is not None:
             # Plain arrays of known lengths in one collective: what a stage does not have is zero.
             sizes = [len(sample.rollout_logprobs) for sample in samples]
             flat = np.concatenate([found.get(i, np.zeros(n, np.float32)) for i, n in enumerate(sizes)])
-            summed = torch.from_numpy(flat).to(self._layout.device)
+            summed = torch.from_numpy(flat).to(self.layout.device)
             dist.all_reduce(summed, group=stages)
             return np.split(summed.cpu().numpy(), np.cumsum(sizes)[:-1])
         return [found[i] for i in range(len(samples))]
@@ -208,31 +187,31 @@ class ModelRunner:
         longest = max(sum(len(samples[i].tokens) for i in indices) for indices, _ in micro_batches)
 
         def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            self._before_each()
+            self._stop_if_asked()
             indices, weight = next(iterator)
             arrays = packing.pack(
                 [samples[i] for i in indices],
                 token_weight=weight * token_weight,
-                temperature=self._temperature,
-                multiple=self._layout.tokens_multiple,
+                temperature=self.settings.temperature,
+                multiple=self.layout.tokens_multiple,
                 share=self._shares_prompts,
             )
-            bounds, shared = self.tensor(arrays.bounds), arrays.shared
+            bounds, shared = self._tensor(arrays.bounds), arrays.shared
             packed = SharedSeqParams(
                 qkv_format="thd",
                 cu_seqlens_q=bounds,
                 cu_seqlens_kv=bounds,
                 max_seqlen_q=arrays.longest,
                 max_seqlen_kv=arrays.longest,
-                shared=None if shared is None else (self.tensor(shared.computed), self.tensor(shared.places)),
+                shared=None if shared is None else (self._tensor(shared.computed), self._tensor(shared.places)),
             )
             mine = self._own_tokens(arrays) if shared is None else shared.computed
             if self._routes is not None:
                 chosen = None if arrays.routes is None else arrays.routes[mine]
                 self._routes.choose(
-                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                    network, None if chosen is None else self._tensor(chosen).unflatten(1, (self.shape.layers, -1))
                 )
-            tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
+            tokens, positions = self._tensor(arrays.tokens[mine])[None], self._tensor(arrays.positions[mine])[None]
             # Float16Module would make float32 of them; whoever computes with them does so in chunks.
             hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
             return hidden, functools.partial(function, indices, arrays)
@@ -252,7 +231,7 @@ class ModelRunner:
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
         # Which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again.
-        layout, wanted = self._layout, 0
+        layout, wanted = self.layout, 0
 
         def count(fewest: int) -> int:
             nonlocal wanted

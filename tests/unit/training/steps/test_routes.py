@@ -37,10 +37,10 @@ def test_what_routers_chose_gives_equal_logprobs(
     engine = MegatronEngine(TrainerSettings(model_path=str(folder), router_replay=True))
     (update,) = engine.plan([group()]).updates
     samples, recorded = [], []
-    routers = [replay for _, replay in engine._runner._routes._routers[engine._runner.chunks[0]]]  # type: ignore[union-attr]
+    routers = [replay for _, replay in engine._routes._routers[engine.chunks[0]]]  # type: ignore[union-attr]
     for sample in update.samples:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine._runner._routes, "choose", lambda *_: None)
+            patch.setattr(engine._routes, "choose", lambda *_: None)
             for router in routers:
                 router.set_router_replay_action(RouterReplayAction.RECORD)
             recorded += engine.logprobs([sample])
