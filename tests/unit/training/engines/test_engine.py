@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.trainer import REFUSED_OPTIMIZER_OPTIONS
-from trinity_bus.training import checkpoint
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
-from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.errors import ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import OptimizerConfig
 
@@ -84,19 +82,6 @@ def test_a_step_is_what_plain_torch_does(
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
-def test_a_checkpoint_is_a_model_folder(
-    engine: MakeEngine, model_folder: Path, batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine()
-    trained.train_step(batches[0])
-    folder = trained.save_checkpoint(tmp_path, trained.progress).result()
-    assert folder == checkpoint.latest(tmp_path)
-    assert same(load_file(folder / "model.safetensors"), weights(trained))
-    assert same(weights(engine(model_path=str(folder))), weights(trained))
-    assert (folder / "tokenizer.json").read_text() == (model_folder / "tokenizer.json").read_text()
-    assert "optimizer.safetensors" in {path.name for path in folder.iterdir()}
-
-
 def test_the_learning_rate_rises_and_falls_to_nothing_and_the_weights_then_stay(
     engine: MakeEngine, batches: list[list[ExperienceGroup]]
 ) -> None:
@@ -138,28 +123,6 @@ def test_recomputed_logprobs_make_the_first_ratio_one(engine: MakeEngine, batche
         assert metrics["importance_weight_mean"] != pytest.approx(1.0, abs=1e-3)
 
 
-def test_kl_is_to_the_first_model_also_after_a_restart(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine(kl_coef=0.1)
-    assert trained.train_step(batches[0])["kl"] == pytest.approx(0.0, abs=1e-9)
-    trained.save_checkpoint(tmp_path, trained.progress).result()
-    restarted = engine(kl_coef=0.1)
-    restarted.load_latest(tmp_path)
-    assert restarted.train_step(batches[1])["kl"] > 1e-4
-
-
-def test_a_checkpoint_of_another_model_is_refused(
-    engine: MakeEngine, model_at: Callable[..., Path], batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine()
-    trained.train_step(batches[0])
-    trained.save_checkpoint(tmp_path / "checkpoints", trained.progress).result()
-    other = engine(model_path=str(model_at(tmp_path / "other", vocabulary=40)))
-    with pytest.raises(ConversionError, match=r"config\.json asks for"):
-        other.load_latest(tmp_path / "checkpoints")
-
-
 def test_an_engine_says_what_it_cannot_do(model_folder: Path, layout: Layout) -> None:
     path = str(model_folder)
     with pytest.raises(ParallelError, match="torch trains on one rank, not on 4"):
@@ -168,16 +131,6 @@ def test_an_engine_says_what_it_cannot_do(model_folder: Path, layout: Layout) ->
         MegatronEngine(TrainerSettings(model_path=path, data_parallel=2))
     with pytest.raises(TrainingError, match="torch trains in float32"):
         TorchEngine(TrainerSettings(model_path=path, dtype="bfloat16"))
-
-
-def test_a_checkpoint_of_another_engine_is_refused(engine: MakeEngine, model_folder: Path, tmp_path: Path) -> None:
-    mine = engine()
-    mine.save_checkpoint(tmp_path, mine.progress).result()
-    theirs = {"megatron": TorchEngine, "torch": MegatronEngine}[mine.NAME](
-        TrainerSettings(model_path=str(model_folder))
-    )
-    with pytest.raises(CheckpointError, match=f"engine={mine.NAME}, here {theirs.NAME}"):
-        theirs.load_latest(tmp_path)
 
 
 def test_a_step_can_be_given_the_seed_that_it_had(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
