@@ -41,7 +41,14 @@ from trinity_bus.training.checkpoint.folders import (
     step_of,
     steps,
 )
-from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
+from trinity_bus.training.checkpoint.manifest import (
+    RunIdentity,
+    TrainingProgress,
+    WrittenBy,
+    check_run,
+    read_progress,
+    verify,
+)
 from trinity_bus.training.checkpoint.notes import (
     AnnouncedSteps,
     Follows,
@@ -54,7 +61,6 @@ from trinity_bus.training.checkpoint.notes import (
     read_told,
     run_name,
 )
-from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
 
 __all__ = [

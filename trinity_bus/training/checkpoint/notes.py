@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.skipped import Rollback
 from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, step_of
-from trinity_bus.training.checkpoint.progress import TrainingProgress
+from trinity_bus.training.checkpoint.manifest import TrainingProgress
 from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.errors import CheckpointError
 

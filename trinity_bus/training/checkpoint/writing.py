@@ -20,8 +20,7 @@ from trinity_bus.training.checkpoint.folders import (
     newest_first,
     partial_folder,
 )
-from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
-from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest, TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 
 _LOCK: Final = ".lock"
