@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from workers.trainer.release_policy import AnnounceTrained, Mode, Note, ReleasePolicy, SaveCheckpoint, StageVersion
 
@@ -47,9 +48,6 @@ def test_a_version_that_is_wanted_later_is_made_durable_first() -> None:
 @given(mode=st.sampled_from(["durable", "staged"]), interval=st.integers(1, 5), publish=st.booleans())
 def test_the_last_step_is_saved_whatever_the_interval(mode: Mode, interval: int, publish: bool) -> None:
     assert SaveCheckpoint(7) in ReleasePolicy(mode, interval).trained(7, publish=publish, last=True)
-
-
-FEW = settings(max_examples=40, stateful_step_count=25)
 
 
 class Promises(RuleBasedStateMachine):
@@ -118,23 +116,8 @@ class Promises(RuleBasedStateMachine):
             assert self.step - max(self.durable) < 2 * self.interval, "a crash costs two intervals at most"
 
 
-class DurableEach(Promises):
-    mode, interval = "durable", 1
-
-
-class DurableSome(Promises):
-    mode, interval = "durable", 3
-
-
-class StagedEach(Promises):
-    mode, interval = "staged", 1
-
-
-class StagedSome(Promises):
-    mode, interval = "staged", 3
-
-
-TestDurableEach, TestDurableSome = DurableEach.TestCase, DurableSome.TestCase
-TestStagedEach, TestStagedSome = StagedEach.TestCase, StagedSome.TestCase
-for _case in (TestDurableEach, TestDurableSome, TestStagedEach, TestStagedSome):
-    _case.settings = FEW
+@pytest.mark.parametrize("mode", ["durable", "staged"])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_promises_hold_in_any_order(mode: Mode, interval: int) -> None:
+    case = type("Case", (Promises,), {"mode": mode, "interval": interval})
+    run_state_machine_as_test(case, settings=settings(max_examples=40, stateful_step_count=25))

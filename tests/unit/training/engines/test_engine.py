@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.training.conformance import same, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.trainer import REFUSED_OPTIMIZER_OPTIONS
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -25,14 +26,6 @@ type MakeGroup = Callable[..., ExperienceGroup]
 @pytest.fixture
 def batches(group: MakeGroup) -> list[list[ExperienceGroup]]:
     return [[group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
-
-
-def weights(of: RankEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in of.hf_tensors()}
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def plain_step(folder: Path, groups: Sequence[ExperienceGroup], *, learning_rate: float) -> tuple[float, Any]:

@@ -83,24 +83,6 @@ def test_against_plain_autograd() -> None:
     torch.testing.assert_close(what.entropy.grad, -0.2 * weight)
 
 
-def test_gspo_clips_whole_sequences() -> None:
-    # Two sequences of two trained tokens and one that weighs nothing; the mean log ratios are 0.1 and 0.5.
-    old = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0]
-    ratios = [0.3, -0.1, 9.0, 0.5, 0.5, 9.0]
-    what = tokens(
-        [o + r for o, r in zip(old, ratios, strict=True)],
-        old=old,
-        advantages=[1.0] * 6,
-        weight=[0.25, 0.25, 0.0, 0.25, 0.25, 0.0],
-        bounds=[0, 3, 6],
-    )
-    value, gradients, metrics = evaluate(what, TrainerSettings(loss="gspo", correction="none"))
-    assert value == pytest.approx(-(math.exp(0.1) + 1.28) / 2, rel=1e-5)
-    # Each token of a sequence pulls with the sequence's ratio.
-    assert gradients == pytest.approx([-math.exp(0.1) / 4] * 2 + [0.0] * 4, rel=1e-5)
-    assert metrics["clip_fraction"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("settings", "needs"),
     [
