@@ -87,7 +87,7 @@ def test_the_undefined_name_is_needed(train: Callable[..., None], monkeypatch: p
         train(experts=True)
 
 
-@pytest.mark.parametrize(("module", "function"), [(m, f) for m, (f, _) in cpu_platform.TYPE_ASSERTIONS.items()])
+@pytest.mark.parametrize(("module", "function"), cpu_platform.TYPE_ASSERTIONS.items())
 def test_each_type_assertion_is_needed(module: str, function: str, train: Callable[..., None]) -> None:
     with unshimmed(module, function), pytest.raises((AssertionError, TypeError), match=r"cuda|^$"):
         train("distributed_optimizer")
