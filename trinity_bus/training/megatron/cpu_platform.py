@@ -30,15 +30,17 @@ import torch
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.runtime.heap import importing
 
+type Calls = dict[str, Callable[..., Any]]
+
 CPU: Final = torch.device("cpu")
 _TYPE: Final = torch.Tensor.type
 
 # By its name in ``torch.cuda``. Gradient buffers of DistributedDataParallel are allocated on it.
-CUDA_CALLS: Final = {"current_device": lambda: CPU}
+CUDA_CALLS: Final[Calls] = {"current_device": lambda: CPU}
 # What several stages alone call: they wait for the device after they have exchanged shapes and tensors.
-PIPELINE_CUDA_CALLS: Final = {"synchronize": lambda: None}
+PIPELINE_CUDA_CALLS: Final[Calls] = {"synchronize": lambda: None}
 # What the dispatcher of tokens to experts alone makes, to copy counts to the host on
-EXPERT_CUDA_CALLS: Final = {"Stream": lambda: None}
+EXPERT_CUDA_CALLS: Final[Calls] = {"Stream": lambda: None}
 
 # Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still.
 COUNTS: Final = (
@@ -62,7 +64,7 @@ TYPE_ASSERTIONS: Final = {
 # Save and restore CUDA's generator, which does not exist here, around layers whose activations are computed again. The
 # second queues a call for when there is CUDA, at each such layer, for ever.
 RANDOM: Final = "megatron.core.tensor_parallel.random"
-RANDOM_CALLS: Final = {"_get_cuda_rng_state": lambda **_: None, "_set_cuda_rng_state": lambda *_, **__: None}
+RANDOM_CALLS: Final[Calls] = {"_get_cuda_rng_state": lambda **_: None, "_set_cuda_rng_state": lambda *_, **__: None}
 
 # Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the copy
 # before it adds both up. Within that one method it returns the tensor as it is.
