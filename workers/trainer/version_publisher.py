@@ -78,15 +78,11 @@ class ServedVersions:
 
     async def serve(self, announcements: Reader) -> None:
         while True:
-            ours = [
-                (received.record, received.traceparent)
-                for received in await announcements.batch(_POLL_S)
-                if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
-            ]
-            for version, traceparent in ours:
-                self._server.admit(version, traceparent)
-            if ours:
-                self._server.keep(ours[-1][0].version)
+            for received in await announcements.batch(_POLL_S):
+                match received.record:
+                    case ModelVersion(model=self._model, trainer_incarnation=self._incarnation) as version:
+                        self._server.admit(version, received.traceparent)
+                        self._server.keep(version.version)
 
     def compare(self, synced: WeightsSynced) -> bool:
         """Whether an answer is in order, as one is that tells of a failure, or of a version of another incarnation."""
@@ -105,9 +101,6 @@ class ServedVersions:
             sent,
         )
         return False
-
-    def _is_ours(self, version: ModelVersion) -> bool:
-        return version.model == self._model and version.trainer_incarnation == self._incarnation
 
 
 class VersionPublisher:

@@ -40,7 +40,7 @@ from trinity_bus.training.engines import adapters, token_advantages
 from trinity_bus.training.engines.critic import Critic
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
-from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
+from trinity_bus.training.errors import TrainingInterruptedError
 from trinity_bus.training.families import hf_folder, read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
@@ -86,7 +86,11 @@ class RankEngine(TrainingEngine):
             if Need.VALUES in self._objective.needs
             else None
         )
-        self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
+        self._reference = (
+            [parameter.detach().clone() for parameter in self._parameters()]
+            if Need.REFERENCE_LOGPROBS in self._objective.needs
+            else None
+        )
 
     # ------------------------------------------------------------------------------------------ what an engine brings
 
@@ -284,9 +288,6 @@ class RankEngine(TrainingEngine):
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.layout.device)
 
-    def _copy_weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self._parameters()]
-
     def _exchange_weights(self, others: list[torch.Tensor]) -> None:
         # The list has the present ones then; nothing is copied
         for place, parameter in enumerate(self._parameters()):
@@ -316,8 +317,6 @@ class RankEngine(TrainingEngine):
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         # All ranks give what they have, and rank 0 alone writes.
-        if progress.step != self.progress.step:
-            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
         self.progress = progress
         self._saver.wait()
         if self.layout.rank > 0:

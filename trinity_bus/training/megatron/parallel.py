@@ -54,11 +54,6 @@ class World:
     on_this_machine: bool = False
 
 
-def world_of_environment() -> World:
-    launch = launch_of(os.environ)
-    return World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
-
-
 def check_device(local_rank: int) -> None:
     if not on_cpu() and (gpus := torch.cuda.device_count()) <= local_rank:
         raise ParallelError(
@@ -83,7 +78,9 @@ def _loopback_only() -> Iterator[None]:
 
 def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """Join the world's process groups, by default the environment's; once for the same layout."""
-    world = world or world_of_environment()
+    if world is None:
+        launch = launch_of(os.environ)
+        world = World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
     rank, world_size = world.rank, world.world_size
     asked = {name: getattr(settings, name) for name in _SIZES}
     if world_size != settings.ranks or rank >= world_size:

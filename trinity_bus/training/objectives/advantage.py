@@ -129,8 +129,13 @@ class TokenAdvantage(Advantage):
     """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        return [[_at_the_end(s.mask, r) for s, r in zip(samples, self.rewards(samples), strict=True)]
-                for samples in groups]  # fmt: skip
+        found: list[GroupAdvantages] = []
+        for samples in groups:
+            rewards = [np.zeros(len(sample.mask), np.float32) for sample in samples]
+            for given, sample, reward in zip(rewards, samples, self.rewards(samples), strict=True):
+                given[np.flatnonzero(sample.mask)[-1:]] = reward
+            found.append(rewards)
+        return found
 
     def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
         """NaN where a sample has none."""
@@ -139,9 +144,3 @@ class TokenAdvantage(Advantage):
     @abstractmethod
     def finish(self, rewards: Float64, values: Float64) -> Float64:
         """Compute the advantages of a sample, all [trained tokens]; ``values`` are zeros where there is no critic."""
-
-
-def _at_the_end(mask: Bool, reward: float) -> Float32:
-    rewards = np.zeros(len(mask), np.float32)
-    rewards[np.flatnonzero(mask)[-1:]] = reward
-    return rewards

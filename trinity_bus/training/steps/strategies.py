@@ -53,7 +53,8 @@ def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
     for record in sorted(begun, key=lambda record: record.step, reverse=True):
         if record.step >= step:
             continue
-        if record.step != step - 1 - len(found) or not (record.skipped or _waits(record)):
+        waits = any(one.reason == Unfit.WAITING.value for one in record.left_out)
+        if record.step != step - 1 - len(found) or not (record.skipped or waits):
             break
         found.append(record)
     return found[::-1]
@@ -74,7 +75,3 @@ def left_waiting(groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
         LeftOut(task_id=group.task_id, reason=Unfit.WAITING.value, samples=list(range(len(group))), detail=why)
         for group in groups
     ]
-
-
-def _waits(record: StepBegun) -> bool:
-    return any(one.reason == Unfit.WAITING.value for one in record.left_out)
