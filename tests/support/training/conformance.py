@@ -29,7 +29,6 @@ from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import ParallelError, TrainingInterruptedError
 from trinity_bus.training.families import tensors
 from trinity_bus.training.families.hf_folder import WEIGHTS
-from trinity_bus.training.megatron import model
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 from trinity_bus.training.steps.samples import with_routes
 from trinity_bus.weights.staging import Staging
@@ -108,8 +107,7 @@ def weights(engine: RankEngine) -> dict[str, torch.Tensor]:
 
 def gradients(engine: RankEngine) -> dict[str, torch.Tensor]:
     if isinstance(engine, MegatronEngine):
-        chunks = engine._model
-        return dict(model.hf_tensors(chunks, engine.shape, engine.layout, lambda p: p.main_grad.clone()))
+        return dict(engine.model.tensors(lambda p: p.main_grad.clone()))
     assert isinstance(engine, TorchEngine)
     named = engine._network.named_parameters()
     return {n: g for name, parameter in named for n, g in tensors.of_transformers(name, parameter.grad)}
@@ -222,7 +220,7 @@ def logits(subject: Subject) -> None:
         indices: Sequence[int], arrays: PackedArrays, found: torch.Tensor, *, non_loss_data: bool
     ) -> tuple[Sequence[int], PackedArrays, torch.Tensor]:
         del non_loss_data
-        return indices, arrays, engine.output_states(found) @ engine.output_weight.T
+        return indices, arrays, engine.output_states(found) @ engine.model.output_weight.T
 
     with torch.no_grad():
         outputs = engine.run(mine, collect, token_weight=0.0, forward_only=True)
@@ -455,7 +453,7 @@ def short_of_memory(subject: Subject) -> None:
 
 def _network(engine: RankEngine) -> torch.nn.Module:
     if isinstance(engine, MegatronEngine):
-        return engine._model[0]
+        return engine.model.chunks[0]
     assert isinstance(engine, TorchEngine)
     decoder: torch.nn.Module = engine._network.get_decoder()
     return decoder

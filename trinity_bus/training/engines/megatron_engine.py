@@ -66,20 +66,20 @@ class MegatronEngine(MegatronPasses):
 
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         with torch.no_grad():
-            for weight, value in self.shards_of(state.__getitem__, folder):
+            for weight, value in self.trained.shards_of(state.__getitem__, folder):
                 weight.copy_(value)
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         optimizer = self._optimizer
         yield "updates", torch.tensor(optimizer.updates)
         for kind in optimizer.kinds:
-            for name, tensor in self.named_state(partial(optimizer.state_of, kind=kind)):
+            for name, tensor in self.trained.tensors(partial(optimizer.state_of, kind=kind), torch.float32):
                 yield f"{kind}.{name}", tensor
 
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         self._optimizer.updates = int(state["updates"])
         for kind in self._optimizer.kinds:
-            for weight, value in self.shards_of(partial(_read, state, kind), folder):
+            for weight, value in self.trained.shards_of(partial(_read, state, kind), folder):
                 self._optimizer.load_state_of(weight, kind, value)
 
 

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from schemas.experience import Float32
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model
 from trinity_bus.training.megatron.core import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -40,6 +39,7 @@ from trinity_bus.training.megatron.core import (
 )
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron.lora import Adapters
+from trinity_bus.training.megatron.model import StagedModel, is_local
 from trinity_bus.training.megatron.rotary import SharedSeqParams
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
@@ -48,7 +48,7 @@ from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 class MegatronPasses(RankEngine):
     def _build(self) -> None:
         settings, shape, layout = self.settings, self.shape, self.layout
-        self._model = model.build(
+        self.model = StagedModel(
             shape,
             layout,
             self.dtype,
@@ -57,51 +57,36 @@ class MegatronPasses(RankEngine):
             adapters=settings.lora_rank > 0,
         )
         self._load_weights(self.source)
-        self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
+        self._adapters = Adapters(self.model.chunks, shape, layout, settings) if settings.lora_rank else None
+        # What checkpoints have of that which is trained
+        self.trained = self._adapters or self.model
         bf16 = self.dtype is torch.bfloat16
-        self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
+        self.chunks = _wrapped(
+            self.model.chunks, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16
+        )
         self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
-        self._shares_prompts = model.is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
+        self._shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
         self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def _load_weights(self, folder: Path) -> None:
-        model.load(self._model, self.shape, self.layout, folder)
+        self.model.load(folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # What adapters add is added.
-        if self._adapters is None:
-            return model.hf_tensors(self._model, self.shape, self.layout)
-        return model.hf_tensors(self._model, self.shape, self.layout, self._adapters.merged)
+        return self.model.tensors() if self._adapters is None else self.model.tensors(self._adapters.merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(()) if self._adapters is None else self._adapters.tensors()
 
-    def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
-        if self._adapters is None:
-            return model.hf_tensors(self._model, self.shape, self.layout, of, torch.float32)
-        return self._adapters.tensors(of, torch.float32)
-
-    def shards_of(
-        self, read: Callable[[str], torch.Tensor], folder: Path
-    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        if self._adapters is None:
-            return model.shards_of(self._model, self.shape, self.layout, read, folder)
-        return self._adapters.shards_of(read, folder)
-
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
+        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self.model.chunks)
         return (parameter for parameter in everything if parameter.requires_grad)
-
-    @property
-    def output_weight(self) -> torch.Tensor:
-        return model.output_weight(self._model[-1])
 
     def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
-        states, tensors = hidden[0].to(self.output_weight.dtype), self.layout.tensor_group
+        states, tensors = hidden[0].to(self.model.output_weight.dtype), self.layout.tensor_group
         if self.layout.sequence_parallel:
             return mappings.gather_from_sequence_parallel_region(states, group=tensors)
         return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
@@ -111,7 +96,7 @@ class MegatronPasses(RankEngine):
 
         ``hidden``: [1, this rank's tokens, hidden] as the last layer has left them; or a sequence-parallel part.
         """
-        mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
+        mine, weight, states = self._own_tokens(arrays), self.model.output_weight, self.output_states(hidden)
         wanted = np.flatnonzero(arrays.responses[mine])
         of = wanted if arrays.shared is None else arrays.shared.places[wanted]
         values = vocab_parallel_logprobs(

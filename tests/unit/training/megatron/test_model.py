@@ -14,8 +14,7 @@ from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
 from trinity_bus.training.families.hf_folder import write_weights
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model
-from trinity_bus.training.megatron.core import GPTModel
+from trinity_bus.training.megatron.model import StagedModel
 
 
 @pytest.fixture(
@@ -34,11 +33,11 @@ def folder(
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path, layout: Layout) -> tuple[list[GPTModel], ModelShape]:
+def loaded(folder: Path, layout: Layout) -> StagedModel:
     shape = read_shape(folder)
-    built = model.build(shape, layout, torch.float32)
-    model.load(built, shape, layout, folder)
-    return built, shape
+    built = StagedModel(shape, layout, torch.float32)
+    built.load(folder)
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +47,8 @@ def genuine(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def test_weights_come_out_as_they_went_in(
-    loaded: tuple[list[GPTModel], ModelShape], folder: Path, layout: Layout
-) -> None:
-    exported = dict(model.hf_tensors(*loaded, layout))
+def test_weights_come_out_as_they_went_in(loaded: StagedModel, folder: Path, layout: Layout) -> None:
+    exported = dict(loaded.tensors())
     original = load_file(folder / "model.safetensors")
     assert exported.keys() == original.keys()
     for name, tensor in exported.items():
@@ -59,12 +56,12 @@ def test_weights_come_out_as_they_went_in(
 
 
 def test_a_written_folder_is_a_hugging_face_model(
-    loaded: tuple[list[GPTModel], ModelShape], folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
+    loaded: StagedModel, folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     write_companions(tmp_path, folder, "torch.float32")
-    write_weights(tmp_path, lambda: model.hf_tensors(*loaded, layout))
+    write_weights(tmp_path, loaded.tensors)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").exists()
     tokens = torch.arange(10)[None]
@@ -168,22 +165,22 @@ def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tm
         read_shape(tmp_path / "nowhere")
     folder = model_at(tmp_path / "m")
     shape = read_shape(folder)
-    built = model.build(shape, layout, torch.float32)
+    built = StagedModel(shape, layout, torch.float32)
     weights = load_file(folder / "model.safetensors")
     cut = {**weights, "model.norm.weight": weights["model.norm.weight"][:-1].clone()}
     save_file(cut, folder / "model.safetensors")
     with pytest.raises(ConversionError, match=r"model\.norm\.weight.*\(31,\).*\(32,\)"):
-        model.load(built, shape, layout, folder)
+        built.load(folder)
     save_file({k: v for k, v in weights.items() if "norm.weight" not in k}, folder / "model.safetensors")
     with pytest.raises(ConversionError, match=r"lacks model\.layers\.0"):
-        model.load(built, shape, layout, folder)
+        built.load(folder)
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ConversionError, match="cannot be read"):
-        model.load(built, shape, layout, folder)
+        built.load(folder)
 
 
 def test_weights_in_several_files(
-    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: tuple[list[GPTModel], ModelShape]
+    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: StagedModel
 ) -> None:
     folder = model_at(tmp_path / "m", seed=5)
     weights = load_file(folder / "model.safetensors")
@@ -194,6 +191,6 @@ def test_weights_in_several_files(
         save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     shape = read_shape(folder)
-    built = model.build(shape, layout, torch.float32)
-    model.load(built, shape, layout, folder)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.hf_tensors(built, shape, layout))
+    built = StagedModel(shape, layout, torch.float32)
+    built.load(folder)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in built.tensors())
