@@ -277,21 +277,11 @@ def replayed_routes(subject: Subject) -> None:
     engine = subject.make(mini_batches=1, router_replay=True, distributed_optimizer=False)
     reference = subject.reference(mini_batches=1)
     assert isinstance(engine, MegatronEngine)
-    layers, (experts, k), rng = (
-        engine.shape.layers,
-        (engine.shape.experts, engine.shape.experts_per_token),
-        np.random.default_rng(0),
-    )
-    samples = [
-        structs.replace(
-            s,
-            routes=rng.random((len(s.tokens), layers, experts))
-            .argsort(2)[..., :k]
-            .reshape(len(s.tokens), -1)
-            .astype(np.uint8),
-        )
-        for s in samples_of(engine)
-    ]
+    layers, experts, k = engine.shape.layers, engine.shape.experts, engine.shape.experts_per_token
+    samples, rng = [], np.random.default_rng(0)
+    for s in samples_of(engine):
+        routes = rng.random((len(s.tokens), layers, experts)).argsort(2)[..., :k].reshape(len(s.tokens), -1)
+        samples.append(structs.replace(s, routes=routes.astype(np.uint8)))
     samples[0] = structs.replace(samples[0], routes=None)
     kept, told = with_routes(samples, engine.shape, replay=True)
     assert told == {"samples_without_routes": 1.0}

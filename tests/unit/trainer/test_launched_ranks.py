@@ -135,7 +135,7 @@ def test_a_stranger_costs_no_rank_and_learns_nothing(
 
 
 @pytest.mark.parametrize("rank", [3, 0])
-def test_a_rank_that_there_is_not_is_let_go(ranks: LaunchedRanks, connect: Connect, rank: int) -> None:
+def test_a_rank_that_there_is_not_is_let_go(connect: Connect, rank: int) -> None:
     assert connect(rank).receive(100) is None
 
 
@@ -164,9 +164,7 @@ def test_who_waits_for_rank_0_is_told_whether_it_ends_in_order(
     assert program.follow(line, 1, 0) is outcome
 
 
-def test_a_key_that_is_another_is_told_with_its_setting(
-    ranks: LaunchedRanks, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_another_is_told_with_its_setting(ranks: LaunchedRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launched_ranks, "_where_rank_0_is", lambda: ranks.address)
     monkeypatch.setattr(launched_ranks, "_COMING_S", 0.0)
     monkeypatch.setenv("TRINITY_BUS_TRAINER__RANKS_KEY", "another key of characters")

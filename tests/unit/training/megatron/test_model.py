@@ -34,8 +34,7 @@ def folder(
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path, layout: Layout) -> StagedModel:
-    shape = read_shape(folder)
-    built = StagedModel(shape, layout, torch.float32)
+    built = StagedModel(read_shape(folder), layout, torch.float32)
     built.load(folder)
     return built
 
@@ -47,7 +46,7 @@ def genuine(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def test_weights_come_out_as_they_went_in(loaded: StagedModel, folder: Path, layout: Layout) -> None:
+def test_weights_come_out_as_they_went_in(loaded: StagedModel, folder: Path) -> None:
     exported = dict(loaded.tensors())
     original = load_file(folder / "model.safetensors")
     assert exported.keys() == original.keys()
@@ -56,7 +55,7 @@ def test_weights_come_out_as_they_went_in(loaded: StagedModel, folder: Path, lay
 
 
 def test_a_written_folder_is_a_hugging_face_model(
-    loaded: StagedModel, folder: Path, genuine: torch.nn.Module, layout: Layout, tmp_path: Path
+    loaded: StagedModel, folder: Path, genuine: torch.nn.Module, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -122,10 +121,7 @@ def edit(folder: Path, **changes: object) -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters of full_attention"),
         ({"rope_parameters": "default"}, "rope_parameters='default' is no table"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear'"),
-        (
-            {"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}},
-            "low_freq_factor=None",
-        ),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor=None"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has .*sliding_attention"),
         ({"is_causal": False}, "is_causal=False"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized \(fp8\)"),
@@ -164,8 +160,7 @@ def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tm
     with pytest.raises(ConversionError, match="does not exist"):
         read_shape(tmp_path / "nowhere")
     folder = model_at(tmp_path / "m")
-    shape = read_shape(folder)
-    built = StagedModel(shape, layout, torch.float32)
+    built = StagedModel(read_shape(folder), layout, torch.float32)
     weights = load_file(folder / "model.safetensors")
     cut = {**weights, "model.norm.weight": weights["model.norm.weight"][:-1].clone()}
     save_file(cut, folder / "model.safetensors")
@@ -179,9 +174,7 @@ def test_missing_folder_tensor_and_wrong_shape(model_at: Callable[..., Path], tm
         built.load(folder)
 
 
-def test_weights_in_several_files(
-    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, loaded: StagedModel
-) -> None:
+def test_weights_in_several_files(model_at: Callable[..., Path], tmp_path: Path, layout: Layout) -> None:
     folder = model_at(tmp_path / "m", seed=5)
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -190,7 +183,6 @@ def test_weights_in_several_files(
     for file in set(files.values()):
         save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    shape = read_shape(folder)
-    built = StagedModel(shape, layout, torch.float32)
+    built = StagedModel(read_shape(folder), layout, torch.float32)
     built.load(folder)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in built.tensors())
