@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first, of_step, step_of, steps
+from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first, step_of
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
 from trinity_bus.training.errors import CheckpointError
 
@@ -48,10 +48,7 @@ def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
 def oldest_need(directory: Path) -> int:
     """Offset in ``batches`` from which on the oldest checkpoint would go on; 0, all of it, where that is not known."""
     needs = []
-    for step in steps(directory):
-        folder = of_step(directory, step)
-        if folder is None:
-            continue
+    for folder in newest_first(directory):
         try:
             match json.loads((folder / PROGRESS).read_bytes()):
                 case {"progress": {"batches_offset": int(offset)}}:

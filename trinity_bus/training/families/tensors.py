@@ -12,7 +12,6 @@ alike; what a family does not have is never looked up:
   (see ``experts``), transformers' own model all of them (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
-
 """
 
 import re
