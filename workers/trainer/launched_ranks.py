@@ -202,14 +202,17 @@ class LaunchedRanks:
             self._closed = True
             parked, self._parked = self._parked, {}
             self._changed.notify_all()
-        for line in parked.values() if in_order else ():
+        for rank, line in parked.items():
             # One that is gone has ended already.
             with contextlib.suppress(LinkError):
-                line.send([CALLS.encode(Leave())])
+                line.send([CALLS.encode(Leave())] if in_order else [])
+            self.release(rank, line)
         self._listener.close()
 
     def _missing(self) -> list[int]:
-        self._parked = {rank: line for rank, line in self._parked.items() if line.channel.is_open()}
+        for rank, line in list(self._parked.items()):
+            if not line.channel.is_open():
+                self.release(rank, self._parked.pop(rank))
         return [rank for rank in range(1, self._launch.world_size) if rank not in self._parked]
 
     def _attend(self, channel: Channel, who: str) -> bool:

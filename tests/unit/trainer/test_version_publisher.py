@@ -186,15 +186,15 @@ async def test_a_checkpoint_that_is_written_faster_than_its_version_is_staged_wa
 
 async def test_no_step_is_told_of_before_its_note_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noting, may_note = threading.Event(), threading.Event()
-
-    def slow_note(_directory: Path, _progress: TrainingProgress) -> None:
-        noting.set()
-        assert may_note.wait(10)
-        trainer.events.append("noted 5")
-
-    monkeypatch.setattr(checkpoint, "note_told", slow_note)
     async with EngineThread() as thread, asyncio.TaskGroup() as tasks:
         trainer = Trainer(tmp_path, thread, tasks)
+
+        def slow_note(_directory: Path, _progress: TrainingProgress) -> None:
+            noting.set()
+            assert may_note.wait(10)
+            trainer.events.append("noted 5")
+
+        monkeypatch.setattr(checkpoint, "note_told", slow_note)
         trainer.engine.is_done_at_once = False
         await trainer.trained(4)
         under_way = tasks.create_task(trainer.trained(5))
