@@ -30,7 +30,7 @@ def test_values_and_gradients(
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 11, generator=generator).mul_(3)
     targets = torch.randint(0, 9, (40,), generator=generator)
-    seeds, each = torch.randn(2, 40, generator=generator), torch.rand(40, generator=generator) + 0.5
+    seeds, each = torch.randn(2, 40, generator=generator), torch.rand(40, generator=generator) + 0.7
     # Two columns are padding.
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     got = of_logits(ours, targets, vocabulary=9, temperatures=each if tempered else None)
