@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
@@ -232,7 +232,7 @@ async def _trainer(post: Post) -> None:
     )
     if post.method == "checkpoint":
         threading.Thread(target=_die_when_reached, args=(post,), daemon=True).start()
-    served = ServedVersions(Server(post, publisher), model="policy", incarnation=incarnation)
+    served = ServedVersions(cast("Publisher", Server(post, publisher)), model="policy", incarnation=incarnation)
     step = post.folder / "step"
     published = -1
     async with (

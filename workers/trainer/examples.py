@@ -6,8 +6,7 @@
     KNOWN   --chosen(seed, step)--> where those of a step lie, what is trained on, and what is left out
 
 How many there are is settled once in a run: ``trainer.examples``, or as many as there were when the first step began,
-which its record on ``steps`` and every checkpoint say. So what a step learns from is a function of the log, the seed
-and the step, whatever was written since.
+which its record on ``steps`` and every checkpoint say.
 
 Failures: a record that cannot be read is no example; it is a dead letter when a run begins. One that is gone when its
 step comes ends the trainer with its place. An example that cannot be trained on is left out of its step.
@@ -146,10 +145,8 @@ class ExampleLog:
 def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
     """Return the places of the examples of a step, which counts from 1. Pure.
 
-    Epochs follow one another without an end; each has every example once, in an order of its own::
-
-        epoch 0:  3 0 | 4 1 | 2    of 5 examples, 2 a step: step 3 takes the last of one epoch and the first of the next
-        epoch 1:              1 | 0 4 | 2 3
+    Epochs follow one another; each has every example once, in an order of its own. Of 5 examples, 2 a step, step 3
+    takes the last of one epoch and the first of the next.
     """
     first = (step - 1) * per_step
     places: list[int] = []
