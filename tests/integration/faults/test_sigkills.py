@@ -15,10 +15,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, CoordinatorHeartbeat, RolloutFinished, Task
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    CoordinatorHeartbeat,
+    FinalizeBatch,
+    RolloutFinished,
+    SubmitBatch,
+    Task,
+)
 from schemas.command import BatchResult
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, TASKS
 from tests.support.fakes.zero_cost_explorer import WORDS
@@ -159,18 +168,18 @@ class Run:
             await self.until(lambda: len(self.watch.ended) == BATCHES_SENT, "the last batches")
 
     async def _submit(self, channel: CommandChannel, task: Task) -> None:
-        assert task.batch_id is not None
-        reply = await channel.submit(task.batch_id, batch_type=task.batch_type, expected_task_count=TASKS_IN_BATCH)
+        batch: dict[str, Any] = {"batch_id": task.batch_id, "batch_type": task.batch_type}
+        reply = await channel.ask(SubmitBatch, **batch, expected_task_count=TASKS_IN_BATCH)
         assert reply.error is None, reply
 
     async def _finalize(self, channel: CommandChannel, task: Task) -> None:
         assert task.batch_id is not None
+        batch: dict[str, Any] = {"batch_id": task.batch_id, "batch_type": task.batch_type}
         # Twice at once: whoever waits for a batch gets what everybody gets.
         replies = [
             await reply
             for reply in [
-                asyncio.ensure_future(channel.finalize(task.batch_id, batch_type=task.batch_type, timeout_s=FINALIZE_S))
-                for _ in range(2)
+                asyncio.ensure_future(channel.ask(FinalizeBatch, **batch, timeout_s=FINALIZE_S)) for _ in range(2)
             ]
         ]
         for reply in replies:
