@@ -16,7 +16,7 @@ from schemas.codec import decode, encode
 from schemas.topics import OPERATOR_COMMANDS, TOPICS
 from tests.support.simulation.harness import Harness, batches, dispatches, errors, refusals, replies, statuses
 from trinity_bus.client import producer_name
-from trinity_bus.client.errors import check_reply
+from trinity_bus.client.connection import check_reply
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.accounts import Counters, Shares, Unfilled

@@ -12,10 +12,11 @@ import random
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schemas import Task
+from schemas import FinalizeBatch, SubmitBatch, Task
 from schemas.command import BatchResult
 from tests.support.faults.client import (
     STALLED_S,
@@ -95,9 +96,8 @@ class Client(FaultClient):
                 await self.until_true(lambda n=number: n < self.ended + self.ahead, f"batch {number} to be sent")  # type: ignore[misc]
                 task = self.batch_of(number)[0]
                 if is_submitted(number):
-                    reply = await channel.submit(
-                        str(task.batch_id), batch_type=task.batch_type, expected_task_count=TASKS_IN_BATCH
-                    )
+                    batch: dict[str, Any] = {"batch_id": task.batch_id, "batch_type": task.batch_type}
+                    reply = await channel.ask(SubmitBatch, **batch, expected_task_count=TASKS_IN_BATCH)
                     assert reply.error is None, reply
                 await self.send(producer)
                 if is_submitted(number):
@@ -106,7 +106,8 @@ class Client(FaultClient):
     async def _finalize(self, channel: CommandChannel, task: Task) -> None:
         batch_id = str(task.batch_id)
         # Twice at once: whoever waits for a batch gets what everybody gets.
-        asked = [channel.finalize(batch_id, batch_type=task.batch_type, timeout_s=FINALIZE_S) for _ in range(2)]
+        batch: dict[str, Any] = {"batch_id": batch_id, "batch_type": task.batch_type, "timeout_s": FINALIZE_S}
+        asked = [channel.ask(FinalizeBatch, **batch) for _ in range(2)]
         for reply in await asyncio.gather(*asked):
             assert reply.error is None, reply
             assert reply.result is not None
