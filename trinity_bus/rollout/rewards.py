@@ -61,9 +61,10 @@ _OPERATORS: Final = _words(r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq 
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
-# A number with what is no part of it: ``5-year``, ``5th``.
+# A number with what is no part of it: ``5-year``, ``5th``. Digits behind it would be a later number.
 _SHORT: Final = re.compile(
-    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)"
+    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)"
+    r"(?:-[a-zA-Z]{2,}[^\s0-9]*|st|nd|rd|th|'s|\.[A-Za-z]{2,}[^0-9\n]*)"
 )
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
 
