@@ -24,7 +24,8 @@ from schemas.groups.trainable import Bounds
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
-from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.setup import DiscreetSpanExporter
@@ -175,7 +176,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> RunDone:
         raise self.error
 
 

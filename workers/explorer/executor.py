@@ -36,7 +36,8 @@ from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
-from trinity_bus.runners.service import AttemptKey, AttemptResult, Runners, WorkflowRaisedError, key_of
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
@@ -205,7 +206,7 @@ class RolloutExecutor:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
         ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
 
-    async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> AttemptResult:
+    async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> RunDone:
         try:
             async with awake.timeout(order.timeout_s) as limit:
                 await self._served.wait_for(order.min_version)
@@ -218,7 +219,7 @@ class RolloutExecutor:
                 raise
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
 
-    async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
+    async def _publish(self, order: Dispatch, yielded: RunDone, began: float) -> RolloutFinished:
         # Only when experiences are durable is there a result.
         group = decode_answer(order, yielded.group, self._who.model)
         position, pieces = None, []

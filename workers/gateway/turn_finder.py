@@ -32,9 +32,9 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
+from trinity_bus.chat.wire import tokens_of
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.sessions import asked_at
-from trinity_bus.gateway.wire import tokens_of
 from trinity_bus.rollout.turns import kept_completion
 from workers.gateway.turns import question_of
 

@@ -19,9 +19,9 @@ from schemas.sampling import Sampling
 from schemas.topics import TURNS
 from schemas.turn import Answer, Turn
 from trinity_bus.bus import Producer
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import BusError
-from trinity_bus.gateway import wire
 from trinity_bus.rollout.turns import drawn_response, question_of_prompt
 
 log = logging.getLogger("workers.gateway")

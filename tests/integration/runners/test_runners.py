@@ -26,7 +26,8 @@ from trinity_bus.inference.errors import RequestRefusedError
 from trinity_bus.runners import control
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration
@@ -47,7 +48,7 @@ def order(workflow: str, task_id: str = "t", *, prompt: str = "6*7=", repeat_tim
     return dispatch(task=task, attempt=1, repeat_times=repeat_times, timeout_s=600)
 
 
-def rewards(result: AttemptResult) -> list[float]:
+def rewards(result: RunDone) -> list[float]:
     found: list[float] = decode(result.group, ExperienceGroup).rewards.tolist()
     return found
 
@@ -59,20 +60,20 @@ class Rig:
         self.runners = runners
         self.engine = engine
 
-    def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[AttemptResult]:
+    def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[RunDone]:
         return asyncio.create_task(self.roll_out(order(workflow, task_id, **changes)))
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None = None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, traceparent: str | None = None) -> RunDone:
         return await self.runners.roll_out(order, encode(order), traceparent, keep=keep_nothing)
 
-    async def innocents(self, count: int = 2) -> list[asyncio.Task[AttemptResult]]:
+    async def innocents(self, count: int = 2) -> list[asyncio.Task[RunDone]]:
         """Attempts that wait for the engine, in the same runner as whatever comes next."""
         self.engine.open.clear()
         begun = [self.begin("math", f"innocent-{i}") for i in range(count)]
         await until(lambda: self.engine.waiting == count)
         return begun
 
-    async def acquit(self, innocents: list[asyncio.Task[AttemptResult]]) -> None:
+    async def acquit(self, innocents: list[asyncio.Task[RunDone]]) -> None:
         """They lose nothing but time."""
         self.engine.open.set()
         for one in await asyncio.gather(*innocents):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gateway.rig import ADD, ASKED, KEY, OTHERS_KEY, SECRET, rig, say
 from tests.support.mesh.waiting import until
-from trinity_bus.gateway import wire
+from trinity_bus.chat import wire
 from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
 
@@ -228,14 +228,14 @@ async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> 
     async with rig() as here, aiohttp.ClientSession() as http:
         url = f"http://{here.sides['explorer-0'].address}{wire.PATH}"
         right = {"Authorization": f"Bearer {SECRET.get_secret_value()}"}
-        ask = wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1]), sampling={}))
+        ask = wire.ASKS.encode(wire.Ask(wire.token_bytes([1]), b"{}"))
         for headers, body, status in (
             ({}, ask, 401),
             ({"Authorization": "Bearer wrong"}, ask, 401),
             (right, b"no request", 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"abc", sampling={})), 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"", sampling={"temperature": -1})), 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"", sampling={}, n=0)), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"abc", b"{}")), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"", b'{"temperature": -1}')), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"", b"{}", 0)), 400),
             (right, ask, 200),
         ):
             async with http.post(url, data=body, headers=headers) as response:
