@@ -199,7 +199,6 @@ async def span_of_an_attempt(
     order = dispatch(task=Task(task_id="t", workflow="math", prompt="6*7="), attempt=1, timeout_s=60)
 
     served = ServedVersion(0)
-    ended = asyncio.Event()
     one = executor.RolloutExecutor(
         cast("Runners", RaisingRunners(error)),
         cast("Producer", DeafProducer()),
@@ -208,12 +207,11 @@ async def span_of_an_attempt(
         served=served,
         slots=Occupancy("idle", 1),
         max_group_bytes=1 << 20,
-        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
-        on_ended=lambda _: ended.set(),
+        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=lambda: None),
         record_content=record_content,
     )
     one.start(order, encode(order), None)
-    await ended.wait()
+    await one.drain(60)
     (span,) = kept.get_finished_spans()
     return span
 

@@ -29,7 +29,6 @@ import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from aiohttp import web
@@ -90,11 +89,9 @@ class Endpoint:
         self._url = f"http://{await self._listening.__aenter__()}/v1"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._url = None
-        await self._listening.__aexit__(kind, error, trace)
+        await self._listening.__aexit__(None, None, None)
 
     def once[**P, R](self, tool: Callable[P, R]) -> Callable[P, R]:
         """Return a tool of the agent's that is called once: what it returned is durable, and is told to later attempts.

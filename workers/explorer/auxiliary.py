@@ -21,7 +21,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas import ExplorerHeartbeat, ExplorerLeft, Sampling
@@ -68,9 +67,7 @@ class AuxiliaryPools:
                 await self._stack.enter_async_context(explorers)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def generate_in(

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 
 from opentelemetry import trace
@@ -66,8 +66,8 @@ class AttemptTimeoutError(TrinityError, TimeoutError):
 class RolloutExecutor:
     """Runs attempts.
 
-    A group of experiences of more than ``max_group_bytes`` is split over several records. ``on_ended`` is told of every
-    attempt that has ended, however. ``record_content``: whether spans may tell what workflows say in their errors.
+    A group of experiences of more than ``max_group_bytes`` is split over several records. ``record_content``: whether
+    spans may tell what workflows say in their errors.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class RolloutExecutor:
         slots: Occupancy,
         max_group_bytes: int,
         turns: TurnKeeper,
-        on_ended: Callable[[AttemptKey], None],
         record_content: bool = False,
     ) -> None:
         self._runners = runners
@@ -92,7 +91,6 @@ class RolloutExecutor:
         self._slots = slots
         self._max_group_bytes = max_group_bytes
         self._turns = turns
-        self._on_ended = on_ended
         self._record_content = record_content
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
@@ -116,7 +114,7 @@ class RolloutExecutor:
 
     def cancel(self, order: Cancel) -> None:
         task = self._running.get(key_of(order))
-        if task is not None:
+        if task is not None and not task.cancelling():
             _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
             if order.restart_runner:
                 self._runners.stop_at_once(key_of(order))
@@ -135,7 +133,6 @@ class RolloutExecutor:
     def _ended(self, attempt: AttemptKey, task: asyncio.Task[None]) -> None:
         self._running.pop(attempt, None)
         self._turns.forget(attempt)
-        self._on_ended(attempt)
         if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
             self.fatal.set_exception(error)
 

@@ -108,8 +108,8 @@ class HttpSide:
         self.address = await self._listening.__aenter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._listening.__aexit__(*error)
+    async def __aexit__(self, *_: object) -> None:
+        await self._listening.__aexit__(None, None, None)
 
     async def drain(self, limit_s: float) -> None:
         """Take no more requests; return when those under way are answered, or their time is up."""

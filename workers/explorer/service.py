@@ -44,7 +44,7 @@ import uuid
 from contextlib import AsyncExitStack
 from functools import partial
 
-from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
+from schemas import Cancel, Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport, SetPace, Superseded
 from schemas.event import ExplorerState, Follows
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
@@ -248,7 +248,6 @@ class ExplorerService:
             slots=slots,
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
-            on_ended=self._orders.ended,
             record_content=self._record_content,
         )
         async with AsyncExitStack() as until_drained:
@@ -315,19 +314,18 @@ class ExplorerService:
                 if isinstance(received.record, Undecodable):
                     refused = received.record
                     await producer.send_dead_letter(received, refused.reason, refused.detail, to=EXPLORER_DEAD_LETTERS)
-                if self._orders.dismissed(received.record):
-                    raise SupersededError(
-                        f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
-                        "name of its own (TRINITY_BUS_EXPLORER__NAME)"
-                    )
-                order = self._orders.handle(received.record)
-                if isinstance(order, Dispatch):
-                    executor.start(order, received.raw, received.traceparent)
-                elif order is not None:
-                    executor.cancel(order)
-                pace_s = self._orders.paced(received.record)
-                if pace_s is not None:
-                    heartbeats.set_pace(pace_s)
+                match self._orders.handle(received.record):
+                    case Dispatch() as order:
+                        executor.start(order, received.raw, received.traceparent)
+                    case Cancel() as order:
+                        executor.cancel(order)
+                    case SetPace(pace_s=pace_s):
+                        heartbeats.set_pace(pace_s)
+                    case Superseded():
+                        raise SupersededError(
+                            f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each "
+                            "a name of its own (TRINITY_BUS_EXPLORER__NAME)"
+                        )
 
     async def _report(self, producer: Producer, runners: Runners) -> None:
         while True:
