@@ -31,6 +31,7 @@ from trinity_bus.chat.formats import (
     opens_reasoning,
     read_llama,
     split_reasoning,
+    without_marks,
 )
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
 from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Renderer, TemplateOptions, Tools, after
@@ -66,12 +67,8 @@ class TemplateRenderer:
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        ids = list(drawn.token_ids)
-        while ids and ids[-1] in self._special:
-            ids.pop()
-        reasoning, rest = split_reasoning(
-            self._tokenizer.decode(ids), opened=in_reasoning(self._tokenizer, drawn.prompt)
-        )
+        text = self._tokenizer.decode(without_marks(drawn.token_ids, self._special))
+        reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
         read = self._read(rest) if tools else Read(rest)
         if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
             read = Read(rest)

@@ -28,7 +28,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Self, cast
 
 from aiohttp import web
@@ -36,8 +36,8 @@ from aiohttp import web
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, ModelReply, Session
 from trinity_bus.chat.openai import (
-    ChatAnswer,
     ChatRequest,
+    ChatShape,
     Choices,
     UnknownModelError,
     error_body,
@@ -119,14 +119,16 @@ class Endpoint:
         try:
             asked = read_request(await request.read(), None)
             await self.ctx.end_turn()
-            answer = await (self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool)(asked)
+            drawn = self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool
+            prompt_tokens, choices = await drawn(asked)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request has {MAX_BODY_BYTES} bytes at most", _REFUSED)
         except Exception as error:  # noqa: BLE001 (whatever the engine raises is this run's failure)
             return self._failed(error)
+        shape = ChatShape(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens)
         if not asked.stream:
-            return web.json_response(answer.body())
-        return await _stream(request, answer, include_usage=asked.include_usage)
+            return web.json_response(shape.body(choices))
+        return await _stream(request, shape.chunks(choices, include_usage=asked.include_usage))
 
     def _failed(self, error: Exception) -> web.Response:
         if isinstance(error, UnknownModelError):
@@ -137,7 +139,8 @@ class Endpoint:
         self.failure = self.failure or error
         return _error(500, f"{type(error).__name__}: {error}", "server_error")
 
-    async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
+    async def _drawn(self, asked: ChatRequest) -> tuple[int, Choices]:
+        # With how many tokens the prompt has.
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         # An answer of a shape that was asked for (response_format) is not drawn as the others are.
@@ -148,18 +151,15 @@ class Endpoint:
             said = self._session.add(prompt, completion, wishes.stop or (), how)
             drawn = completion.token_ids, completion.logprobs
             choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
-        return self._answer(asked, len(prompt.token_ids), choices)
+        return len(prompt.token_ids), choices
 
-    async def _of_pool(self, asked: ChatRequest) -> ChatAnswer:
+    async def _of_pool(self, asked: ChatRequest) -> tuple[int, Choices]:
         how = asked.of_another_model()
         try:
             text = await self.ctx.chat(asked.messages, pool=asked.model, sampling=how)
         except LookupError as error:
             raise UnknownModelError(f"the model {asked.model[:200]!r} is not served here: {error}") from error
-        return self._answer(asked, 0, [(ModelReply(text), None)])
-
-    def _answer(self, asked: ChatRequest, prompt_tokens: int, choices: Choices) -> ChatAnswer:
-        return ChatAnswer(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, choices)
+        return 0, [(ModelReply(text), None)]
 
     async def _models(self, request: web.Request) -> web.Response:
         if not shows_key(request, self.api_key):
@@ -172,10 +172,10 @@ class Endpoint:
         return web.json_response(model_body(asked))
 
 
-async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:
+async def _stream(request: web.Request, chunks: Iterable[dict[str, Any]]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in answer.chunks(include_usage=include_usage):
+    for chunk in chunks:
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     return response

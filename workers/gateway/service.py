@@ -51,7 +51,7 @@ from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
-from workers.gateway.chat import Anthropic, OpenAI
+from workers.gateway.chat import ChatApis
 from workers.gateway.contributions import WORKFLOW, Contributor
 from workers.gateway.metrics import GatewayFigures
 from workers.gateway.request_gate import RequestGate, json_response
@@ -151,12 +151,12 @@ class Gateway:
             max_record_bytes=self._bus.settings.max_message_bytes(EXPERIENCES),
         )
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
-        openai, anthropic = OpenAI(context), Anthropic(context)
+        apis = ChatApis(context)
         for prefix in ("", "/sessions/{session}"):
-            app.router.add_post(f"{prefix}/v1/chat/completions", openai.chat)
-            app.router.add_post(f"{prefix}/v1/completions", openai.completions)
-            app.router.add_post(f"{prefix}/v1/messages", anthropic.messages)
-            app.router.add_post(f"{prefix}/v1/messages/count_tokens", anthropic.count_tokens)
+            app.router.add_post(f"{prefix}/v1/chat/completions", apis.chat)
+            app.router.add_post(f"{prefix}/v1/completions", apis.completions)
+            app.router.add_post(f"{prefix}/v1/messages", apis.messages)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)

@@ -15,10 +15,9 @@ from schemas import Sampling
 from tests.support.golden_state import GOLDEN
 from trinity_bus.chat import ChatError, wire
 from trinity_bus.chat.anthropic import read_messages_request
-from trinity_bus.chat.completions import read_completion_request
 from trinity_bus.chat.formats import read_hermes, read_llama, read_mistral, read_xml
 from trinity_bus.chat.messages import calls_of, for_template, text_of
-from trinity_bus.chat.openai import read_request
+from trinity_bus.chat.openai import read_completion_request, read_request
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
