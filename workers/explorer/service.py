@@ -50,6 +50,7 @@ from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
@@ -199,14 +200,8 @@ class ExplorerService:
             http = None
             if self._settings.http_port is not None:
                 own = self._settings
-                load = partial(
-                    load_tokenizer,
-                    own.model_path or "",
-                    own.chat_template_options,
-                    max_tokens=own.max_model_len,
-                    parse_special_tokens=own.parse_special_tokens,
-                    renderer=own.renderer,
-                )
+                writing = Writing(own.max_model_len, own.parse_special_tokens, own.renderer)
+                load = partial(load_tokenizer, own.model_path or "", own.chat_template_options, writing)
                 side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
                 http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))

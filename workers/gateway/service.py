@@ -30,7 +30,6 @@ this process                  its clients' requests fail; what was not contribut
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -40,6 +39,7 @@ from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
 from trinity_bus.chat.template import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
@@ -76,13 +76,8 @@ async def run(settings: Settings) -> None:
     ensure("gateway", settings)
     own = settings.gateway
     model = str(gateway_model_path(settings))
-    load = partial(
-        load_tokenizer,
-        max_tokens=own.max_model_len,
-        parse_special_tokens=own.parse_special_tokens,
-        renderer=own.renderer,
-    )
-    tokenizer = await asyncio.to_thread(load, model, own.chat_template_options)
+    writing = Writing(own.max_model_len, own.parse_special_tokens, own.renderer)
+    tokenizer = await asyncio.to_thread(load_tokenizer, model, own.chat_template_options, writing)
     telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name, patient=True) as bus:
