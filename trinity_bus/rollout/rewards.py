@@ -68,31 +68,18 @@ _SHORT: Final = re.compile(
 )
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
 
+_SYMBOLS: Final = (
+    "\u00d7=times \u03c0=pi \u221e=infty \u2264=le \u2265=ge \u2260=ne \u222a=cup \u2229=cap \u2208=in \u00b1=pm"
+    " \u03b8=theta \u03b1=alpha \u03b2=beta"
+)
 _CHARACTERS: Final = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
     | dict.fromkeys("\u00b7\u22c5\u2219", r"\cdot ")
     | dict.fromkeys("\u00f7\u2044\u2215", "/")
     | dict.fromkeys("\u00b0\u00ba", r"\text{degrees}")
     | dict.fromkeys("\u200b\ufeff", "")
-    | {
-        "\u00d7": r"\times ",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-        "\u2264": r"\le ",
-        "\u2265": r"\ge ",
-        "\u2260": r"\ne ",
-        "\u222a": r"\cup ",
-        "\u2229": r"\cap ",
-        "\u2208": r"\in ",
-        "\u00b1": r"\pm ",
-        "\u03b8": r"\theta ",
-        "\u03b1": r"\alpha ",
-        "\u03b2": r"\beta ",
-        "\u20ac": r"\text{euro}",
-        "\u00a3": r"\text{pound}",
-        "\u00a5": r"\text{yen}",
-        "\u2019": "'",
-    }
+    | {"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"}
+    | {symbol: f"\\{name} " for symbol, _, name in (one.partition("=") for one in _SYMBOLS.split())}
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
 _INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")

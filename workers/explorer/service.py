@@ -207,10 +207,8 @@ class ExplorerService:
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
             runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
-            try:
-                await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
-            finally:
-                await runners.close()
+            stack.push_async_callback(runners.close)
+            await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
 
     async def _work(
         self,
