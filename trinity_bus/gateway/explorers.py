@@ -29,11 +29,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import aiohttp
 
-from schemas import ExplorerHeartbeat
+from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat import wire
@@ -142,8 +142,12 @@ class Explorers:
             raise GenerationError(f"{len(logprobs)} log-probabilities for {len(token_ids) - start} tokens")
         return logprobs
 
-    def heard(self, beat: ExplorerHeartbeat) -> None:
-        self._fleet.heard(beat, awake.now(), own=self._requests[beat.explorer])
+    def heard(self, event: Any) -> None:
+        match event:
+            case ExplorerHeartbeat():
+                self._fleet.heard(event, awake.now(), own=self._requests[event.explorer])
+            case ExplorerLeft():
+                self._fleet.left(event)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

@@ -43,10 +43,7 @@ class AgentWorkflow(SingleRunWorkflow):
 
     @abstractmethod
     async def act(self, task: Task, model: Endpoint) -> Outcome:
-        """Do the task, and say what that was worth.
-
-        ``model`` has ``base_url`` and ``api_key`` for a client of OpenAI's.
-        """
+        """Do the task, and say what that was worth; ``model`` has ``base_url`` and ``api_key`` for OpenAI's clients."""
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         del run_id
@@ -63,11 +60,7 @@ class AgentWorkflow(SingleRunWorkflow):
 
 
 def agent(name: str) -> Callable[[Agent], Agent]:
-    """Decorate a function: make it a workflow of this name.
-
-    The function is called once for each run, with the task and the run's ``Endpoint``. One that is not ``async`` runs
-    in a thread of its own.
-    """
+    """Make a function a workflow: called for each run, in a thread of its own where it is not ``async``."""
 
     def add(function: Agent) -> Agent:
         async def act(self: AgentWorkflow, task: Task, model: Endpoint) -> Any:

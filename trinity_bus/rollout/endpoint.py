@@ -58,10 +58,7 @@ _POLICY: Final = ("", "policy")  # the model that is trained, whatever it is cal
 
 
 class Endpoint:
-    """Where one run's agent reaches the model. An async context manager.
-
-    ``sampling``: the task's wishes, for the model that is trained.
-    """
+    """Where one run's agent reaches the model. An async context manager; ``sampling``: the task's wishes."""
 
     def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
         self.ctx = ctx  # for a reward that asks other pools

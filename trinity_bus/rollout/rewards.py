@@ -480,10 +480,7 @@ def reference(answer: str) -> str:
 
 
 async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
-    """Return 1.0 when the response's final answer equals the reference (or the end of a worked one), else 0.0.
-
-    ``is_equivalent`` is asked where they are not the same, and a formula is wanted.
-    """
+    """Return 1.0 where the final answer equals the reference's, else 0.0; ``is_equivalent`` compares formulas."""
     wanted = reference(answer)
     given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
     if given is None:

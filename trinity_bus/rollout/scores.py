@@ -63,10 +63,7 @@ def mathematics() -> Reward:
 
 
 def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
-    """Judge the final number of a response: whether it is the reference's, within a relative or absolute tolerance.
-
-    RewardError: the reference is no number.
-    """
+    """Judge the final number of a response, within a tolerance; RewardError where the reference is no number."""
 
     async def judge(said: Answered) -> float:
         wanted = parse_number(reference(said.answer))
@@ -81,10 +78,7 @@ def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
 
 
 def matches(pattern: str, *, whole: bool = False) -> Reward:
-    """Judge the format of a response: whether a regular expression is found in it, or is ``whole`` of it.
-
-    ``.`` is any character, a new line too.
-    """
+    """Judge whether a regular expression is found in a response, or is ``whole`` of it; ``.`` is any character."""
     compiled = re.compile(pattern, re.DOTALL)
 
     async def judge(said: Answered) -> float:

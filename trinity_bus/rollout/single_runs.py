@@ -34,10 +34,7 @@ from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, Workf
 
 
 class SingleRunWorkflow(ABC):
-    """Turns ``run_once`` into a workflow. Register the subclass.
-
-    The runs share an event loop: one that blocks it blocks the others.
-    """
+    """Turns ``run_once`` into a workflow. Register the subclass. A run that blocks the event loop blocks the others."""
 
     name: str
     sequential: ClassVar[bool] = False  # The runs of a task are done one after the other, rather than at once

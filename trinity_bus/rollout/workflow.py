@@ -45,10 +45,7 @@ class WorkflowError(TrinityError, ValueError):
 
 
 class PartialRunsError(WorkflowError):
-    """Some of the runs were done when one broke off.
-
-    ``rollouts`` are those that were done, in order; ``error`` the first error.
-    """
+    """Some of the runs were done when one broke off: ``rollouts``, in order; ``error`` is the first one."""
 
     def __init__(self, rollouts: "Sequence[Rollout]", error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -133,10 +130,7 @@ class RolloutContext:
     places: KeptPlaces | None = None
 
     def of_run(self, run_id: int) -> "RolloutContext":
-        """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
-
-        So what it draws does not hang on how the runs take turns, and it can be gone on with.
-        """
+        """Return the context of one run, whose requests are numbered by themselves, and whose turns are kept."""
         turns = None if self.turns_of is None else self.turns_of(run_id)
         return dataclasses.replace(self, run_id_base=run_id, requests=itertools.count(), turns=turns)
 
@@ -194,10 +188,7 @@ class RolloutContext:
         return place
 
     def set_state(self, **values: Any) -> None:
-        """Say something about this run that people can see while it goes on: in the states of the runners.
-
-        Plain data; each replaces what was said under its name. ValueError: it is none, or too much.
-        """
+        """Tell people something in the states of the runners; ValueError where it is no plain data, or too much."""
         self.state.set(values)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:

@@ -125,22 +125,16 @@ class ScriptedEngine:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedPools:
-    """Models of other pools, each a FAKE engine.
-
-    Args:
-        engines: By the names of their pools. They say of every token that its log-probability is :data:`LOGPROB`.
-    """
+    """Models of other pools, each a FAKE engine. Every token's log-probability is :data:`LOGPROB`."""
 
     engines: Mapping[str, ScriptedEngine]
 
     async def generate_in(
         self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
     ) -> Sequence[Completion]:
-        """See ``Pools.generate_in``."""
         return await self._of(pool).generate(prompt_token_ids, sampling, n, None)
 
     async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """See ``Pools.chat``."""
         engine = self._of(pool)
         prompt = engine.tokenizer.apply_chat_template(
             json.loads(messages), add_generation_prompt=True, tokenize=True, return_dict=False
@@ -149,7 +143,6 @@ class ScriptedPools:
         return engine.tokenizer.decode(said.token_ids, skip_special_tokens=True)
 
     async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``Pools.score``."""
         self._of(pool)
         return [LOGPROB] * (len(token_ids) - start)
 

@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from schemas import ExplorerHeartbeat, ExplorerLeft, Sampling
+from schemas import Sampling
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.chat.messages import Completion
@@ -44,19 +44,21 @@ class AuxiliaryPools:
         self._max_tokens = settings.max_tokens
         names = settings.auxiliary_pools.split(",") if settings.auxiliary_pools is not None else []
         key = "" if settings.http_key is None else settings.http_key.get_secret_value()
-        self._fleets = {name: ServingFleet(name, model=settings.model, key=key, silence_s=_SILENCE_S) for name in names}
         self._explorers = {
             name: Explorers(
-                fleet, key=key, wait_s=settings.auxiliary_wait_s, timeout_s=settings.auxiliary_timeout_s
+                ServingFleet(name, model=settings.model, key=key, silence_s=_SILENCE_S),
+                key=key,
+                wait_s=settings.auxiliary_wait_s,
+                timeout_s=settings.auxiliary_timeout_s,
             )
-            for name, fleet in self._fleets.items()
-        }  # fmt: skip
+            for name in names
+        }
         self._stack = AsyncExitStack()
         # raises what ends the following of heartbeats
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        if self._fleets:
+        if self._explorers:
             follower = TopicFollower(
                 lambda start: self._bus.reader(EXPLORER_EVENTS, start=start), self._hear, self.lost.set_exception
             )
@@ -94,10 +96,5 @@ class AuxiliaryPools:
         return sampling.model_copy(update={"max_tokens": self._max_tokens})
 
     def _hear(self, received: Received[Any]) -> None:
-        match received.record:
-            case ExplorerHeartbeat() as beat:
-                for explorers in self._explorers.values():
-                    explorers.heard(beat)
-            case ExplorerLeft() as left:
-                for fleet in self._fleets.values():
-                    fleet.left(left)
+        for explorers in self._explorers.values():
+            explorers.heard(received.record)

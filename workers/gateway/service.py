@@ -34,7 +34,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
@@ -92,20 +91,13 @@ class Gateway:
         own = self._own = settings.gateway
         self._bus = bus
         key = explorer_key(settings)
-        self._fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
-        self.explorers = Explorers(self._fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
+        fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
+        self.explorers = Explorers(fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
         self._tokenizer, self._sampling = tokenizer, sampling
-        self._door = RequestGate(
-            gateway_keys(settings),
-            _OPEN,
-            most=own.max_requests,
-            max_body_mib=own.max_body_mib,
-            max_waiting_mib=max(own.max_waiting_mib, 2 * own.max_body_mib),
-            body_timeout_s=own.body_timeout_s,
-        )
+        self._door = RequestGate(gateway_keys(settings), _OPEN, own)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.address = ""  # ``host:port``, once it listens
 
@@ -176,11 +168,7 @@ class Gateway:
         return json_response(body, 200 if usable else 503)
 
     def _hear(self, received: Received[Any]) -> None:
-        match received.record:
-            case ExplorerHeartbeat() as beat:
-                self.explorers.heard(beat)
-            case ExplorerLeft() as left:
-                self._fleet.left(left)
+        self.explorers.heard(received.record)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
