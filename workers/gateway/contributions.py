@@ -104,7 +104,7 @@ class Contributor:
         recalled = await self.recall.requests(owner, missing)
         for answer_id in missing:
             if (found := recalled.get(answer_id)) is not None:
-                self.sessions.take(owner, answer_id, found.prompt, found.responses, awake.now())
+                self.sessions.take(owner, answer_id, *found, awake.now())
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
