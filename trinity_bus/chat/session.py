@@ -57,7 +57,7 @@ class TokenSample:
     sampling: Sampling | None = None
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
-        same = {name: getattr(self, name) for name in self.__slots__ if name != "number"}
+        same = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "number"}
         return Rollout(**same, reward=reward, metrics=dict(metrics), run_id=run_id)
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
