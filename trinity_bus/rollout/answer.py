@@ -19,8 +19,7 @@ from schemas import Dispatch, ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.experience import MAX_METRICS
 from schemas.record import Metrics
-from trinity_bus.rollout.stamp import sampling_of_rest
-from trinity_bus.rollout.workflow import WorkflowError
+from trinity_bus.rollout.workflow import WorkflowError, sampling_of_rest
 
 MAX_METRIC_NAME = 200
 

@@ -32,7 +32,6 @@ from schemas.task import Task
 from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
@@ -121,7 +120,7 @@ class RolloutContext:
     batch_type: BatchType = "train"
     traceparent: str | None = None  # trace context of this rollout, the parent of the engine's own spans
     state: RunState = field(default_factory=RunState)  # what the workflow has said of itself
-    # how the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``
+    # how the engine was asked to draw, each way once
     asked: list[Sampling] = field(default_factory=list)
     requests: Iterator[int] = field(default_factory=itertools.count)  # numbers what is asked of the engine
     turns_of: Callable[[int], RunTurns] | None = None  # the turns of each run; None: none are kept
@@ -300,6 +299,44 @@ def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
         return defaults
     named = {name: value for name in type(wishes).model_fields if (value := getattr(wishes, name)) is not None}
     return defaults.model_copy(update=named)
+
+
+class UnknownSamplingError(TrinityError, ValueError):
+    pass
+
+
+def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
+    """Add a way of drawing to those that are known, unless it draws as one of them does."""
+    if any(known is sampling for known in asked):
+        return
+    if not asked or all(_distribution(known) != _distribution(sampling) for known in asked):
+        asked.append(sampling)
+
+
+def sampling_of_rest(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sampling | None:
+    """Return how those rollouts were drawn that do not say it; None where there are none, or nothing was drawn.
+
+    A trainer computes log-probabilities at the temperature at which a sample was drawn. What the engine was asked is
+    known here; which sample came of which question is not, where a workflow asked in several ways: then each has to say
+    it, or it is an UnknownSamplingError.
+    """
+    if all(one.sampling is not None for one in rollouts) or not asked:
+        return None
+    if len(asked) > 1:
+        told = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
+        raise UnknownSamplingError(
+            f"the engine was asked to draw in {len(asked)} ways ({told}): say of each rollout which it was, as in "
+            "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
+        )
+    return asked[0]
+
+
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
+
+
+def _distribution(sampling: Sampling) -> tuple[Any, ...]:
+    # What decides what is drawn; lengths, stops and seeds do not.
+    return tuple(getattr(sampling, name) for name in _DISTRIBUTION)
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:

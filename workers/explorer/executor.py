@@ -21,14 +21,26 @@ import asyncio
 import logging
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from schemas import Cancel, Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished, RunningAttempt
+from schemas import (
+    Cancel,
+    Dispatch,
+    ExperienceGroup,
+    ExperiencePiece,
+    Position,
+    RolloutFinished,
+    RunningAttempt,
+    SetPace,
+    Superseded,
+)
 from schemas.errors import SchemaError
 from schemas.groups.pieces import split_group
 from schemas.groups.trainable import Bounds
@@ -58,6 +70,37 @@ IDLE = "idle"
 WAITING = "waiting_for_version"
 ROLLING_OUT = "rolling_out"
 PUBLISHING = "publishing"
+
+
+REMEMBERED = 65_536  # attempts that are remembered, to know an order that comes twice
+
+type Order = Dispatch | Cancel | SetPace | Superseded
+
+
+class OrderFilter:
+    """Which records of a lane are orders to this very incarnation of this explorer, each once. Pure.
+
+    A partition of ``rollouts`` carries the lanes of several explorers, and each lane the orders to all incarnations.
+    """
+
+    def __init__(self, explorer: str, incarnation: str) -> None:
+        self._to = explorer, incarnation
+        self._seen: OrderedDict[AttemptKey, None] = OrderedDict()
+
+    def handle(self, record: Any) -> Order | None:
+        """Return the order, if it is to be carried out; None for other records, orders to others, and a repetition."""
+        if isinstance(record, Superseded):
+            return record if (record.service, record.name, record.incarnation) == ("explorer", *self._to) else None
+        if not isinstance(record, Dispatch | Cancel | SetPace) or (record.explorer, record.incarnation) != self._to:
+            return None
+        if isinstance(record, Dispatch):
+            attempt = key_of(record)
+            if attempt in self._seen:
+                return None
+            self._seen[attempt] = None
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+        return record
 
 
 class AttemptTimeoutError(TrinityError, TimeoutError):

@@ -70,10 +70,9 @@ from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
 from trinity_bus.telemetry.occupancy import Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
-from workers.explorer.executor import IDLE, RolloutExecutor
+from workers.explorer.executor import IDLE, OrderFilter, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.http_side import HttpSide
-from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper
 from workers.explorer.weights import ServedVersion, WeightFollower

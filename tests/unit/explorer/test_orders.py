@@ -12,8 +12,8 @@ from tests.support.fakes import mesh_records
 from tests.support.fakes.announcements import announced
 from trinity_bus.bus import Producer
 from trinity_bus.runners.service import key_of
+from workers.explorer.executor import OrderFilter
 from workers.explorer.heartbeats import Heartbeats
-from workers.explorer.order_filter import OrderFilter
 from workers.explorer.weights import ServedVersion, membership, newest, supersedes
 
 ME, LIFE = "explorer-0", "life-2"

@@ -6,7 +6,7 @@ from schemas import Sampling, Task
 from schemas.groups.grouping import build_group
 from schemas.groups.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
-from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest
+from trinity_bus.rollout.workflow import UnknownSamplingError, note_sampling, sampling_of_rest
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from trinity_bus.training.steps.choice import left_out
 

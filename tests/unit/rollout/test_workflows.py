@@ -20,8 +20,7 @@ from trinity_bus.rollout import (
     get_workflow,
     register,
 )
-from trinity_bus.rollout.stamp import sampling_of_rest
-from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
+from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens, sampling_of_rest
 from trinity_bus.testing import CharacterTokenizer
 from trinity_bus.testing.scripted import END
 
