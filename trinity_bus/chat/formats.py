@@ -36,9 +36,12 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class Read:
+    """A turn as it reads."""
+
     content: str
     calls: list[ParsedCall] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)  # calls that could not be read, in words for the model
+    reasoning: str | None = None
 
     def add(self, name: Any, arguments: Any, written: str) -> bool:
         """Take a call, its arguments a mapping or JSON of one, or note what is wrong; return whether it is one."""
