@@ -6,9 +6,8 @@
                   |                                        |
                   '--> every turn, as it was drawn         '--> its reward, for all samples of the run
 
-A program, any executable in any language, finds where the model is in its environment (``OPENAI_BASE_URL``,
-``OPENAI_API_KEY``, which OpenAI's clients read by themselves), and reads its task, as JSON, from standard input. When
-it is too late, or the attempt is over, it is killed, with all that it has started.
+A program finds where the model is in its environment (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``), and its task, as JSON,
+in standard input. When it is too late, or the attempt is over, it is killed, with all that it has started.
 
 Failures: what the function raises is the failure of its run. So is a program that cannot be started, ends with another
 status than 0, or takes too long (``ProgramError``), with the last of what it wrote to standard error. An engine that

@@ -6,15 +6,9 @@
           ^                                                  |
           '---- text, tool calls; in one piece or streamed --'--> Session --> the run's samples
 
-A turn is the model's answer and what the agent does until it asks again: then it is durable (``ctx.end_turn``). Where
-the explorer dies, the agent is begun anew elsewhere, and is told the answers of its completed turns as long as it asks
-the same; of its own tools those are not called again that go through ``Endpoint.once``.
-
-``model="policy"``, or the name of the model that is trained, is that model. Any other name is a pool of
-``explorer.auxiliary_pools``, a judge say: its answer is text, drawn as the client asks, and no part of any sample.
-
-It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
-is sent when the answer is whole.
+A turn is the model's answer and what the agent does until it asks again: then it is durable (``ctx.end_turn``). Any
+other ``model`` than the one that is trained is a pool of ``explorer.auxiliary_pools``, whose answer is no part of any
+sample. It listens on loopback, and answers to the run's key alone; a stream is sent when the answer is whole.
 
 Failures: a wrong key is 401; a model that is neither the trained one nor such a pool is 404; a request that cannot be
 taken, or that the engine refuses (a prompt that is too long), is 400 and the agent's to handle; an engine that fails is

@@ -1,12 +1,12 @@
 """What a workflow is, what it is given, and what it gives back.
 
-States: a workflow has none. One instance serves every task of its kind, several at once on one event loop of a runner
-(a process that runs nothing but workflows), so it keeps nothing between calls to ``run`` and does not block the loop.
+States: a workflow has none. One instance serves every task of its kind, several at once on one event loop of a runner,
+so it keeps nothing between calls to ``run`` and does not block the loop.
 
 Failures: whatever ``run`` raises is the typed failure of this attempt, and the task is tried again elsewhere. A
 workflow raises ``WorkflowError`` for a task that it can never answer, and ``PartialRunsError`` where it has some of the
-runs. It never turns a failure into a reward of zero: zero is what a wrong answer earns. One that blocks the loop, or
-takes the process down, costs the others in its runner a delay, and fails when it does so again in a runner of its own.
+runs; zero is what a wrong answer earns. One that blocks the loop, or takes the process down, costs the others in its
+runner a delay, and fails when it does so again in a runner of its own.
 
 Cancellation: ``run`` is cancelled when its time is up or when the attempt no longer counts. It should let
 ``CancelledError`` through; when it does not within ``explorer.cancel_grace_s``, its runner is killed.
@@ -136,10 +136,8 @@ class RolloutContext:
     async def end_turn(self) -> None:
         """Say that a turn of this run is over: should this explorer die, another goes on from here.
 
-        The workflow is then run again from its beginning, and is told what was drawn and what calls returned in the
-        turns that were completed: it has to ask the same questions again.
-
-        The turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
+        The workflow is then run again, and is told what completed turns were told, as long as it asks the same. The
+        turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
         """
         if self.turns is not None:
             await self.turns.complete()
