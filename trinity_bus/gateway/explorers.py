@@ -28,7 +28,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import aiohttp
@@ -74,13 +74,19 @@ type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which respons
 
 
 class Explorers:
-    """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer."""
+    """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer.
 
-    def __init__(self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float) -> None:
+    ``max_tokens``: of responses whose sampling names none.
+    """
+
+    def __init__(
+        self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float, max_tokens: int | None = None
+    ) -> None:
         self._fleet = fleet
         self._key = key
         self._wait_s = wait_s
         self._timeout_s = timeout_s
+        self._max_tokens = max_tokens
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
@@ -117,19 +123,26 @@ class Explorers:
     async def draw(
         self, prompt: Sequence[int], sampling: Sampling, n: int = 1, on_drawn: OnDrawn | None = None
     ) -> list[Completion]:
-        """Return ``n`` responses to a prompt, by a sampling that names ``max_tokens``.
+        """Return ``n`` responses to a prompt.
 
         ``on_drawn`` is told of tokens as they come; None where they are wanted at the end alone. Raises the errors that
         the module names.
         """
         drawings = [_begun() for _ in range(n)]
         async with self._in_time():
-            await self._draw(prompt, sampling, drawings, on_drawn)
+            await self._draw(prompt, self._limited(sampling), drawings, on_drawn)
         return drawings
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        """As ``draw``, for workflows that ask another model: its routes are nothing to them."""
+        del traceparent
+        return [replace(one, routes=None) for one in await self.draw(prompt_token_ids, sampling, n)]
 
     async def chat(self, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation, OpenAI's messages as JSON; raises as ``draw`` does."""
-        frame = await self._one(wire.ChatAsk(messages, wire.sampling_bytes(sampling)), [])
+        frame = await self._one(wire.ChatAsk(messages, wire.sampling_bytes(self._limited(sampling))), [])
         if not isinstance(frame, wire.SaidFrame):
             raise GenerationError("an explorer answered a conversation with something else")
         return frame.text
@@ -141,6 +154,11 @@ class Explorers:
         if len(logprobs) != len(token_ids) - start:
             raise GenerationError(f"{len(logprobs)} log-probabilities for {len(token_ids) - start} tokens")
         return logprobs
+
+    def _limited(self, sampling: Sampling) -> Sampling:
+        if sampling.max_tokens is not None or self._max_tokens is None:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": self._max_tokens})
 
     def heard(self, event: Any) -> None:
         match event:

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgpack
@@ -61,17 +60,16 @@ class Engine(Protocol):
         ...
 
 
-class Pools(Protocol):
-    """Models of other pools: judges, teachers. What cannot be had is raised, with its reason."""
+class PoolEngine(Engine, Protocol):
+    """The model of another pool: a judge, a teacher. What cannot be had is raised, with its reason."""
 
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]: ...
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]: ...
+
+
+type Pools = Callable[[str], PoolEngine]  # by the pool's name; UnknownPoolError: it is not asked here
 
 
 class RunState:
@@ -198,7 +196,7 @@ class RolloutContext:
         asked = sampling or Sampling()
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
-            return await self._pools.chat(pool, msgspec.json.encode(messages), asked)
+            return await self._pool(pool).chat(msgspec.json.encode(messages), asked)
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 
@@ -211,13 +209,12 @@ class RolloutContext:
         returned, for ``Rollout.teacher_logprobs``, are [tokens] log-probabilities at temperature 1. It is asked again
         when a run is gone on with. TrinityError: as ``chat``.
         """
-        return await self._pools.score(pool, [*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
+        return await self._pool(pool).score([*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
 
-    @property
-    def _pools(self) -> Pools:
+    def _pool(self, pool: str) -> PoolEngine:
         if self.pools is None:
             raise WorkflowError("there are no other pools to ask here")
-        return self.pools
+        return self.pools(pool)
 
     async def generate(
         self,
@@ -236,8 +233,7 @@ class RolloutContext:
         WorkflowError: the engine gave another number of responses. TrinityError: as ``chat``.
         """
         if pool is not None:
-            draw = partial(self._pools.generate_in, pool)
-            return await self._draw(draw, prompt_token_ids, sampling or Sampling(), n, pool)
+            return await self._draw(self._pool(pool), prompt_token_ids, sampling or Sampling(), n, pool)
         merged = merge_sampling(self.sampling, sampling)
         note_sampling(self.asked, merged)
         if merged.seed is not None:
@@ -245,27 +241,16 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
-        return await self._draw(
-            lambda prompt, how, count: self.engine.generate(prompt, how, count, self.traceparent),
-            prompt_token_ids,
-            merged,
-            n,
-            "",
-        )
+        return await self._draw(self.engine, prompt_token_ids, merged, n, "")
 
     async def _draw(
-        self,
-        draw: Callable[[Sequence[int], Sampling, int], Awaitable[Sequence[Completion]]],
-        prompt: Sequence[int],
-        sampling: Sampling,
-        n: int,
-        pool: str,
+        self, engine: Engine, prompt: Sequence[int], sampling: Sampling, n: int, pool: str
     ) -> Sequence[Completion]:
         # In an earlier attempt; where nothing was, it is drawn and noted.
         known = None if self.turns is None else self.turns.drawn(prompt, sampling, n, pool)
         if known is not None:
             return known
-        completions = await draw(prompt, sampling, n)
+        completions = await engine.generate(prompt, sampling, n, self.traceparent)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
         if self.turns is not None:

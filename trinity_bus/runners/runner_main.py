@@ -79,8 +79,8 @@ async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflow
         await runner.end()
 
 
-class RemoteEngine:
-    """The engine, and those of other pools, for one job: every request goes to the explorer."""
+class Requests:
+    """What one job asks of the explorer."""
 
     def __init__(self, job: int, send: Callable[[messages.ToExplorer], None]) -> None:
         self._job = job
@@ -88,37 +88,7 @@ class RemoteEngine:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[list[wire.Frame]]] = {}
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[Completion]:
-        return await self._draw(prompt_token_ids, sampling, n, traceparent, None)
-
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
-        return await self._draw(prompt_token_ids, sampling, n, None, pool)
-
-    async def chat(self, pool: str, conversation: bytes, sampling: Sampling) -> str:
-        said = await self._ask(wire.ChatAsk(conversation, wire.sampling_bytes(sampling)), pool)
-        return "".join(one.text for one in said if isinstance(one, wire.SaidFrame))
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        scored = await self._ask(wire.ScoreAsk(wire.token_bytes(token_ids), start), pool)
-        return [p for one in scored if isinstance(one, wire.ScoredFrame) for p in wire.logprobs_of(one.logprobs)]
-
-    async def keep(self, turn: Turn) -> None:
-        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
-        await self._ask(messages.KeepTurn(encode(turn)))
-
-    async def _draw(
-        self, prompt: Sequence[int], sampling: Sampling, n: int, parent: str | None, pool: str | None
-    ) -> list[Completion]:
-        ask = wire.Ask(wire.token_bytes(prompt), wire.sampling_bytes(sampling), n)
-        # The engine's span is a child of the current one, where a workflow has started one.
-        frames = await self._ask(ask, pool, current_traceparent() or parent)
-        return [wire.completion_of(one) for one in frames if isinstance(one, wire.DrawnFrame)]
-
-    async def _ask(
+    async def ask(
         self, ask: wire.AnyAsk | messages.KeepTurn, pool: str | None = None, parent: str | None = None
     ) -> list[wire.Frame]:
         number = next(self._numbers)
@@ -132,6 +102,10 @@ class RemoteEngine:
             raise
         finally:
             del self._waiting[number]
+
+    async def keep(self, turn: Turn) -> None:
+        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
+        await self.ask(messages.KeepTurn(encode(turn)))
 
     def close(self) -> None:
         for answer in self._waiting.values():
@@ -148,9 +122,33 @@ class RemoteEngine:
                 answer.set_result(frames)
 
 
+class RemoteEngine:
+    """The engine, or that of another pool: every request goes to the explorer."""
+
+    def __init__(self, requests: Requests, pool: str | None = None) -> None:
+        self._ask = requests.ask
+        self._pool = pool
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        ask = wire.Ask(wire.token_bytes(prompt_token_ids), wire.sampling_bytes(sampling), n)
+        # The engine's span is a child of the current one, where a workflow has started one.
+        frames = await self._ask(ask, self._pool, current_traceparent() or traceparent)
+        return [wire.completion_of(one) for one in frames if isinstance(one, wire.DrawnFrame)]
+
+    async def chat(self, conversation: bytes, sampling: Sampling) -> str:
+        said = await self._ask(wire.ChatAsk(conversation, wire.sampling_bytes(sampling)), self._pool)
+        return "".join(one.text for one in said if isinstance(one, wire.SaidFrame))
+
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        scored = await self._ask(wire.ScoreAsk(wire.token_bytes(token_ids), start), self._pool)
+        return [p for one in scored if isinstance(one, wire.ScoredFrame) for p in wire.logprobs_of(one.logprobs)]
+
+
 @dataclass(slots=True)
 class _Job:
-    engine: RemoteEngine
+    requests: Requests
     state: RunState
     cancelled: bool = False
     task: asyncio.Task[None] | None = None
@@ -192,7 +190,7 @@ class Runner:
     def _hear(self, body: bytes) -> None:
         match messages.TO_RUNNER.decode(body):
             case messages.Run(job) as message:
-                known = _Job(RemoteEngine(job, self._send), RunState(lambda: self._tell_soon(job)))
+                known = _Job(Requests(job, self._send), RunState(lambda: self._tell_soon(job)))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
             case messages.CancelRun(job):
@@ -204,7 +202,7 @@ class Runner:
                 self._send(messages.Pong(news, given_up() > 0))
             case answer:
                 if (asking := self._jobs.get(answer.job)) is not None:
-                    asking.engine.answered(answer)
+                    asking.requests.answered(answer)
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
@@ -225,7 +223,7 @@ class Runner:
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
-        known.engine.close()
+        known.requests.close()
         del self._jobs[job.job]
         if known.cancelled:
             answer = messages.RunCancelled(job.job)
@@ -251,13 +249,13 @@ class Runner:
                 incarnation=order.incarnation,
                 answers=[],
             )
-            given.append(RunTurns([turn for turn in done if turn.run_id == run_id], like, known.engine.keep))
+            given.append(RunTurns([turn for turn in done if turn.run_id == run_id], like, known.requests.keep))
             return given[-1]
 
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
         context = RolloutContext(
-            engine=known.engine,
+            engine=RemoteEngine(known.requests),
             tokenizer=self._tokenizer,
             model=self._model,
             task_id=order.task.task_id,
@@ -267,7 +265,7 @@ class Runner:
             batch_type=order.batch_type,
             traceparent=job.traceparent,
             state=known.state,
-            pools=known.engine,
+            pools=lambda pool: RemoteEngine(known.requests, pool),
             turns_of=turns_of,
             places=places,
         )

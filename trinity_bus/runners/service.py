@@ -340,17 +340,15 @@ class Runners:
                     await pending.keep(turn)
                 return []
             case wire.ScoreAsk(tokens, start):
-                logprobs = await self._pools.score(asked.pool or "", wire.tokens_of(tokens), start)
+                logprobs = await self._pools(asked.pool or "").score(wire.tokens_of(tokens), start)
                 return [wire.ScoredFrame(wire.logprob_bytes(logprobs))]
             case wire.ChatAsk(conversation, how):
                 sampling = Sampling.model_validate_json(how)
-                return [wire.SaidFrame(await self._pools.chat(asked.pool or "", conversation, sampling))]
+                return [wire.SaidFrame(await self._pools(asked.pool or "").chat(conversation, sampling))]
             case wire.Ask(prompt, how, n):
                 token_ids, sampling = wire.tokens_of(prompt), Sampling.model_validate_json(how)
-                if asked.pool is None:
-                    drawn = await self._engine.generate(token_ids, sampling, n, asked.traceparent)
-                else:
-                    drawn = await self._pools.generate_in(asked.pool, token_ids, sampling, n)
+                engine = self._engine if asked.pool is None else self._pools(asked.pool)
+                drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
                 return [wire.frame_of(one, index) for index, one in enumerate(drawn)]
 
     def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:
