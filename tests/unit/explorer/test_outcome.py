@@ -71,6 +71,7 @@ def test_rollouts_of_one_run_are_its_experiences_and_its_metrics_are_of_all_of_t
     half = result(rollouts[::2], run_id_base=4, error="ValueError: no")
     assert (half.status, half.completed_runs, half.samples) == ("partial", 1, 2)
     assert half.error == "the workflow gave 1 of 2 runs; first error: ValueError: no"
+    assert result(rollouts[::2], run_id_base=4).error == "the workflow gave 1 of 2 runs"
 
 
 @pytest.mark.parametrize(
