@@ -290,9 +290,7 @@ class UnknownSamplingError(TrinityError, ValueError):
 
 def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
     """Add a way of drawing to those that are known, unless it draws as one of them does."""
-    if any(known is sampling for known in asked):
-        return
-    if not asked or all(_distribution(known) != _distribution(sampling) for known in asked):
+    if not any(known is sampling or _distribution(known) == _distribution(sampling) for known in asked):
         asked.append(sampling)
 
 
