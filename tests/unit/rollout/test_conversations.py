@@ -119,7 +119,7 @@ class Judged(Sums):
         ([call("hang"), "7"], Sums(), ToolTimeoutError, r"tool 'hang' gave nothing within 0\.05 s"),
         ([call("fail"), "7"], Sums(), KeyError, "broken"),
         (["7"], Judged(), LookupError, "the judge is gone"),
-        (["hang"], Judged(), TimeoutError, ""),
+        (["hang"], Judged(), TimeoutError, "^"),
     ],
 )
 async def test_a_tool_or_a_reward_that_hangs_or_breaks_fails_its_run(
