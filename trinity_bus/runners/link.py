@@ -30,7 +30,7 @@ class Connection[M](asyncio.Protocol):
         self,
         dialect: Dialect[M],
         limit: int,
-        heard: Callable[[bytes], None],
+        heard: Callable[[bytes], object],
         over: Callable[[ProtocolError | None], None],
     ) -> None:
         self._dialect = dialect

@@ -251,7 +251,7 @@ async def test_neither_a_wrong_key_nor_a_request_that_is_left_behind_gives_anyth
         async with AsyncOpenAI(base_url=model.base_url, api_key="wrong", max_retries=0) as api:
             for refused in (api.chat.completions.create(model="policy", messages=[USER]), api.models.list()):
                 with pytest.raises(openai.AuthenticationError):
-                    await refused  # type: ignore[misc]
+                    await refused
         left.append(asyncio.ensure_future(ask(model)))
         await engine.asked.wait()
         return 1.0
