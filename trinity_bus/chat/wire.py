@@ -2,7 +2,7 @@
 
 ::
 
-    a runner --Request(ask)--> its explorer --Answered(frames)-->           (``trinity_bus.runners.messages``)
+    a runner --EngineRequest(ask)--> its explorer --RequestAnswered(frames)-->        (``trinity_bus.runners.messages``)
     a gateway, or an explorer of another pool --POST: ask--> an explorer --> 200, frames
         Ask:      a DrawnFrame for each response; streamed, more of them, the last of a response with its finish reason
         ChatAsk:  a SaidFrame

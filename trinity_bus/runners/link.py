@@ -23,7 +23,7 @@ from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 FLUSH_BYTES = 64 << 10
 
 
-class Connection[M](asyncio.Protocol):
+class FrameConnection[M](asyncio.Protocol):
     """``heard`` is given the body of each frame; ``over`` why it is over, None where the other side is gone."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Connection[M](asyncio.Protocol):
             self._transport.write(collected)
 
 
-class RunnerLink(Connection[messages.ToRunner]):
+class RunnerLink(FrameConnection[messages.ToRunner]):
     """The explorer's end of the socket to one runner."""
 
     def __init__(

@@ -4,9 +4,9 @@
 
     explorer                                       runner
        │ Run(job) ───────────────────────────────────> │  the workflow starts
-       │ <───────────────────────── Request(job, number)  any number, several at once: of an engine, this explorer's or
+       │ <──────────────────── EngineRequest(job, number)  any number, several at once: of an engine, this explorer's or
        │                                               │  that of another pool, or to keep a turn of a run that is over
-       │ Answered(job, number) ──────────────────────> │  frames of the engine; none: the turn is durable
+       │ RequestAnswered(job, number) ───────────────> │  frames of the engine; none: the turn is durable
        │ <────────────────── AbandonRequest(job, number)  nobody waits for it any more: the engine drops it
        │ CancelRun(job) ─────────────────────────────> │  the workflow is cancelled
        │ <────────────── Done, Failed or Cancelled(job) │  exactly one for each Run
@@ -55,7 +55,7 @@ class CancelRun(Struct, tag=2, array_like=True, gc=False, frozen=True):
     job: int
 
 
-class Answered(Struct, tag=3, array_like=True, gc=False, frozen=True):
+class RequestAnswered(Struct, tag=3, array_like=True, gc=False, frozen=True):
     job: int
     number: int
     frames: list[DrawnFrame | SaidFrame | ScoredFrame | FailedFrame]
@@ -69,7 +69,7 @@ class KeepTurn(Struct, tag="keep", array_like=True, gc=False, frozen=True):
     turn: bytes  # a ``Turn``, encoded
 
 
-class Request(Struct, tag=6, array_like=True, gc=False, frozen=True):
+class EngineRequest(Struct, tag=6, array_like=True, gc=False, frozen=True):
     job: int
     number: int
     ask: Ask | ChatAsk | ScoreAsk | KeepTurn
@@ -111,12 +111,12 @@ class Pong(Struct, tag=11, array_like=True, gc=False, frozen=True):
 _PONG = b"\x0b"  # its tag, as it is on the wire
 
 type RunEnded = RunDone | RunFailed | RunCancelled
-type ToRunner = Run | CancelRun | Ping | Answered
-type ToExplorer = Request | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
+type ToRunner = Run | CancelRun | Ping | RequestAnswered
+type ToExplorer = EngineRequest | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong
 
-TO_RUNNER: Dialect[ToRunner] = Dialect(Run | CancelRun | Ping | Answered, limit=MAX_FRAME_BYTES)
+TO_RUNNER: Dialect[ToRunner] = Dialect(Run | CancelRun | Ping | RequestAnswered, limit=MAX_FRAME_BYTES)
 TO_EXPLORER: Dialect[ToExplorer] = Dialect(
-    Request | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong, limit=MAX_FRAME_BYTES
+    EngineRequest | AbandonRequest | RunDone | RunFailed | RunCancelled | Pong, limit=MAX_FRAME_BYTES
 )
 
 

@@ -7,7 +7,7 @@ Of each job that the runner was given::
 
 and each request of an OPEN job, to an engine or to keep a turn::
 
-    (unheard of) --Request--> SERVED --answered--> (forgotten)
+    (unheard of) --EngineRequest--> SERVED --answered--> (forgotten)
                                 |--AbandonRequest--> (forgotten; the engine drops it)
                                 '--its job ends or is cancelled--> (forgotten; the engine drops it)
 
@@ -44,7 +44,7 @@ class Dropped(Struct, frozen=True):
 
 
 # A request is to be served, and an answer, which refuses one, to be sent.
-type Reaction = messages.Request | messages.Answered | Dropped | messages.Pong
+type Reaction = messages.EngineRequest | messages.RequestAnswered | Dropped | messages.Pong
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class RequestRules:
     def receive(self, message: messages.ToExplorer) -> Reaction | None:
         """Return what a message means, None if nothing any more; raises ProtocolError where it must not be said."""
         match message:
-            case messages.Request():
+            case messages.EngineRequest():
                 return self._asked(message)
             case messages.AbandonRequest(job, number):
                 return Dropped(((job, number),)) if self.answer((job, number)) else None
@@ -103,7 +103,7 @@ class RequestRules:
         del self._jobs[message.job]
         return Dropped(self._forget_requests(message.job, known), message)
 
-    def _asked(self, asked: messages.Request) -> Reaction | None:
+    def _asked(self, asked: messages.EngineRequest) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None
@@ -111,7 +111,7 @@ class RequestRules:
             raise ProtocolError(f"request {asked.number} of job {asked.job} came twice")
         if len(known.requests) >= MAX_REQUESTS:
             why = f"a workflow has {MAX_REQUESTS} requests at once; wait for some before asking more"
-            return messages.Answered(asked.job, asked.number, [FailedFrame(why, "RequestRefusedError")])
+            return messages.RequestAnswered(asked.job, asked.number, [FailedFrame(why, "RequestRefusedError")])
         known.requests[asked.number] = None
         return asked
 

@@ -5,7 +5,7 @@
     SERVING --the explorer closes the socket, or dies--> workflows cancelled, spans written, ended
 
     a job:  Run --> its workflow --returned--> Done, with the experiences, encoded once and for all
-                       |-- asks the engine: Request --> waits --> Answered, perhaps with an error of the engine's
+                       |-- asks the engine: EngineRequest --> waits --> RequestAnswered, perhaps with the engine's error
                        |--raised-------------> its last turns durable --> Failed, with the error's type and message
                        '--CancelRun: cancelled, and whatever it does then: Cancelled
 
@@ -40,7 +40,7 @@ from trinity_bus.rollout.threads import given_up
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
-from trinity_bus.runners.link import Connection
+from trinity_bus.runners.link import FrameConnection
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.telemetry import parent_context, setup_telemetry
@@ -95,7 +95,7 @@ class Requests:
         answer: asyncio.Future[list[wire.Frame]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(messages.Request(self._job, number, ask, pool, parent))
+            self._send(messages.EngineRequest(self._job, number, ask, pool, parent))
             return await answer
         except asyncio.CancelledError:
             self._send(messages.AbandonRequest(self._job, number))
@@ -111,7 +111,7 @@ class Requests:
         for answer in self._waiting.values():
             answer.cancel()
 
-    def answered(self, message: messages.Answered) -> None:
+    def answered(self, message: messages.RequestAnswered) -> None:
         answer = self._waiting.get(message.number)
         if answer is None or answer.done():
             return
@@ -161,7 +161,7 @@ class Runner:
         self._namespace = common.namespace
         self._sampling = Sampling.model_validate_json(common.sampling)
         self._jobs: dict[int, _Job] = {}
-        self.connection = Connection(messages.TO_EXPLORER, messages.TO_RUNNER.limit, self._hear, self._finish)
+        self.connection = FrameConnection(messages.TO_EXPLORER, messages.TO_RUNNER.limit, self._hear, self._finish)
         self._send = self.connection.send
         self._send(messages.Pong({}))
         # done when the explorer has closed its end

@@ -2,7 +2,7 @@
 
 ::
 
-    RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --Request--> engine --Answered-->
+    RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --EngineRequest--> engine --RequestAnswered-->
         the runner --RunDone--> the bytes of its answer, to RolloutExecutor
 
 ============================  ========================================================================================
@@ -275,11 +275,11 @@ class Runners:
     def _hear(self, link: RunnerLink, body: bytes) -> None:
         self._pool.heard(link.serial)
         match link.requests.receive(messages.to_explorer(body)):
-            case messages.Request() as asked:
+            case messages.EngineRequest() as asked:
                 key = (link.serial, asked.job, asked.number)
                 self._requests[key] = task = asyncio.create_task(self._serve(link, asked))
                 task.add_done_callback(lambda _: self._requests.pop(key, None))
-            case messages.Answered() as refusal:
+            case messages.RequestAnswered() as refusal:
                 link.send(refusal)
             case request_rules.Dropped(requests, ended):
                 self._drop(link.serial, requests)
@@ -312,7 +312,7 @@ class Runners:
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, awake.now()))
 
-    async def _serve(self, link: RunnerLink, asked: messages.Request) -> None:
+    async def _serve(self, link: RunnerLink, asked: messages.EngineRequest) -> None:
         try:
             frames = await self._frames(asked)
         except EngineDeadError as error:
@@ -327,11 +327,11 @@ class Runners:
         if not link.requests.answer((asked.job, asked.number)):
             return
         try:
-            link.send(messages.Answered(asked.job, asked.number, frames))
+            link.send(messages.RequestAnswered(asked.job, asked.number, frames))
         except ProtocolError as error:
-            link.send(messages.Answered(asked.job, asked.number, [wire.FailedFrame(str(error))]))
+            link.send(messages.RequestAnswered(asked.job, asked.number, [wire.FailedFrame(str(error))]))
 
-    async def _frames(self, asked: messages.Request) -> list[wire.Frame]:
+    async def _frames(self, asked: messages.EngineRequest) -> list[wire.Frame]:
         """Return the answer to a request; ProtocolError, ValidationError, or whatever an engine raises."""
         match asked.ask:
             case messages.KeepTurn(turn):

@@ -173,9 +173,9 @@ def _body(message: Any) -> bytes:
 def _frames_of_runners() -> list[bytes]:
     ask = wire.Ask(wire.token_bytes([1, 2, 3]), b"{}", 4)
     return [
-        _body(messages.Request(1, 2, ask, None, "00-" + "0" * 32)),
-        _body(messages.Request(1, 2, wire.ChatAsk(b"[]", b"{}"), "judge")),
-        _body(messages.Request(1, 2, wire.ScoreAsk(wire.token_bytes([1, 2]), 1), "teacher")),
+        _body(messages.EngineRequest(1, 2, ask, None, "00-" + "0" * 32)),
+        _body(messages.EngineRequest(1, 2, wire.ChatAsk(b"[]", b"{}"), "judge")),
+        _body(messages.EngineRequest(1, 2, wire.ScoreAsk(wire.token_bytes([1, 2]), 1), "teacher")),
         _body(messages.AbandonRequest(1, 2)),
         _body(messages.RunDone(1, _answers()[0], None)),
         _body(messages.RunFailed(1, "ValueError", "é")),
@@ -189,15 +189,15 @@ def _frames_for_runners() -> list[bytes]:
     return [
         _body(messages.Run(1, encode(ORDER), 0, None)),
         _body(messages.CancelRun(1)),
-        _body(messages.Answered(1, 2, [drawn])),
-        _body(messages.Answered(1, 2, [wire.FailedFrame("no", "RuntimeError")])),
+        _body(messages.RequestAnswered(1, 2, [drawn])),
+        _body(messages.RequestAnswered(1, 2, [wire.FailedFrame("no", "RuntimeError")])),
         _body(messages.Ping()),
     ]
 
 
 def _from_runner(body: bytes) -> None:
     match messages.to_explorer(body):
-        case messages.Request(ask=wire.Ask(prompt, sampling)):
+        case messages.EngineRequest(ask=wire.Ask(prompt, sampling)):
             wire.tokens_of(prompt)
             Sampling.model_validate_json(sampling)
 
@@ -221,7 +221,7 @@ def _answer(value: bytes) -> None:
 
 def _to_runner(body: bytes) -> None:
     match messages.TO_RUNNER.decode(body):
-        case messages.Answered(frames=[wire.DrawnFrame() as drawn]):
+        case messages.RequestAnswered(frames=[wire.DrawnFrame() as drawn]):
             wire.completion_of(drawn)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import cast
 
-from trinity_bus.runners.link import FLUSH_BYTES, Connection
+from trinity_bus.runners.link import FLUSH_BYTES, FrameConnection
 from trinity_bus.runners.messages import TO_EXPLORER, RunCancelled, RunFailed, ToExplorer, to_explorer
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 
@@ -21,7 +21,7 @@ class Written:
     def abort(self) -> None:
         self.aborted = True
 
-    def connect(self, connection: Connection[ToExplorer]) -> None:
+    def connect(self, connection: FrameConnection[ToExplorer]) -> None:
         connection.connection_made(cast("asyncio.WriteTransport", self))
 
     @property
@@ -29,8 +29,8 @@ class Written:
         return [to_explorer(body) for body in FrameReader(TO_EXPLORER.limit).feed(b"".join(self.pieces))]
 
 
-def connection(over: list[ProtocolError | None] | None = None) -> Connection[ToExplorer]:
-    return Connection(TO_EXPLORER, 100, to_explorer, ([] if over is None else over).append)
+def connection(over: list[ProtocolError | None] | None = None) -> FrameConnection[ToExplorer]:
+    return FrameConnection(TO_EXPLORER, 100, to_explorer, ([] if over is None else over).append)
 
 
 async def turn() -> None:

@@ -8,12 +8,12 @@ from trinity_bus.runners import messages
 from trinity_bus.runners.messages import (
     TO_RUNNER,
     AbandonRequest,
-    Answered,
     CancelRun,
+    EngineRequest,
     KeepTurn,
     Ping,
     Pong,
-    Request,
+    RequestAnswered,
     Run,
     RunCancelled,
     RunDone,
@@ -35,11 +35,11 @@ def body(message: messages.ToRunner | messages.ToExplorer) -> bytes:
         Run(1, b"{}", -1, None),
         CancelRun(2),
         Ping(),
-        Answered(1, 2, [DRAWN, DRAWN]),
-        Answered(1, 2, [wire.FailedFrame("no", "ValueError")]),
-        Answered(1, 2, [wire.SaidFrame("yes")]),
-        Answered(1, 2, [wire.ScoredFrame(b"1234")]),
-        Answered(1, 2, []),
+        RequestAnswered(1, 2, [DRAWN, DRAWN]),
+        RequestAnswered(1, 2, [wire.FailedFrame("no", "ValueError")]),
+        RequestAnswered(1, 2, [wire.SaidFrame("yes")]),
+        RequestAnswered(1, 2, [wire.ScoredFrame(b"1234")]),
+        RequestAnswered(1, 2, []),
     ],
 )
 def test_messages_to_a_runner_arrive_as_they_were(message: messages.ToRunner) -> None:
@@ -54,11 +54,11 @@ def test_messages_to_a_runner_arrive_as_they_were(message: messages.ToRunner) ->
         Pong({3: {"turn": 4}}),
         RunDone(5, b"a group", "an error"),
         AbandonRequest(1, 2),
-        Request(1, 2, wire.Ask(wire.token_bytes([7, 8]), b"{}", 3), None, "00-trace"),
-        Request(1, 2, wire.ChatAsk(b"[]", b"{}"), "judge"),
+        EngineRequest(1, 2, wire.Ask(wire.token_bytes([7, 8]), b"{}", 3), None, "00-trace"),
+        EngineRequest(1, 2, wire.ChatAsk(b"[]", b"{}"), "judge"),
         # What the engine refuses is no reason to stop the runner.
-        Request(1, 2, wire.ScoreAsk(b"", 0), "teacher"),
-        Request(1, 2, KeepTurn(b"a turn")),
+        EngineRequest(1, 2, wire.ScoreAsk(b"", 0), "teacher"),
+        EngineRequest(1, 2, KeepTurn(b"a turn")),
     ],
 )
 def test_messages_to_the_explorer_arrive_as_they_were(message: messages.ToExplorer) -> None:

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from trinity_bus.chat.wire import Ask, FailedFrame
 from trinity_bus.runners.messages import (
     AbandonRequest,
-    Answered,
+    EngineRequest,
     Pong,
-    Request,
+    RequestAnswered,
     RunCancelled,
     RunDone,
     RunEnded,
@@ -27,8 +27,8 @@ ENDS: dict[str, Callable[[int], RunEnded]] = {
 }
 
 
-def generate(job: int, number: int) -> Request:
-    return Request(job, number, Ask(b"", b"{}"))
+def generate(job: int, number: int) -> EngineRequest:
+    return EngineRequest(job, number, Ask(b"", b"{}"))
 
 
 class AnyTalk(RuleBasedStateMachine):
@@ -118,9 +118,9 @@ def test_a_workflow_gone_wild_is_refused_and_not_stopped() -> None:
     requests = RequestRules()
     requests.run(1)
     for request in range(MAX_REQUESTS):
-        assert isinstance(requests.receive(generate(1, request)), Request)
+        assert isinstance(requests.receive(generate(1, request)), EngineRequest)
     refused = requests.receive(generate(1, MAX_REQUESTS))
-    assert isinstance(refused, Answered)
+    assert isinstance(refused, RequestAnswered)
     (failed,) = refused.frames
     assert isinstance(failed, FailedFrame)
     assert "wait for some before asking more" in failed.reason
