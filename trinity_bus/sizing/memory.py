@@ -100,7 +100,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 MOST_TOKENS: Final = 16_384  # Of a micro-batch, with ``auto``
 _ROUNDED: Final = 32
-_CPU_BYTES: Final = 256 << 20  # For activations on a CPU, at least: more makes no step faster that is worth the memory
+_CPU_BYTES: Final = 512 << 20  # For activations on a CPU, at least: more makes no step faster that is worth the memory
 _CPU_SHARE: Final = 1 / 4  # Of weights, gradients and optimizer; for activations on a CPU
 
 

@@ -126,7 +126,7 @@ class Adapters:
         name = f"decoder.layers.{number}.{path}.weight"
         adapter = Adapter(name, linear.weight, self._shape, self._layout, settings)
         linear.adapter = adapter
-        linear.register_forward_hook(lambda _module, inputs, output: (output[0] + adapter(inputs[0]), *output[1:]))
+        linear.register_forward_hook(lambda _module, inputs, output: (_sum(output[0], adapter(inputs[0])), *output[1:]))
         self._of[number, path] = self._of_weight[linear.weight] = adapter
 
     def merged(self, weight: torch.nn.Parameter) -> torch.Tensor:
@@ -166,3 +166,12 @@ class Adapters:
                         f"{folder}: the adapter of {adapter.projections} {tuple(shard.shape)} is of another model"
                     )
                 yield parameter, shard
+
+
+def _sum(output: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    total = output + added
+    if total.requires_grad:
+        # Megatron multiplies this gradient, [tokens, 1, features], with the frozen weight. torch copies the weight for
+        # each token there, unless the strides are those of a matrix of tokens.
+        total.register_hook(lambda gradient: gradient.reshape(-1, gradient.shape[-1]).view(gradient.shape))
+    return total

@@ -1,9 +1,11 @@
 """From a batch's samples to the updates of a step, and to the shard of each that a data-parallel rank trains on. Pure.
 
-Samples are shuffled by ``(seed, step)`` and divided into updates of equal numbers of samples. Each update is dealt to
-the ranks longest sample first, always to the rank with the fewest tokens (Graham's LPT rule, 1969: at most 4/3 of the
-best that is possible). What the sum over an update's tokens is divided by is that of the whole update, so gradients
-are summed over ranks and not averaged: with ``s`` samples, ``n`` tokens in a sample, and ``u`` updates::
+Groups are shuffled by ``(seed, step)``, and the samples of one stay together, so that its prompt is computed once
+(:func:`~trinity_bus.training.steps.packing.shared_prompts`); all are divided into updates of equal numbers of samples.
+Each update is dealt to the ranks longest sample first, always to the rank with the fewest tokens (Graham's LPT rule,
+1969: at most 4/3 of the best that is possible). What the sum over an update's tokens is divided by is that of the whole
+update, so gradients are summed over ranks and not averaged: with ``s`` samples, ``n`` tokens in a sample, and ``u``
+updates::
 
     trainer.loss_normalizer     weight of a token, over all micro-batches and ranks         an update is ...
     batch                       u / (response tokens of the batch)                          a token-level mean, DAPO's
@@ -12,6 +14,7 @@ are summed over ranks and not averaged: with ``s`` samples, ``n`` tokens in a sa
     constant                    u / (s trainer.max_tokens)                                  a sum, Dr. GRPO's
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +69,7 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
     samples, tokens = batch.samples, int(batch.metrics["trained_tokens"])
     if not samples:
         return StepPlan(updates=(), trained_tokens=tokens, metrics=batch.metrics)
-    order = np.random.default_rng((settings.seed, step)).permutation(len(samples))
+    order = _order(samples, np.random.default_rng((settings.seed, step)))
     count = settings.mini_batches
     if settings.loss_normalizer == "update":
         # Where groups are skipped there are fewer updates, not smaller ones: the mean over few samples is mostly
@@ -86,6 +89,15 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
         divisor = weight if settings.loss_normalizer == "update" else whole[settings.loss_normalizer] / len(parts)
         updates.append(Update(samples=chosen, divisor=divisor, weight=weight))
     return StepPlan(updates=updates, trained_tokens=tokens, metrics=batch.metrics)
+
+
+def _order(samples: Sequence[TrainSample], rng: np.random.Generator) -> list[int]:
+    groups = [list(group) for _, group in itertools.groupby(range(len(samples)), lambda i: _prompt(samples[i]))]
+    return [index for group in rng.permutation(len(groups)) for index in groups[group]]
+
+
+def _prompt(sample: TrainSample) -> bytes:
+    return sample.tokens[: sample.prompt_length].tobytes()
 
 
 def plan_examples(samples: Sequence[TrainSample], settings: TrainerSettings) -> StepPlan:

@@ -1,6 +1,7 @@
 """A batch is divided into updates, and each update is dealt to the ranks: nothing is lost, and none has much more."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -71,6 +72,17 @@ def test_every_sample_is_in_one_update_and_the_seed_says_in_which(seed: int, gro
     assert len(ids) == min(updates, len(batch.samples))
     # Equal parts of the whole batch, whichever of its samples they hold.
     np.testing.assert_allclose([u.divisor for u in one.updates], batch.response_tokens / len(ids))
+
+
+@given(st.integers(0, 20), st.integers(2, 6), st.integers(1, 6))
+def test_samples_of_a_prompt_stay_next_to_each_other(seed: int, groups: int, updates: int) -> None:
+    batch = batch_of([make_group(seed=100 * seed + i) for i in range(groups)])
+    planned = plan_step(batch, TrainerSettings(mini_batches=updates), step=seed).updates
+
+    def runs(samples: Iterable[TrainSample]) -> int:
+        return sum(1 for _ in itertools.groupby(samples, lambda s: s.tokens[: s.prompt_length].tobytes()))
+
+    assert runs(sample for update in planned for sample in update.samples) <= runs(batch.samples)
 
 
 def test_what_a_token_weighs_by_hand() -> None:
