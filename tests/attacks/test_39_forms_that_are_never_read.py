@@ -38,7 +38,7 @@ async def test_no_form_is_read_as_its_sender_says(kind: str, body: bytes, status
 
 
 async def test_a_form_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.console.forms.WHOLE_S", 0.1)
+    monkeypatch.setattr("workers.console.access_control.FORM_S", 0.1)
     async with with_tokens(tmp_path) as client:
         assert isinstance(client.server, TestServer)
         reader, writer = await asyncio.open_connection(client.server.host, client.server.port)

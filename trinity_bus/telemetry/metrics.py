@@ -54,57 +54,44 @@ def _seconds_by_state(name: str, attribute: str, description: str) -> Totals[Occ
 
 
 SENT_MESSAGES = _METER.create_counter(
-    "messaging.client.sent.messages",
-    unit="{message}",
-    description="Records sent; with an error.type, those that are not durable.",
+    "messaging.client.sent.messages", "{message}", "Records sent; with an error.type, those that are not durable."
 )
-CONSUMED_MESSAGES = _METER.create_counter(
-    "messaging.client.consumed.messages", unit="{message}", description="Records read."
-)
+CONSUMED_MESSAGES = _METER.create_counter("messaging.client.consumed.messages", "{message}", "Records read.")
 SEND_DURATION = _METER.create_histogram(
     "messaging.client.operation.duration",
-    unit="s",
-    description="From send to durable, or to the error.",
+    "s",
+    "From send to durable, or to the error.",
     explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
 )
-DEAD_LETTERS = _METER.create_counter(
-    "trinity.dead_letters", unit="{message}", description="Records that could not be taken, by reason."
-)
+DEAD_LETTERS = _METER.create_counter("trinity.dead_letters", "{message}", "Records that could not be taken, by reason.")
 RECORDS_LOST = _METER.create_counter(
-    "trinity.records.lost",
-    unit="{message}",
-    description="Records that were deleted before whoever needed them had read them.",
+    "trinity.records.lost", "{message}", "Records that were deleted before whoever needed them had read them."
 )
-TASKS = _METER.create_counter("rl.tasks", unit="{task}", description="Tasks ended, by status.")
+TASKS = _METER.create_counter("rl.tasks", "{task}", "Tasks ended, by status.")
 TASK_RETRIES = _METER.create_counter(
-    "rl.task.retries", unit="{attempt}", description="Attempts that failed or ran out of time and are made again."
+    "rl.task.retries", "{attempt}", "Attempts that failed or ran out of time and are made again."
 )
 ATTEMPTS = _METER.create_counter(
-    "rl.attempts", unit="{attempt}", description="Attempts ended at explorers, by status and by kind of error."
+    "rl.attempts", "{attempt}", "Attempts ended at explorers, by status and by kind of error."
 )
 RUNNER_DEATHS = _METER.create_counter(
-    "rl.explorer.runner.deaths",
-    unit="{runner}",
-    description="Runners that ended without being told to, or were killed.",
+    "rl.explorer.runner.deaths", "{runner}", "Runners that ended without being told to, or were killed."
 )
 SLOT_TIME = _seconds_by_state(
     "rl.explorer.slot.time", names.RL_SLOT_STATE, "What slots of explorers spend their time with."
 )
 SLOTS_OFFERED = _METER.create_gauge(
-    "rl.explorer.slots", unit="{slot}", description="Attempts that an explorer asks for at once, by its engine's room."
+    "rl.explorer.slots", "{slot}", "Attempts that an explorer asks for at once, by its engine's room."
 )
 TRAINER_TIME = _seconds_by_state("rl.trainer.time", names.RL_TRAINER_STATE, "What the trainer spends its time with.")
-TOKENS = _METER.create_counter("rl.tokens", unit="{token}", description="Tokens of rollouts, by kind.")
+TOKENS = _METER.create_counter("rl.tokens", "{token}", "Tokens of rollouts, by kind.")
 ROLLOUT_DURATION = _METER.create_histogram(
-    "rl.rollout.duration",
-    unit="s",
-    description="Of one attempt at a task.",
-    explicit_bucket_boundaries_advisory=SECONDS,
+    "rl.rollout.duration", "s", "Of one attempt at a task.", explicit_bucket_boundaries_advisory=SECONDS
 )
 TRAIN_STEP_DURATION = _METER.create_histogram(
     "rl.train.step.duration",
-    unit="s",
-    description="Of one train step, from its manifest to its new weights.",
+    "s",
+    "Of one train step, from its manifest to its new weights.",
     explicit_bucket_boundaries_advisory=SECONDS,
 )
 # what a train step reports, by the name that it has there
@@ -129,35 +116,35 @@ TRAIN = {
     )
 }
 SAMPLES_LEFT_OUT = _METER.create_counter(
-    "rl.trainer.samples_left_out", unit="{sample}", description="Samples that no model could be trained on, by flaw."
+    "rl.trainer.samples_left_out", "{sample}", "Samples that no model could be trained on, by flaw."
 )
 TOKEN_FIGURES_DROPPED = _METER.create_counter(
     "rl.trainer.token_figures_dropped",
-    unit="{message}",
-    description="Records of figures by token that were not written, because the brokers did not keep up.",
+    "{message}",
+    "Records of figures by token that were not written, because the brokers did not keep up.",
 )
 STALENESS = _METER.create_histogram(
     "rl.staleness",
-    unit="{version}",
-    description="Versions between the oldest token of a task's samples and the step that trains on them.",
+    "{version}",
+    "Versions between the oldest token of a task's samples and the step that trains on them.",
     explicit_bucket_boundaries_advisory=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
 )
 BATCH_DURATION = _METER.create_histogram(
     "rl.batch.duration",
-    unit="s",
-    description="Of a batch in each state that it has left, by state.",
+    "s",
+    "Of a batch in each state that it has left, by state.",
     explicit_bucket_boundaries_advisory=SECONDS,
 )
 WEIGHT_SYNC_PAUSE = _METER.create_histogram(
     "rl.weight_sync.pause",
-    unit="s",
-    description="How long generation stood still.",
+    "s",
+    "How long generation stood still.",
     explicit_bucket_boundaries_advisory=(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
 WEIGHT_SYNC_DURATION = _METER.create_histogram(
     "rl.weight_sync.duration",
-    unit="s",
-    description="From announcement to serving the version.",
+    "s",
+    "From announcement to serving the version.",
     explicit_bucket_boundaries_advisory=SECONDS,
 )
 

@@ -5,21 +5,19 @@ a collector's ``otlpjsonfile`` receiver reads these files as they are. One span 
 is killed loses what it had not written, and at most tears its last line.
 """
 
+import io
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.sdk.metrics.export import (
-    MetricExporter,
-    MetricExportResult,
-    MetricsData,
-)
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, format_span_id, format_trace_id
 from opentelemetry.util.types import AnyValue
+
+from trinity_bus.runtime.plain_files import append_plain
 
 # OTLP's numbers
 KINDS = {
@@ -31,63 +29,33 @@ KINDS = {
 }
 
 
-class JsonLinesSpanExporter(SpanExporter):
-    """Appends spans to a file. The file and its folder are made with the first span."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = _Lines(path)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self._file.append(json.dumps(span_to_json(span), separators=(",", ":")) for span in spans)
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self._file.close()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return True
+def span_lines(path: Path) -> ConsoleSpanExporter:
+    """Return what appends spans to a file."""
+    return ConsoleSpanExporter(
+        out=_Lines(path), formatter=lambda span: json.dumps(span_to_json(span), separators=(",", ":")) + "\n"
+    )
 
 
-class JsonLinesMetricExporter(MetricExporter):
-    """Appends the state of all metrics to a file, one line per export, in the SDK's own JSON."""
+def metric_lines(path: Path) -> ConsoleMetricExporter:
+    """Return what appends the state of all metrics to a file, one line per export, in the SDK's own JSON."""
+    return ConsoleMetricExporter(out=_Lines(path), formatter=lambda data: data.to_json(indent=None) + "\n")
+
+
+class _Lines(io.StringIO):
+    # Appends to a file what was written since it was flushed last. File and folder are made with the first line.
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._file = _Lines(path)
-
-    def export(
-        self,
-        metrics_data: MetricsData,
-        timeout_millis: float = 10_000,
-        **kwargs: Any,
-    ) -> MetricExportResult:
-        self._file.append([metrics_data.to_json(indent=None)])
-        return MetricExportResult.SUCCESS
-
-    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        self._file.close()
-
-    def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        return True
-
-
-class _Lines:
-    def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor: int | None = None
 
-    def append(self, lines: Iterator[str] | Sequence[str]) -> None:
-        if self._descriptor is None:
+    def flush(self) -> None:
+        lines = self.getvalue().encode()
+        self.seek(0)
+        self.truncate()
+        if lines:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-        rest = memoryview("".join(f"{line}\n" for line in lines).encode())
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+            with append_plain(self._path) as file:
+                file.write(lines)
 
 
 def span_to_json(span: ReadableSpan) -> dict[str, Any]:

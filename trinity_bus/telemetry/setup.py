@@ -29,7 +29,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 from opentelemetry.trace import NoOpTracer, Status, Tracer
 
 from trinity_bus import awake
@@ -37,7 +37,7 @@ from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
-from trinity_bus.telemetry.otlp_json import JsonLinesMetricExporter, JsonLinesSpanExporter
+from trinity_bus.telemetry.otlp_json import metric_lines, span_lines
 from trinity_bus.telemetry.spans import TRACES
 
 log = logging.getLogger(__name__)
@@ -178,13 +178,9 @@ def build_telemetry(
     if run_id is not None:
         attributes[names.TRINITY_RUN_ID] = run_id
     resource = Resource.create(attributes)
-    file_name = f"{service_name}-{os.getpid()}.jsonl"
-    destination, span_exporter = _exporter(
-        "TRACES", OTLPSpanExporter, JsonLinesSpanExporter, settings.run_dir, Path(TRACES) / file_name
-    )
-    _, metric_exporter = _exporter(
-        "METRICS", OTLPMetricExporter, JsonLinesMetricExporter, settings.run_dir, Path(METRICS) / file_name
-    )
+    run_dir, file_name = settings.run_dir, f"{service_name}-{os.getpid()}.jsonl"
+    destination, span_exporter = _exporter("TRACES", OTLPSpanExporter, span_lines, run_dir, Path(TRACES) / file_name)
+    _, metric_exporter = _exporter("METRICS", OTLPMetricExporter, metric_lines, run_dir, Path(METRICS) / file_name)
     return Telemetry(
         _tracer_provider(resource, span_exporter, discreet=discreet),
         _meter_provider(resource, metric_exporter, settings.metrics_interval_s),
@@ -226,10 +222,8 @@ def _tracer_provider(resource: Resource, exporter: SpanExporter | None, *, discr
         return _NoTraces(shutdown_on_exit=False)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     sink = DiscreetSpanExporter(exporter) if discreet else exporter
-    if isinstance(exporter, JsonLinesSpanExporter):
-        provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=FILE_DELAY_MS))
-    else:
-        provider.add_span_processor(BatchSpanProcessor(sink))
+    delay_ms = FILE_DELAY_MS if isinstance(exporter, ConsoleSpanExporter) else None
+    provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=delay_ms))
     return provider
 
 

@@ -7,8 +7,9 @@ to it, with the publication, announcement and transfer of the version that it ma
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rich.markup import escape as escape_markup
 from rich.tree import Tree
@@ -50,11 +51,9 @@ class Node:
     orphan: bool = False  # its parent is not among the spans: not ended yet, or lost with its process
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTrace:
+class TaskTrace(NamedTuple):
     """Everything that belongs to a task: its own spans, and the train steps that used it."""
 
-    task_id: str
     roots: list[Node]
     linked: list[Node]
 
@@ -71,7 +70,9 @@ def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
         raise TaskNotTracedError(_not_found(spans, task_id))
     kept: set[str] = set()
     for span in own:
-        kept |= _ancestors(span, by_id) | _descendants(span, children, task_id)
+        # One trace may hold many tasks.
+        below = _nodes(span, children, lambda child: child.attributes.get(names.RL_TASK_ID, task_id) == task_id)
+        kept |= _ancestors(span, by_id) | below.keys()
     roots = [span for span in spans if span.span_id in kept and span.parent_id not in kept]
     # Spans that are each other's parents, which only a broken sender makes, have no root.
     roots = roots or own[:1]
@@ -83,11 +84,13 @@ def trace_of_task(spans: Sequence[SpanRecord], task_id: str) -> TaskTrace:
         # A link may name a span that was lost with its process; its trace is the task's all the same.
         and any(target in kept or (trace in traces and target not in by_id) for trace, target in span.links)
     ]
-    return TaskTrace(
-        task_id,
-        [_node(span, children, by_id, kept) for span in roots],
-        [_node(span, children, by_id, None) for span in linked],
+    found = TaskTrace(
+        [_nodes(span, children, lambda child: child.span_id in kept)[span.span_id] for span in roots],
+        [_nodes(span, children, lambda _: True)[span.span_id] for span in linked],
     )
+    for node in (*found.roots, *found.linked):
+        node.orphan = node.span.parent_id is not None and node.span.parent_id not in by_id
+    return found
 
 
 def tree_of_task(spans: Sequence[SpanRecord], task_id: str) -> Tree:
@@ -123,38 +126,20 @@ def _ancestors(span: SpanRecord, by_id: Mapping[str, SpanRecord]) -> set[str]:
     return found
 
 
-def _descendants(span: SpanRecord, children: Mapping[str, list[SpanRecord]], task_id: str) -> set[str]:
-    # What was done within a span, except for other tasks: one trace may hold many.
-    found: set[str] = set()
-    open_spans = [span]
-    while open_spans:
-        current = open_spans.pop()
-        if current.span_id in found or current.attributes.get(names.RL_TASK_ID, task_id) != task_id:
-            continue
-        found.add(current.span_id)
-        open_spans.extend(children.get(current.span_id, ()))
-    return found
-
-
-def _node(
-    span: SpanRecord,
-    children: Mapping[str, list[SpanRecord]],
-    by_id: Mapping[str, SpanRecord],
-    kept: Iterable[str] | None,
-) -> Node:
-    allowed = None if kept is None else set(kept)
-    root = Node(span, orphan=span.parent_id is not None and span.parent_id not in by_id)
-    seen = {span.span_id}
-    open_nodes = [root]
+def _nodes(
+    root: SpanRecord, children: Mapping[str, list[SpanRecord]], keep: Callable[[SpanRecord], bool]
+) -> dict[str, Node]:
+    # A span and what was done within it, as far as it is kept, by their ids
+    found = {root.span_id: Node(root)}
+    open_nodes = [found[root.span_id]]
     while open_nodes:
         node = open_nodes.pop()
         for child in children.get(node.span.span_id, ()):
-            if child.span_id in seen or (allowed is not None and child.span_id not in allowed):
-                continue
-            seen.add(child.span_id)
-            node.children.append(Node(child))
+            if child.span_id not in found and keep(child):
+                found[child.span_id] = Node(child)
+                node.children.append(found[child.span_id])
         open_nodes.extend(node.children)
-    return root
+    return found
 
 
 def _draw(tree: Tree, node: Node, start_ns: int, *, linked: bool = False) -> None:

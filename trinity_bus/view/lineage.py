@@ -78,19 +78,10 @@ def lineage_of(
     seal: str | None = None,
 ) -> StepLineage:
     """Return what a step was made of."""
-    shown = [("demonstrations", at) for at in record.demonstrations] + [
-        ("preferences", at) for at in record.preferences
-    ]
+    shown = [(topic, at) for topic in ("demonstrations", "preferences") for at in getattr(record, topic)]
+    same = ("step", "trainer", "run", "incarnation", "model", "batch_id", "sequence", "seed", "skipped")
     return StepLineage(
-        step=record.step,
-        trainer=record.trainer,
-        run=record.run,
-        incarnation=record.incarnation,
-        model=record.model,
-        batch_id=record.batch_id,
-        sequence=record.sequence,
-        seed=record.seed,
-        skipped=record.skipped,
+        **{name: getattr(record, name) for name in same},
         tasks=[
             *(_task(record, group, found, once_more=False) for group in record.groups),
             *(_task(record, group, found, once_more=True) for group in record.replayed),

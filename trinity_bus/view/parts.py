@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Literal
 
-from schemas import BatchLifecycleState, PublishedVersion, RunnerState, UnservedPool
+from schemas import BatchLifecycleState, ExplorerHeartbeat, PublishedVersion, RunnerState, UnservedPool
 from schemas.event import ExplorerState, Follows
 from schemas.record import BatchType, Metrics
 from trinity_bus.runtime.wording import by_number
@@ -61,13 +61,11 @@ class BatchView:
     completed: int = 0  # Tasks with a result, failed ones too
     failed: int = 0
     aborted: int = 0
-    min_wait_num: int | None = None
     min_version: int = 0
     reward: float | None = None  # Mean over its tasks, once it is finalized
     metrics: Metrics = field(default_factory=dict)
     reason: str | None = None  # Why it was aborted, or is to be passed over
     created_at: float = 0.0  # Of the oldest record of it that the log still has
-    changed_at: float = 0.0  # Of the newest
     running_at: float | None = None
     finalized_at: float | None = None
 
@@ -88,11 +86,7 @@ class ExplorerView:
     model_version: int = -1
     pool: str | None = None  # Whose tasks it answers; None for those of the model that is trained
     follows: Follows = "trainer"
-    model: str | None = None
-    abilities: tuple[str, ...] = ()
-    max_model_len: int = 0
-    address: str = ""
-    address_proof: str = ""
+    beat: ExplorerHeartbeat | None = None  # Its last
     heard_at: float = 0.0
     patience_s: float = 0.0  # It may be silent for so long at least
     syncs: int = 0
@@ -124,9 +118,6 @@ class StepView:
 class SyncView:
     at: float
     checksum: str  # Of the bytes that it received
-    control_s: float
-    transfer_s: float
-    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)

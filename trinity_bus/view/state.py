@@ -72,11 +72,15 @@ class MeshState:
         """Let time go on where no record comes: seconds since the epoch, by the clock of the log."""
         self.now = max(self._newest, now)
 
-    def apply(self, record: object, at: float) -> None:
+    def apply(self, record: object, at: float) -> None:  # noqa: C901, PLR0912 - a case for each kind of record
         """Take one record; those of other kinds, and of other models, change nothing. ``at``: when it was written."""
         self._newest = max(self._newest, at)
         self.now = max(self.now, at)
         match record:
+            case StepTrained() | WeightsSynced() | TrainerHeartbeat() | ModelVersion() | PublishedVersion() if (
+                self.model not in {None, record.model}
+            ):
+                return
             case BatchRecord():
                 self._batch(record, at)
             case BatchSkipped():
@@ -91,8 +95,17 @@ class MeshState:
                 self._rollout(record, at)
             case CoordinatorHeartbeat():
                 self.coordinator, self.coordinator_at = record, at
-            case StepTrained() | WeightsSynced() | TrainerHeartbeat() | ModelVersion() | PublishedVersion():
-                self._of_model(record, at)
+            case StepTrained(again=False):
+                self._step(record, at)
+            case WeightsSynced():
+                self._took(record, at)
+            case TrainerHeartbeat():
+                self.trainer, self.trainer_at = record, at
+            case ModelVersion():
+                self.announced = record
+            case PublishedVersion():
+                self.history[record.version] = (record, at)
+                trim(self.history, self.limits.versions, int)
             case VersionWanted(version=None, rollback=None) if record.model == (self.model or record.model):
                 self.wanted = record.at_least
             case _:
@@ -187,26 +200,22 @@ class MeshState:
     def _batch(self, record: BatchRecord, at: float) -> None:
         batch = self.batches.get(record.batch_id)
         if batch is None:
-            self._make_room_for_a_batch()
+            if len(self.batches) >= self.limits.batches:
+                ended = (batch_id for batch_id, known in self.batches.items() if known.ended)
+                del self.batches[next(ended, next(iter(self.batches)))]
             batch = BatchView(record.batch_id, record.batch_type, record.state, created_at=at)
             self.batches[record.batch_id] = batch
         batch.state, batch.sequence = record.state, record.sequence
         batch.reason = None if record.reason is None else self.limits.cut(record.reason)
         batch.expected, batch.accepted = record.expected_task_count, record.accepted_task_count
         batch.completed, batch.failed = record.completed_task_count, record.failed_task_count
-        batch.aborted, batch.min_wait_num = record.aborted_task_count, record.min_wait_num
-        batch.min_version, batch.changed_at = record.min_version, at
+        batch.aborted, batch.min_version = record.aborted_task_count, record.min_version
         if record.state is BatchLifecycleState.RUNNING and batch.running_at is None:
             batch.running_at = at
         if record.state is BatchLifecycleState.FINALIZED:
             batch.finalized_at = at
             batch.metrics = self.limits.few(record.metrics)
             batch.reward = reward_of(record.metrics)
-
-    def _make_room_for_a_batch(self) -> None:
-        if len(self.batches) >= self.limits.batches:
-            ended = (batch_id for batch_id, batch in self.batches.items() if batch.ended)
-            del self.batches[next(ended, next(iter(self.batches)))]
 
     def _skipped(self, record: BatchSkipped) -> None:
         batch = self.batches.get(record.batch_id)
@@ -224,9 +233,7 @@ class MeshState:
     def _heartbeat(self, beat: ExplorerHeartbeat, at: float) -> None:
         explorer = self._heard(beat.explorer, beat.incarnation, at)
         explorer.state, explorer.slots, explorer.model_version = beat.state, beat.slots, beat.model_version
-        explorer.pool, explorer.follows, explorer.model = beat.pool, beat.follows, beat.model
-        explorer.abilities, explorer.max_model_len = tuple(beat.abilities), beat.max_model_len
-        explorer.address, explorer.address_proof = beat.address, beat.address_proof
+        explorer.pool, explorer.follows, explorer.beat = beat.pool, beat.follows, beat
         explorer.patience_s = beat.silent_after_s(0.0)
         explorer.running, explorer.attempts = frozenset(one.task_id for one in beat.running), len(beat.running)
         explorer.samples.append((at, beat.tokens_generated))
@@ -252,26 +259,6 @@ class MeshState:
         insort(self._errors, (at, self.limits.cut(text)), key=lambda known: known[0])
         del self._errors[: -self.limits.errors]
 
-    def _of_model(
-        self, record: StepTrained | WeightsSynced | TrainerHeartbeat | ModelVersion | PublishedVersion, at: float
-    ) -> None:
-        if self.model not in {None, record.model}:
-            return
-        match record:
-            case StepTrained(again=False):
-                self._step(record, at)
-            case StepTrained():
-                return
-            case WeightsSynced():
-                self._took(record, at)
-            case TrainerHeartbeat():
-                self.trainer, self.trainer_at = record, at
-            case ModelVersion():
-                self.announced = record
-            case PublishedVersion():
-                self.history[record.version] = (record, at)
-                trim(self.history, self.limits.versions, int)
-
     def _step(self, event: StepTrained, at: float) -> None:
         self.steps[event.step] = StepView(
             step=event.step,
@@ -294,8 +281,7 @@ class MeshState:
             if event.ok:
                 explorer.model_version = event.version
         if event.ok:
-            took = SyncView(at, self.limits.cut(event.checksum), event.control_s, event.transfer_s, event.pause_s)
-            self._synced[event.version, event.explorer] = took
+            self._synced[event.version, event.explorer] = SyncView(at, self.limits.cut(event.checksum))
             trim(self._synced, self.limits.syncs)
         else:
             self._failed(f"{event.explorer} did not take version {event.version}: {event.error}", at)

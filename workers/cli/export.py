@@ -9,7 +9,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index.export import export as write_files
 from trinity_bus.console.index.files import store_folder
-from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.follower import catch_up
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreBusyError
 from trinity_bus.console.index.store import Store
@@ -39,9 +39,7 @@ def export(
     async def bring_forward(store: Store) -> None:
         async with Bus(settings.kafka, client_id="export") as bus:
             await bus.present()
-        bus = Bus(settings.kafka, client_id="export")
-        async with IndexFollower(bus, store, read_mib_s=settings.console.read_mib_s) as follower:
-            await follower.caught_up()
+        await catch_up(Bus(settings.kafka, client_id="export"), store, read_mib_s=settings.console.read_mib_s)
 
     try:
         own = settings.console

@@ -25,24 +25,27 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
+from pydantic import SecretStr
 
-from trinity_bus.config import ConsoleSettings
-from trinity_bus.console.web.render import Frame, Pages
+from trinity_bus import awake
 from trinity_bus.console.web.who import SESSION_S, Logins, Role, Visitor, host_is_ours, is_name
 from trinity_bus.errors import BusError, NoCoordinatorError, TimedOutError, TrinityError
-from trinity_bus.runtime.http import shows_key
+from trinity_bus.runtime.http import read_body, shows_key
 from trinity_bus.runtime.secrecy import same_secret
-from workers.console.forms import ANSWERS, form
+from workers.console.page_context import COOKIE, VISITOR, NotThereError, PageContext, page, theme_of
 
 log = logging.getLogger("workers.console")
 
-VISITOR: Final = web.RequestKey("visitor", Visitor)
-COOKIE: Final = "trinity-console"
 PROXY_KEY: Final = "X-Proxy-Key"  # Header in which a proxy shows its key
+_FORM: Final = web.RequestKey("form", dict[str, str])
+_MAX_FIELDS: Final = 500
 _MAX_FORM_BYTES: Final = 8 << 20  # Of an operator: a task that is put back, twice as large as the largest
+_MAX_ANSWERS_BYTES: Final = 64 << 10  # Of a visitor who may not act: every setting, with something in it
+_MAX_LOGIN_BYTES: Final = 4096
+FORM_S: Final = 30.0  # In which a form has to come
 _OPEN: Final = ("/static/", "/login", "/health")
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -58,30 +61,14 @@ _HEADERS: Final = {
 type Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class NotThereError(TrinityError, LookupError):
-    """What a link names is not on the log, or not any more."""
-
-
 class AccessControl:
-    def __init__(
-        self,
-        settings: ConsoleSettings,
-        namespace: str,
-        pages: Pages,
-        trouble: Callable[[], str],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._settings = settings
-        self._namespace = namespace
-        self._pages = pages
-        self._trouble = trouble
-        self._clock = clock
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._settings = settings = context.settings.console
         self._sessions = Logins()
-        self._tokens: list[tuple[str, Role]] = []
-        if settings.token is not None:
-            self._tokens.append((settings.token.get_secret_value(), "operator"))
-        if settings.viewer_token is not None:
-            self._tokens.append((settings.viewer_token.get_secret_value(), "viewer"))
+        given: tuple[tuple[SecretStr | None, Role], ...]
+        given = ((settings.token, "operator"), (settings.viewer_token, "viewer"))
+        self._tokens = [(token.get_secret_value(), role) for token, role in given if token is not None]
 
     def install(self, app: web.Application) -> None:
         app.middlewares.append(self._let_in)
@@ -89,10 +76,6 @@ class AccessControl:
         app.router.add_get("/login", self._login_page)
         app.router.add_post("/login", self._log_in)
         app.router.add_post("/logout", self._log_out)
-
-    @property
-    def asks(self) -> bool:
-        return bool(self._tokens)
 
     def visitor(self, request: web.Request) -> Visitor | None:
         header = self._settings.user_header
@@ -109,7 +92,7 @@ class AccessControl:
             if shows_key(request, token):
                 return Visitor("bearer", role, self._sessions.proof("bearer"))
         if self._tokens:
-            return self._sessions.visitor(request.cookies.get(COOKIE, ""), self._clock())
+            return self._sessions.visitor(request.cookies.get(COOKIE, ""), time.time())
         return None if header is not None else Visitor("anybody", "viewer", self._sessions.proof("anybody"))
 
     def _is_proxy(self, request: web.Request) -> bool:
@@ -149,7 +132,7 @@ class AccessControl:
         visitor = request.get(VISITOR)
         if visitor is None:
             return
-        proof = (await form(request, _MAX_FORM_BYTES if visitor.may_act else ANSWERS)).get("proof", "")
+        proof = (await form(request, _MAX_FORM_BYTES if visitor.may_act else _MAX_ANSWERS_BYTES)).get("proof", "")
         if not same_secret(proof, visitor.proof):
             raise web.HTTPForbidden(text="This form is not of this console, or is older than the login: load it again.")
 
@@ -157,43 +140,54 @@ class AccessControl:
         status, message = _told(error)
         if status == 500:
             log.error("a request to %s failed", request.path, exc_info=error)
-        visitor = request.get(VISITOR)
-        if visitor is None:
+        if request.get(VISITOR) is None:
             return web.Response(status=status, text=f"{message}\n")
-        frame = Frame(
-            namespace=self._namespace,
-            visitor=visitor,
-            path=request.path,
-            query={},
-            theme=theme_of(request),
-            trouble=self._trouble(),
-            part="X-Part" in request.headers,
-            can_log_out=COOKIE in request.cookies,
-        )
-        html = self._pages.render(
+        frame = self._context.bare_frame(request)
+        html = self._context.pages.render(
             "told.html", frame, title="This cannot be shown", message=message, kind="bad", back="/"
         )
         return page(html, status)
 
     async def _login_page(self, request: web.Request) -> web.Response:
-        return page(self._pages.login(theme_of(request), wrong=False))
+        return page(self._context.pages.login(theme_of(request), wrong=False))
 
     async def _log_in(self, request: web.Request) -> web.Response:
         given = (await form(request)).get("token", "")
         role = next((role for token, role in self._tokens if same_secret(given, token)), None)
         if role is None:
             log.warning("somebody at %s has shown a token that is not known", request.remote)
-            return page(self._pages.login(theme_of(request), wrong=True), 401)
+            return page(self._context.pages.login(theme_of(request), wrong=True), 401)
         response = web.Response(status=303, headers={"Location": "/"})
-        cookie = self._sessions.cookie(role, role, self._clock())
+        cookie = self._sessions.begin(role, time.time())
         response.set_cookie(COOKIE, cookie, max_age=round(SESSION_S), httponly=True, samesite="Strict")
         return response
 
     async def _log_out(self, request: web.Request) -> web.Response:
-        del request
+        self._sessions.end(request.cookies.get(COOKIE, ""))
         response = web.Response(status=303, headers={"Location": "/login"})
         response.del_cookie(COOKIE, httponly=True, samesite="Strict")
         return response
+
+
+async def form(request: web.Request, most: int = _MAX_LOGIN_BYTES) -> dict[str, str]:
+    """Return a form as browsers send it: no larger, slower or otherwise written, whatever its sender says.
+
+    The framework would decode one as its sender says, and there are encodings that take the square of its length.
+    """
+    if _FORM not in request:
+        try:
+            async with awake.timeout(FORM_S):
+                body = await read_body(request, most)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"The form did not come within {FORM_S:g} s.") from None
+        if body and request.content_type != "application/x-www-form-urlencoded":
+            raise web.HTTPUnsupportedMediaType(text="Forms come as application/x-www-form-urlencoded.")
+        try:
+            fields = parse_qsl(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        except ValueError:
+            raise web.HTTPBadRequest(text=f"A form has {_MAX_FIELDS} fields at most.") from None
+        request[_FORM] = dict(fields)
+    return request[_FORM]
 
 
 def operator(request: web.Request) -> Visitor:
@@ -202,17 +196,6 @@ def operator(request: web.Request) -> Visitor:
     if not visitor.may_act:
         raise web.HTTPForbidden(text="Only an operator may do this: log in with console.token.")
     return visitor
-
-
-def page(html: str, status: int = 200) -> web.Response:
-    """Return a page, which nobody keeps."""
-    return web.Response(text=html, status=status, content_type="text/html", headers={"Cache-Control": "no-store"})
-
-
-def theme_of(request: web.Request) -> str:
-    """Return what the reader has chosen: ``light``, ``dark``, or nothing."""
-    theme = request.cookies.get("theme", "")
-    return theme if theme in {"light", "dark"} else ""
 
 
 def _is_open(path: str) -> bool:

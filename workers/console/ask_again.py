@@ -30,21 +30,19 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import ValidationError
 
-from schemas import ExperienceGroup, ExplorerHeartbeat
+from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
 from schemas.sampling import MAX_TEMPERATURE, Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
-from trinity_bus.console.web.rollouts import turns_of, way_of_drawing
-from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
+from trinity_bus.console.web.rollouts import sample_tokens, turns_of, way_of_drawing
+from trinity_bus.console.web.tokens import token_views
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
-from trinity_bus.view import ExplorerView
-from workers.console.access_control import operator
-from workers.console.forms import form
+from workers.console.access_control import form, operator
 from workers.console.page_context import BadLinkError, PageContext, whole
-from workers.console.rollout_pages import place_of, sample_and_task
+from workers.console.rollout_pages import place_of, sample_of
 
 log = logging.getLogger("workers.console")
 
@@ -54,10 +52,6 @@ _AT_ONCE: Final = 2  # Answers that are drawn for this console; more wait
 _NO_KEY: Final = (
     "explorers are asked over HTTP: set explorer.http_port and explorer.http_key for them, and the key for the console"
 )
-
-
-class CannotAskError(TrinityError, RuntimeError):
-    """There is nobody to be asked, or no way to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,7 @@ class AskAgain:
             for one in self._fleet().usable(awake.now()):
                 versions.setdefault(one.version, []).append(one.name)
             trouble = "" if versions else "No explorer that can be asked over HTTP serves the model now."
-        except CannotAskError as error:
+        except TrinityError as error:
             trouble = f"Nobody can be asked: {error}."
         return self._context.render(
             request,
@@ -128,7 +122,7 @@ class AskAgain:
     async def _answer(self, version: int, sample: Sample, sampling: Sampling) -> _Answered:
         fleet = self._fleet(version)
         if not fleet.usable(awake.now()):
-            raise CannotAskError(f"no explorer that can be asked serves version {version} any more")
+            raise TrinityError(f"no explorer that can be asked serves version {version} any more")
         prompt = sample.tokens[: sample.prompt_length].tolist()
         async with self._places, Explorers(fleet, key=self._key(), wait_s=0.0, timeout_s=_TIMEOUT_S) as explorers:
             (drawing,) = await explorers.draw(prompt, sampling)
@@ -142,49 +136,35 @@ class AskAgain:
         self, group: ExperienceGroup, sample: Sample, at: int, version: int, answered: _Answered
     ) -> Mapping[str, Any]:
         texts, drawing = self._feed.index.texts, answered.drawing
-        drawn = drawing.token_ids
-        old = sample.tokens[sample.prompt_length :][:PAGE_TOKENS].tolist()
+        drawn, everything = drawing.token_ids, [True] * len(drawing.token_ids)
+        old: dict[str, Any] = {
+            "first": sample.prompt_length,
+            "others": answered.old,
+            "other": f"version {version} less then",
+        }
+        new: dict[str, Any] = {"logprobs": drawing.logprobs, "mask": everything, "versions": drawing.versions}
         return {
             "old": turns_of(sample, texts, None if texts is None else texts.read),
-            "old_tokens": token_views(
-                sample.tokens,
-                sample.prompt_length,
-                logprobs=sample.logprobs,
-                mask=sample.mask,
-                versions=[(start, drawn_by) for owner, start, drawn_by in group.versions.tolist() if owner == at],
-                others=answered.old,
-                other=f"version {version} less then",
-                texts=None if texts is None else texts([[token] for token in old]),
-                first=sample.prompt_length,
-            )
-            if answered.old
-            else [],
+            "old_tokens": sample_tokens(group, at, texts, **old) if answered.old else [],
             "text": " ".join(map(str, drawn)) if texts is None else texts([drawn])[0],
-            "tokens": token_views(
-                drawn,
-                0,
-                logprobs=drawing.logprobs,
-                mask=[True] * len(drawn),
-                versions=drawing.versions,
-                texts=None if texts is None else texts([[token] for token in drawn]),
-            ),
+            "tokens": token_views(drawn, 0, **new, texts=texts),
             "drawn_by": sorted({version for _, version in drawing.versions}),
             "finish_reason": drawing.finish_reason,
             "then": _mean(sample.logprobs.tolist(), sample.mask.tolist()),
             "now": _mean(answered.old, sample.mask.tolist()),
-            "mean": _mean(drawing.logprobs, [True] * len(drawn)),
+            "mean": _mean(drawing.logprobs, everything),
         }
 
     async def _sample(self, request: web.Request) -> tuple[ExperienceGroup, Sample]:
         place = place_of(request.match_info)
-        found, _ = await self._feed.index.ask(lambda index: sample_and_task(index, place, None))
+        found = await self._feed.index.ask(lambda index: sample_of(index, place, None))
         record = await self._feed.records.group([found.group])
         return record, list(record.samples())[place.number]
 
     def _key(self) -> str:
         key = self._context.settings.explorer.http_key
         if key is None:
-            raise CannotAskError(_NO_KEY)
+            raise TrinityError(_NO_KEY)
         return key.get_secret_value()
 
     def _fleet(self, version: int | None = None) -> ServingFleet:
@@ -192,23 +172,9 @@ class AskAgain:
         # Who is silent is left out here already, by the clock of the log.
         fleet = ServingFleet(model, model=model, key=self._key(), silence_s=math.inf)
         for one in self._feed.state.alive():
-            if one.model_version >= 0 and version in {None, one.model_version}:
-                fleet.heard(_beat(one), awake.now())
+            if one.beat is not None and one.model_version >= 0 and version in {None, one.model_version}:
+                fleet.heard(one.beat.model_copy(update={"model_version": one.model_version}), awake.now())
         return fleet
-
-
-def _beat(explorer: ExplorerView) -> ExplorerHeartbeat:
-    assert explorer.state != "left"  # noqa: S101 - who has left is not alive
-    return ExplorerHeartbeat(
-        explorer=explorer.name,
-        incarnation=explorer.incarnation,
-        state=explorer.state,
-        slots=max(explorer.slots, 1),
-        model_version=explorer.model_version,
-        pool=explorer.pool,
-        address=explorer.address,
-        address_proof=explorer.address_proof,
-    )
 
 
 def _sampling(said: Mapping[str, str], drawn_with: SampledWith | None) -> Sampling:

@@ -106,13 +106,16 @@ def _told(folder: Path, run: str, metrics: Sequence[str], until: float | None) -
     return _Told("" if settings else untold, points, names, settings, others)
 
 
-def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[tuple[str, Any]]:
-    lines: dict[str, list[charts.Line]] = {name: [] for name in metrics}
-    for run, one in zip(runs, told, strict=True):
-        for name, each in lines.items():
-            # Also of a run that has none: the colours go by the order of the runs.
-            each.append(charts.Line(run, [(point.x, point.value) for point in one.points.get(name, ())]))
-    return [(name, charts.lines(name, each)) for name, each in lines.items() if any(one.points for one in each)]
+def _charts(runs: Sequence[str], metrics: Sequence[str], told: Sequence[_Told]) -> list[charts.Chart]:
+    # Each has all runs, also those that have none of it: the colours go by the order of the runs.
+    of_runs = list(zip(runs, told, strict=True))
+    found = [
+        charts.chart(
+            name, [(run, [(point.x, point.value) for point in one.points.get(name, ())]) for run, one in of_runs]
+        )
+        for name in metrics
+    ]
+    return [one for one in found if any(line.points for line in one.lines)]
 
 
 _VALUES: Final = 3  # Of one run that are shown, where its services differ

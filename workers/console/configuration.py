@@ -7,7 +7,7 @@ looked at, so only those are asked who may act, or sit at a machine whose consol
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,10 +29,9 @@ from trinity_bus.hub import NotCachedError, model_folder
 from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing.memory import GIB
 from trinity_bus.training.families import ModelShape, read_shape
-from workers.console.access_control import VISITOR, operator
-from workers.console.forms import form
+from workers.console.access_control import form, operator
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
-from workers.console.page_context import BadLinkError, PageContext
+from workers.console.page_context import VISITOR, BadLinkError, PageContext
 from workers.preconditions import memory, refusals
 from workers.runs import new_run
 from workers.service_environment import service_environment
@@ -58,7 +57,14 @@ def _shape(path: str) -> ModelShape | None:
 
 
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
-_FILES: Final = ("mesh.toml", "tasks.toml", "mesh.gpu.toml", "mesh.env", "values.yaml")
+# What can be downloaded; None: it is of no use to this mesh
+_FILES: Final[Mapping[str, Callable[[Checked, Sections], str | None]]] = {
+    "mesh.toml": lambda checked, _: files.mesh_file(checked.draft),
+    "tasks.toml": lambda checked, _: None if checked.draft.rows is None else files.tasks_file(checked.draft.rows),
+    "mesh.gpu.toml": lambda checked, _: files.compose_mesh_file(checked.draft),
+    "mesh.env": lambda checked, settings: files.compose_env(settings, checked.draft.hardware),
+    "values.yaml": lambda checked, _: chart_values(checked),
+}
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
@@ -103,19 +109,9 @@ class Configuration:
         name = request.match_info["file"]
         if not checked.is_sound or checked.settings is None:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
-        match name:
-            case "mesh.toml":
-                text = files.mesh_file(checked.draft)
-            case "mesh.gpu.toml":
-                text = files.compose_mesh_file(checked.draft)
-            case "mesh.env":
-                text = files.compose_env(checked.settings, checked.draft.hardware)
-            case "values.yaml":
-                text = chart_values(checked)
-            case _:
-                if checked.draft.rows is None:
-                    raise BadLinkError("there are no rows to describe")
-                text = files.tasks_file(checked.draft.rows)
+        text = _FILES[name](checked, checked.settings)
+        if text is None:
+            raise BadLinkError("there are no rows to describe")
         headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/plain", headers=headers)
 
@@ -148,16 +144,7 @@ class Configuration:
 
     async def _ask_to_stop(self, request: web.Request) -> web.Response:
         self._let_run(request)
-        return self._context.render(
-            request,
-            "confirm.html",
-            question="Stop the mesh?",
-            consequence="Its services end in order. What is on the log stays, and a mesh of the same settings goes on "
-            "from there.",
-            action="/configuration/stop",
-            yes="Stop it",
-            back="/configuration/mesh",
-        )
+        return self._context.render(request, "confirm.html", what="stop", version=None, back="/configuration/mesh")
 
     async def _stop(self, request: web.Request) -> web.StreamResponse:
         log.warning("%s stops the mesh that was started from here", self._let_run(request))

@@ -21,15 +21,13 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import header
 from trinity_bus.console.index.answers import Place
-from trinity_bus.console.index.questions import DeadLetterFilter, PageAsk
+from trinity_bus.console.index.index import Index
 from trinity_bus.console.web.render import Frame
-from workers.console.access_control import operator
-from workers.console.forms import form
-from workers.console.page_context import PageContext, asked_of, whole
+from workers.console.access_control import form, operator
+from workers.console.page_context import PageContext, asked_of, page_ask, whole
 
 log = logging.getLogger("workers.console")
 
-_ROWS: Final = 100
 _PATH: Final = r"/dead-letters/{topic:[a-z-]+}/{partition:\d+}/{offset:\d+}"
 
 
@@ -38,18 +36,9 @@ class DeadLetterPages:
         self._context = context
 
     def install(self, app: web.Application) -> None:
-        self._context.add(app, "/dead-letters", "dead_letters.html", self._list)
+        self._context.add(app, "/dead-letters", "dead_letters.html", self._context.of_index(_letters))
         app.router.add_get(_PATH, self._look)
         app.router.add_post(_PATH, self._put_back)
-
-    async def _list(self, frame: Frame) -> Mapping[str, Any]:
-        asked = asked_of(frame, "reason", "source", "text")
-        wanted = DeadLetterFilter(
-            reason=asked["reason"] or None, source_topic=asked["source"] or None, text=asked["text"] or None
-        )
-        ask = PageAsk(_ROWS, frame.query.get("after"))
-        page = await self._context.feed.index.ask(lambda index: index.dead_letters(wanted, ask, until=frame.until))
-        return {"page": page, "asked": asked}
 
     async def _look(self, request: web.Request) -> web.Response:
         return self._page(request, await self._letter(request))
@@ -95,6 +84,13 @@ class DeadLetterPages:
             mended=_as_json(letter.raw) if value is None else value,
             wrong=wrong,
         )
+
+
+def _letters(index: Index, frame: Frame) -> Mapping[str, Any]:
+    asked = asked_of(frame, "reason", "source", "text")
+    reason, source, text = (asked[name] or None for name in ("reason", "source", "text"))
+    page = index.dead_letters(page_ask(frame), reason=reason, source_topic=source, text=text, until=frame.until)
+    return {"page": page, "asked": asked}
 
 
 def _is_task(letter: Received[Any]) -> bool:

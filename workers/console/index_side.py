@@ -5,11 +5,13 @@
     OPENING --the store is free--> FOLLOWING      it is read off the log, and every page knows how far
        |----another console has it--> READING     its answers are as new as that one makes them; tried again later
        '----it cannot be written--> OPENING       pages say why, in a line
+    FOLLOWING --a defect--> stopped: the log has its trace, and pages go on with what there is
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final
 
 from schemas.errors import one_line
@@ -17,21 +19,15 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index.answers import Extent
 from trinity_bus.console.index.files import store_folder
-from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.follower import follow_log
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import ModelTexts, load_texts
-from trinity_bus.errors import TrinityError
 
 log = logging.getLogger("workers.console")
 
-_LOOK_S: Final = 10.0
 _AGAIN_S: Final = 5.0
-
-
-class NoIndexError(TrinityError, RuntimeError):
-    """There is no index to ask."""
 
 
 class IndexSide:
@@ -46,10 +42,10 @@ class IndexSide:
         self.no_texts: str | None = None  # Why there is none
 
     async def ask[A](self, question: Callable[[Index], A]) -> A:
-        """Ask the index, in a thread. Raises NoIndexError where there is none now."""
+        """Ask the index, in a thread. Raises StoreError where there is none now."""
         index = self._index
         if index is None:
-            raise NoIndexError(self.line)
+            raise StoreError(self.line)
         return await asyncio.to_thread(question, index)
 
     async def run(self, touch: Callable[[], None]) -> None:
@@ -78,19 +74,30 @@ class IndexSide:
         )
         try:
             store = await asyncio.shield(opening)
-            async with IndexFollower(self._bus(), store, read_mib_s=own.read_mib_s) as follower:
-                self._index = Index(self.folder)
-                while True:
-                    waits = follower.state in {"waiting", "stopped"} or follower.behind > 1000
-                    self._say(f"The index: {follower.line}" if waits else "")
-                    self.extent = await self.ask(lambda index: index.extent())
-                    touch()
-                    await follower.changed(_LOOK_S)
+            self._index = Index(self.folder)
+            await self._forward(store, touch)
         finally:
             await self._close()
             (opened,) = await asyncio.gather(opening, return_exceptions=True)
             if isinstance(opened, Store):
                 await asyncio.to_thread(opened.close)
+
+    async def _forward(self, store: Store, touch: Callable[[], None]) -> None:
+        own = self._settings.console
+        try:
+            async with aclosing(follow_log(self._bus(), store, read_mib_s=own.read_mib_s)) as standings:
+                async for one in standings:
+                    self._say(f"The index: {one.line}" if one.state == "waiting" or one.behind > 1000 else "")
+                    self.extent = await self.ask(lambda index: index.extent())
+                    touch()
+        except StoreError:
+            raise
+        except Exception as error:
+            # A defect: pages go on with what there is.
+            log.exception("the console's index is brought forward no more")
+            self._say(f"The index: a defect has ended it: {error!r}")
+            touch()
+            await asyncio.Event().wait()
 
     async def _read(self, touch: Callable[[], None]) -> None:
         self._index = Index(self.folder)

@@ -9,8 +9,8 @@ from typing import Final
 
 from aiohttp import web
 
-from workers.console.access_control import VISITOR
 from workers.console.mesh_watcher import MeshWatcher
+from workers.console.page_context import VISITOR
 
 MAX_STREAMS: Final = 500
 # Streams of one visitor at one address: nobody has as many pages open, and the others keep theirs

@@ -20,6 +20,7 @@ from typing import Literal
 
 from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
+from trinity_bus.runtime.http import in_thread
 from trinity_bus.runtime.process import ProcessError
 from trinity_bus.runtime.supervisor import Activity, Supervisor
 from workers.local import spec_of
@@ -81,7 +82,7 @@ class LocalMesh:
     async def _live(self, run: LocalRun) -> None:
         supervisor = self._supervisor = Supervisor(run.folder)
         try:
-            await _whole(asyncio.to_thread(self._launch, supervisor, run))
+            await in_thread(self._launch, supervisor, run)
             self.state = "running"
             await supervisor.watch()
         except (ProcessError, OSError) as error:
@@ -89,21 +90,10 @@ class LocalMesh:
             self.why = str(error)
         finally:
             self.state = "stopping"
-            await _whole(asyncio.to_thread(supervisor.stop))
+            await in_thread(supervisor.stop)
             self._supervisor = None
             self.state = "ended" if self.why else "idle"
 
     def _launch(self, supervisor: Supervisor, run: LocalRun) -> None:
         for one in run.plan:
             supervisor.launch(spec_of(one, run.folder / "mesh.toml", run.env, self._program))
-
-
-async def _whole(coroutine: object) -> None:
-    # Wait for work in a thread, which cannot be broken off, and be cancelled after it where that was asked
-    work: asyncio.Future[None] = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise
-    work.result()

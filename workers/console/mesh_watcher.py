@@ -41,10 +41,9 @@ _TOPICS: Final = (BATCHES, MODEL_VERSIONS, VERSION_HISTORY, *EVENTS)
 class MeshWatcher:
     """Follows a mesh until cancelled."""
 
-    def __init__(self, settings: Settings, *, tell_s: float = TELL_S, is_record: bool = False) -> None:
+    def __init__(self, settings: Settings, *, is_record: bool = False) -> None:
         self.is_record = is_record
         self._settings = settings
-        self._tell_s = tell_s
         self._state = MeshState(settings.mesh.model)
         self._follower: MeshFollower | None = None
         self._bus: Bus | None = None
@@ -141,7 +140,7 @@ class MeshWatcher:
             async with self._news:
                 self.serial += 1
                 self._news.notify_all()
-            await asyncio.sleep(self._tell_s)
+            await asyncio.sleep(TELL_S)
 
     async def _watch_the_lag(self, bus: Bus) -> None:
         while True:

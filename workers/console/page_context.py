@@ -3,18 +3,24 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 
 from trinity_bus.config import Settings
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.questions import PageAsk
 from trinity_bus.console.web.render import MAX_QUERY, Frame, Pages, parsed_moment
+from trinity_bus.console.web.who import Visitor
 from trinity_bus.errors import TrinityError
-from workers.console.access_control import COOKIE, VISITOR, page, theme_of
 from workers.console.mesh_watcher import MeshWatcher
 
 type Values = Callable[[Frame], Awaitable[Mapping[str, Any]]]  # What a page shows
 
+VISITOR: Final = web.RequestKey("visitor", Visitor)
+COOKIE: Final = "trinity-console"
+_ROWS: Final = 100  # Of a list
 _SHARED: Final = 256  # Pages that are kept until something is new
 
 
@@ -22,16 +28,29 @@ class BadLinkError(TrinityError, ValueError):
     """A link says what no page can show."""
 
 
+class NotThereError(TrinityError, LookupError):
+    """What a link names is not on the log, or not any more."""
+
+
 class PageContext:
-    def __init__(
-        self, settings: Settings, feed: MeshWatcher, pages: Pages, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, settings: Settings, feed: MeshWatcher) -> None:
         self.settings = settings
         self.feed = feed
-        self.pages = pages
-        self._clock = clock
+        self.pages = Pages(settings.console.jaeger_url or "")
         self._made: dict[tuple[str, ...], asyncio.Future[str]] = {}
         self._made_of = -1
+
+    def bare_frame(self, request: web.Request) -> Frame:
+        """Return the frame of a page that takes nothing from its link."""
+        return Frame(
+            namespace=self.settings.kafka.namespace,
+            visitor=request[VISITOR],
+            path=request.path,
+            theme=theme_of(request),
+            trouble=self.feed.trouble,
+            can_log_out=COOKIE in request.cookies,
+            part="X-Part" in request.headers,
+        )
 
     def frame(self, request: web.Request) -> Frame:
         if len(request.query_string) > MAX_QUERY:
@@ -41,21 +60,16 @@ class PageContext:
         except ValueError as error:
             raise BadLinkError(str(error)) from None
         extent = self.feed.index.extent
-        return Frame(
-            namespace=self.settings.kafka.namespace,
-            visitor=request[VISITOR],
-            path=request.path,
+        pairs = [(name, value) for name, value in request.query.items() if name != "until"]
+        return replace(
+            self.bare_frame(request),
             names=request.match_info,
-            query={name: value for name, value in request.query.items() if name != "until"},
-            pairs=[(name, value) for name, value in request.query.items() if name != "until"],
+            query=dict(pairs),
+            pairs=pairs,
             until=until,
             begin=None if extent is None else extent.first_at,
-            now=self._clock(),
-            theme=theme_of(request),
-            trouble=self.feed.trouble,
+            now=time.time(),
             is_record=self.feed.is_record,
-            can_log_out=COOKIE in request.cookies,
-            part="X-Part" in request.headers,
         )
 
     def add(self, app: web.Application, path: str, template: str, values: Values) -> None:
@@ -75,6 +89,10 @@ class PageContext:
 
         app.router.add_get(path, answer)
 
+    def of_index(self, answer: Callable[[Index, Frame], Mapping[str, Any]]) -> Values:
+        """Return what a page shows of which the index knows all; ``answer`` is called in a thread."""
+        return lambda frame: self.feed.index.ask(lambda index: answer(index, frame))
+
     def render(self, request: web.Request, template: str, **values: Any) -> web.Response:
         return page(self.pages.render(template, self.frame(request), **values))
 
@@ -84,6 +102,28 @@ class PageContext:
     async def _make(self, template: str, frame: Frame, values: Values) -> str:
         # A page of what a model wrote may take a second to be escaped, and others wait for theirs.
         return await asyncio.to_thread(self.pages.render, template, frame, **await values(frame))
+
+
+def page(html: str, status: int = 200) -> web.Response:
+    """Return a page, which nobody keeps."""
+    return web.Response(text=html, status=status, content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+def theme_of(request: web.Request) -> str:
+    """Return what the reader has chosen: ``light``, ``dark``, or nothing."""
+    theme = request.cookies.get("theme", "")
+    return theme if theme in {"light", "dark"} else ""
+
+
+def there[T](found: T | None, what: str, until: float | None) -> T:
+    """Return what was found. Raises NotThereError: nothing was."""
+    if found is None:
+        raise NotThereError(f"{what} is not on the log" + ("" if until is None else " at this moment"))
+    return found
+
+
+def page_ask(frame: Frame) -> PageAsk:
+    return PageAsk(_ROWS, frame.query.get("after"))
 
 
 def asked_of(frame: Frame, *names: str) -> dict[str, str]:
@@ -104,9 +144,7 @@ def number(frame: Frame, name: str) -> float | None:
 
 def count(frame: Frame, name: str) -> int | None:
     text = frame.query.get(name, "").strip()
-    if not text:
-        return None
-    return whole(text, name)
+    return whole(text, name) if text else None
 
 
 def whole(text: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Samples, groups and tasks: what the model said, and what became of it."""
+"""A sample, and a group: what the model said, which lies on the log, and what became of it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ from aiohttp import web
 from schemas import ExperienceGroup
 from schemas.token_figures import Float16
 from trinity_bus.console.index.answers import (
-    GroupRow,
     SampleDetail,
     SamplePlace,
     SettingsRow,
@@ -21,18 +20,14 @@ from trinity_bus.console.index.answers import (
     WholeGroup,
 )
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk, SampleFilter
 from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.tokens import PAGE_TOKENS, token_views
+from trinity_bus.console.web.tokens import PAGE_TOKENS
 from trinity_bus.console.web.turns import prompt_pieces
 from trinity_bus.errors import TrinityError
-from workers.console.access_control import NotThereError
-from workers.console.page_context import BadLinkError, PageContext, asked_of, count, number
-from workers.console.training_pages import BINS, histogram_part
+from workers.console.page_context import BadLinkError, PageContext, count, there
 
-_ROWS: Final = 100
 _RUNS: Final = 64  # Side by side
 _STEPS: Final = 4  # That trained on a sample, whose means are shown beside it
 _OF_TOKENS: Final = ("entropy", "mismatch_k3")
@@ -63,56 +58,19 @@ class FiguresView:
         return self.gaps is not None
 
 
-_ASKED: Final = ("text", "task", "batch", "step", "trainer", "low", "high", "version_low", "version_high")
-
-
 class RolloutPages:
     def __init__(self, context: PageContext) -> None:
         self._context = context
         self._index = context.feed.index
-        self._jaeger = (context.settings.console.jaeger_url or "").rstrip("/")
 
     def install(self, app: web.Application) -> None:
-        self._context.add(app, "/samples", "samples.html", self._samples)
         app.router.add_get(r"/samples/{place:[0-9-]+}.json", self._json)
         self._context.add(app, r"/samples/{place:[0-9-]+}", "sample.html", self._sample)
         self._context.add(app, r"/groups/{place:\d+-\d+}", "group.html", self._group)
-        self._context.add(app, "/tasks/{task_id:.+}", "task.html", self._task)
-
-    # ------------------------------------------------------------------------------------------------------- lists
-
-    async def _samples(self, frame: Frame) -> Mapping[str, Any]:
-        asked = asked_of(frame, *_ASKED)
-        wanted = SampleFilter(
-            text=asked["text"] or None,
-            task_id=asked["task"] or None,
-            batch_id=asked["batch"] or None,
-            step=count(frame, "step"),
-            trainer=asked["trainer"] or None,
-            reward_min=number(frame, "low"),
-            reward_max=number(frame, "high"),
-            version_min=count(frame, "version_low"),
-            version_max=count(frame, "version_high"),
-        )
-        ask = PageAsk(_ROWS, frame.query.get("after"))
-
-        def answers(index: Index) -> Mapping[str, Any]:
-            page = index.samples(wanted, ask, until=frame.until)
-            part = ""
-            # Rewards are not counted by text, and a later page has those of the first.
-            if wanted.text is None and ask.after is None:
-                found = index.reward_histogram(wanted, bins=BINS, until=frame.until)
-                query = {name: value for name, value in frame.query.items() if name not in {"low", "high", "after"}}
-                part = histogram_part(self._context, frame, found, query)
-            return {"page": page, "histogram_part": part}
-
-        return {"asked": asked, "no_text": self._index.no_texts, **await self._index.ask(answers)}
-
-    # -------------------------------------------------------------------------------------------------- one sample
 
     async def _sample(self, frame: Frame) -> Mapping[str, Any]:
         place = place_of(frame.names)
-        found, task = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
+        found, task, whole, settings = await self._index.ask(lambda index: _known(index, place, frame.until))
         means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
         by = frame.query.get("by") or "logprob"
         if by not in {name for name, _ in _SHADES}:
@@ -125,7 +83,7 @@ class RolloutPages:
             record = await self._context.feed.records.group([found.group])
             figures = await self._figures(found, count(frame, "of"))
             shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
-            shown = {**shown, **await self._advantage(found, frame.until)}
+            shown = {**shown, **await self._advantage(place, whole, settings)}
         except TrinityError as error:
             shown = {**shown, "trouble": f"What it said cannot be had: {error}"}
         samples = found.group.samples
@@ -134,7 +92,6 @@ class RolloutPages:
             "group": found.group,
             "fates": found.fates,
             "means": means,
-            "jaeger": self._jaeger,
             "answer": None if task is None else task.answer,
             "previous": _neighbour(place, -1, samples),
             "following": _neighbour(place, 1, samples),
@@ -172,23 +129,12 @@ class RolloutPages:
             others, other = sample.logprobs + figures.gaps.astype(np.float64), "trainer"
         missing = [] if figures.told else ["entropy", "mismatch"]
         missing += [] if sample.teacher_logprobs is not None else ["teacher"]
-        page = sample.tokens[first : first + PAGE_TOKENS].tolist()
         texts = self._index.texts
         metrics = record.metrics[at] if at < len(record.metrics) else {}
         return {
             "trouble": "",
-            "tokens": token_views(
-                sample.tokens,
-                sample.prompt_length,
-                logprobs=sample.logprobs,
-                mask=sample.mask,
-                versions=[(start, version) for owner, start, version in record.versions.tolist() if owner == at],
-                turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-                others=others,
-                other=other,
-                entropies=figures.entropies,
-                texts=None if texts is None else texts([[token] for token in page]),
-                first=first,
+            "tokens": rollouts.sample_tokens(
+                record, at, texts, first=first, others=others, other=other, entropies=figures.entropies
             ),
             "metrics": sorted(metrics.items())[:50],
             "prompt": []
@@ -204,14 +150,14 @@ class RolloutPages:
     async def _json(self, request: web.Request) -> web.Response:
         frame = self._context.frame(request)
         place = place_of(frame.names)
-        found, _ = await self._index.ask(lambda index: sample_and_task(index, place, frame.until))
+        found = await self._index.ask(lambda index: sample_of(index, place, frame.until))
         record = await self._context.feed.records.group([found.group])
         body = await asyncio.to_thread(rollouts.sample_json, record, place.number, self._index.texts)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
-    async def _advantage(self, sample: SampleDetail, until: float | None) -> Mapping[str, Any]:
-        place = sample.row.place
-        whole, settings = await self._index.ask(lambda index: group_and_settings(index, sample.group, until))
+    async def _advantage(
+        self, place: SamplePlace, whole: WholeGroup, settings: Sequence[SettingsRow]
+    ) -> Mapping[str, Any]:
         try:
             group = await self._context.feed.records.group(whole.parts)
             comparison = await asyncio.to_thread(compare, whole, group, settings)
@@ -220,14 +166,11 @@ class RolloutPages:
         first = whole.first_of(place.partition, place.offset)
         return {"comparison": comparison, "advantage": comparison.of(first + place.number)}
 
-    # ----------------------------------------------------------------------------------------------- groups, tasks
-
     async def _group(self, frame: Frame) -> Mapping[str, Any]:
         first = place_of(frame.names, number="-0")
-        found, task = await self._index.ask(lambda index: sample_and_task(index, first, frame.until))
-        whole, settings = await self._index.ask(lambda index: group_and_settings(index, found.group, frame.until))
-        nothing: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
-        shown: Mapping[str, Any] = {**nothing, "trouble": ""}
+        found, task, whole, settings = await self._index.ask(lambda index: _known(index, first, frame.until))
+        shown: Mapping[str, Any] = {"runs": [], "prompt": None, "comparison": Comparison(), "rewards": None}
+        shown = {**shown, "trouble": ""}
         try:
             record = await self._context.feed.records.group(whole.parts)
             shown = {**shown, **await asyncio.to_thread(self._runs, whole, record, settings)}
@@ -251,21 +194,21 @@ class RolloutPages:
         )
         return {"prompt": prompt, "runs": runs, "comparison": comparison, "rewards": rollouts.mean_of_runs(record)}
 
-    async def _task(self, frame: Frame) -> Mapping[str, Any]:
-        task_id = frame.names["task_id"]
-        task = await self._index.ask(lambda index: index.task(task_id, until=frame.until))
-        if task is None:
-            raise NotThereError(f"nothing is known of a task {task_id[:100]!r}")
-        return {"task": task, "tree": rollouts.task_tree(task), "jaeger": self._jaeger}
+
+def sample_of(index: Index, place: SamplePlace, until: float | None) -> SampleDetail:
+    return there(index.sample(place, until=until), f"sample {place}", until)
 
 
-def group_and_settings(index: Index, part: GroupRow, until: float | None) -> tuple[WholeGroup, list[SettingsRow]]:
-    """Return the group that a record is of, and what trainers had told of their settings when they first took it."""
-    whole = index.whole_group(part.partition, part.offset, until=until)
-    if whole is None:
-        raise NotThereError(f"group {part.partition}-{part.offset} is not on the log")
+def _known(
+    index: Index, place: SamplePlace, until: float | None
+) -> tuple[SampleDetail, TaskTimeline | None, WholeGroup, list[SettingsRow]]:
+    # A sample, its task, its group, and what trainers had told of their settings when they first took that
+    found = sample_of(index, place, until)
+    group = index.whole_group(place.partition, place.offset, until=until)
+    whole = there(group, f"group {place.partition}-{place.offset}", until)
     begun = whole.uses[0].begun_at if whole.uses else until
-    return whole, index.settings(service="trainer", until=begun)
+    task = index.task(found.row.task_id, until=until)
+    return found, task, whole, index.settings(service="trainer", until=begun)
 
 
 def place_of(names: Mapping[str, str], *, number: str = "") -> SamplePlace:
@@ -290,10 +233,3 @@ def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> l
         for name in _OF_TOKENS
         if name in detail.metrics
     ]
-
-
-def sample_and_task(index: Index, place: SamplePlace, until: float | None) -> tuple[SampleDetail, TaskTimeline | None]:
-    found = index.sample(place, until=until)
-    if found is None:
-        raise NotThereError(f"sample {place} is not on the log" + ("" if until is None else " at this moment"))
-    return found, index.task(found.row.task_id, until=until)

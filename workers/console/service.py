@@ -30,7 +30,7 @@ from typing import Final
 from aiohttp import web
 
 from trinity_bus.config import Settings
-from trinity_bus.console.web.render import STATIC, Pages
+from trinity_bus.console.web.render import STATIC
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.heap import freeze_gc
 from trinity_bus.runtime.http import listening
@@ -41,13 +41,12 @@ from workers.console.ask_again import AskAgain
 from workers.console.compare import Compare
 from workers.console.configuration import Configuration
 from workers.console.dead_letter_pages import DeadLetterPages
+from workers.console.index_pages import IndexPages
 from workers.console.live import Live
 from workers.console.local_mesh import LocalMesh
-from workers.console.mesh_pages import MeshPages
 from workers.console.mesh_watcher import MeshWatcher
 from workers.console.page_context import PageContext
 from workers.console.rollout_pages import RolloutPages
-from workers.console.training_pages import TrainingPages
 from workers.preconditions import ensure
 
 log = logging.getLogger("workers.console")
@@ -61,40 +60,37 @@ async def run(settings: Settings, listens: Callable[[str], None] | None = None, 
     freeze_gc()
     telemetry = setup_telemetry("console", settings.telemetry, namespace=settings.kafka.namespace, instance="console")
     try:
-        await Console(settings, MeshWatcher(settings, is_record=is_record), listens=listens).run()
+        await Console(settings, listens, is_record=is_record).run()
     finally:
         telemetry.shutdown()
 
 
 class Console:
     def __init__(
-        self, settings: Settings, feed: MeshWatcher | None = None, *, listens: Callable[[str], None] | None = None
+        self, settings: Settings, listens: Callable[[str], None] | None = None, *, is_record: bool = False
     ) -> None:
         self._settings = settings
-        self.feed = MeshWatcher(settings) if feed is None else feed
+        self.feed = MeshWatcher(settings, is_record=is_record)
         self._listens = listens
-        self.address = ""  # ``host:port``, once it listens
 
     async def run(self) -> None:
         """Answer until cancelled. Raises ConfigError where the port cannot be listened on."""
         own = self._settings.console
         async with AsyncExitStack() as stack:
-            self.address = await stack.enter_async_context(
+            address = await stack.enter_async_context(
                 listening(self.app(), own.host, own.port, setting="console.host and port", shutdown_s=_DRAIN_S)
             )
             mark_ready()
             if self._listens is not None:
-                self._listens(self.address)
-            log.info("the console is at http://%s/", self.address)
+                self._listens(address)
+            log.info("the console is at http://%s/", address)
             await self.feed.run()
 
     def app(self) -> web.Application:
         app = web.Application()
-        pages = Pages()
-        door = AccessControl(self._settings.console, self._settings.kafka.namespace, pages, lambda: self.feed.trouble)
-        door.install(app)
-        context = PageContext(self._settings, self.feed, pages)
-        for part in (MeshPages, TrainingPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
+        context = PageContext(self._settings, self.feed)
+        AccessControl(context).install(app)
+        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)

@@ -1,6 +1,6 @@
 """The state of a mesh as something to print."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -67,30 +67,40 @@ def span(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
+# By the names of columns
+_OF_BATCH: Final[Mapping[str, Callable[[BatchView, MeshState], str | Text]]] = {
+    "batch": lambda batch, _: Text(batch.batch_id, overflow="fold"),
+    "type": lambda batch, _: batch.batch_type if batch.batch_type == "eval" else f"train {batch.sequence or ''}",
+    "state": lambda batch, _: Text(batch.state, _COLOURS[batch.state]),
+    "tasks": lambda batch, _: tasks(batch),
+    "failed": lambda batch, _: str(batch.failed),
+    "aborted": lambda batch, _: str(batch.aborted),
+    "age": lambda batch, view: span(view.now - batch.created_at),
+    "needs version": lambda batch, _: str(batch.min_version),
+    "reward": lambda batch, _: "" if batch.reward is None else f"{batch.reward:.3f}",
+    "reason": lambda batch, _: Text(one_line(batch.reason or "")),
+}
+
+
+def _batches(view: MeshState, shown: Sequence[BatchView], names: Sequence[str]) -> Table:
+    states = view.states
+    counts = [f"{states[state]} {state}" for state in BatchLifecycleState if states[state]]
+    table = Table(title="batches: " + (", ".join(counts) or "none"))
+    for name in names:
+        table.add_column(name, no_wrap=name not in {"batch", "reason"})
+    for batch in shown:
+        table.add_row(*(_OF_BATCH[name](batch, view) for name in names))
+    return table
+
+
 def all_batches_table(view: MeshState, last: int) -> Table:
     """Every batch that has not ended, and the newest of the others."""
     ended = [batch.batch_id for batch in view.batches.values() if batch.ended]
     left_out = set(ended[: max(0, len(ended) - last)])
     shown = [batch for batch in view.batches.values() if batch.batch_id not in left_out]
-    table = Table("batch", title=_counts(view))
-    for name in ("type", "state", "tasks", "failed", "aborted", "age", "reward"):
-        table.add_column(name, no_wrap=True)
     # On a terminal of 80 columns there is no room for one that is empty.
-    reasons = any(batch.reason for batch in shown)
-    if reasons:
-        table.add_column("reason")
-    for batch in shown:
-        table.add_row(
-            Text(batch.batch_id, overflow="fold"),
-            batch.batch_type if batch.batch_type == "eval" else f"train {batch.sequence or ''}",
-            Text(batch.state, _COLOURS[batch.state]),
-            tasks(batch),
-            str(batch.failed),
-            str(batch.aborted),
-            span(view.now - batch.created_at),
-            "" if batch.reward is None else f"{batch.reward:.3f}",
-            *([Text(one_line(batch.reason or ""))] if reasons else []),
-        )
+    reason = ["reason"] * any(batch.reason for batch in shown)
+    table = _batches(view, shown, ["batch", "type", "state", "tasks", "failed", "aborted", "age", "reward", *reason])
     if left_out:
         table.caption = (
             f"and {counted(len(left_out), 'older one')} that {by_number(len(left_out), 'has', 'have')} ended"
@@ -136,19 +146,8 @@ def unserved_lines(view: MeshState) -> list[Text]:
 
 
 def batches_table(view: MeshState) -> Table:
-    table = Table("batch", "type", "state", "tasks", "failed", "needs version", "reward", title=_counts(view))
     newest = list(view.batches.values())[-_RECENT:]
-    for batch in newest:
-        table.add_row(
-            Text(batch.batch_id),
-            batch.batch_type if batch.batch_type == "eval" else f"train {batch.sequence or ''}",
-            Text(batch.state, _COLOURS[batch.state]),
-            tasks(batch),
-            str(batch.failed),
-            str(batch.min_version),
-            "" if batch.reward is None else f"{batch.reward:.3f}",
-        )
-    return table
+    return _batches(view, newest, ["batch", "type", "state", "tasks", "failed", "needs version", "reward"])
 
 
 def explorers_table(view: MeshState) -> Table:
@@ -212,9 +211,3 @@ def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[s
     parts.extend(Text(f"! {line}", "red") for line in held)
     parts.extend(Text(f"! {one_line(error)}", "red") for error in view.errors)
     return Group(*parts)
-
-
-def _counts(view: MeshState) -> str:
-    states = view.states
-    shown = [f"{states[state]} {state}" for state in BatchLifecycleState if states[state]]
-    return "batches: " + (", ".join(shown) or "none")

@@ -21,7 +21,7 @@ from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.index.follower import IndexFollower
+from trinity_bus.console.index.follower import IndexStanding, catch_up, follow_log
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.console.index.questions import SampleFilter, StoreError
@@ -100,12 +100,8 @@ async def delete(settings: KafkaSettings, topic: Topic) -> None:
 
 async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
     away = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_s": 1.0})
-    with Store(tmp_path, texts="none") as store:
-        async with IndexFollower(Bus(away, client_id="index"), store, read_mib_s=64) as follower:
-            await until(lambda: follower.state == "waiting")
-            assert "127.0.0.1:1" in follower.line
-            with pytest.raises(StoreError):
-                await follower.caught_up()
+    with Store(tmp_path, texts="none") as store, pytest.raises(StoreError, match=r"127\.0\.0\.1:1"):
+        await catch_up(Bus(away, client_id="index"), store, read_mib_s=64)
 
 
 async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSettings, tmp_path: Path) -> None:
@@ -136,13 +132,20 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
     monkeypatch.setattr("trinity_bus.console.index.follower.LOOK_S", 0.5)
     async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
         with Store(tmp_path, texts="none") as store, Index(tmp_path) as index:
-            async with IndexFollower(Bus(settings, client_id="index"), store, read_mib_s=64) as follower:
-                await until(lambda: follower.state == "waiting")
-                assert settings.namespace in follower.line
+            told = IndexStanding("connecting", "")
+
+            async def follow() -> None:
+                nonlocal told
+                async for one in follow_log(Bus(settings, client_id="index"), store, read_mib_s=64):
+                    told = one
+
+            async with beside(follow()):
+                await until(lambda: told.state == "waiting")
+                assert settings.namespace in told.line
                 await bus.ensure_topics()
                 await producer.send(EXPERIENCES, "t-0", group("t-0", [0.0, 1.0]))
                 await until(lambda: index.extent().samples == 2)
-                await until(lambda: follower.state == "following")
+                await until(lambda: told.state == "following")
                 # What cannot be read is counted.
                 await producer.send_raw(EXPERIENCES, b"t-1", b"nonsense")
                 await producer.send(EXPERIENCES, "t-1", group("t-1", [0.5]))

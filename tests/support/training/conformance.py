@@ -365,7 +365,7 @@ def restart(subject: Subject) -> None:
     assert same(weights(second), weights(undisturbed))
 
 
-class NoWeightForEachToken(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy
+class NoWeightForEachToken(TorchDispatchMode):
     """Fails where [tokens, 1, features] are multiplied with a weight token by token: it is copied for each."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,5 @@
 """What the Group page says of advantages is what the trainer computes, of the whole group; else it says why not."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from schemas.batch import ResultPart
 from schemas.experience import ExperienceGroup
 from schemas.groups.pieces import join_groups
 from schemas.step import LeftOut, StepBegun, StepGroup
-from tests.support.console.indexed import indexed
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
 from tests.support.narrowing import some
@@ -119,7 +116,7 @@ def test_a_stage_has_settings_of_its_own() -> None:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[Index]:
+def log() -> LogRecords:
     """A task of two attempts, each with equal rewards, which differ from the other's; and one without a result yet."""
     log = LogRecords()
     beat = {"state": "training", "step": 0, "version": 0, "master_address": "h", "master_port": 1}
@@ -135,8 +132,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
     groups = [StepGroup(task_id="t", parts=parts)]
     step = {"run": "r", "step": 4, "batch_id": "train-1", "sequence": 1, "next_offset": 1}
     log.add(StepBegun(**TRAINER, **step, groups=groups, left_out=left), 104)
-    with indexed(tmp_path, log) as made:
-        yield made
+    return log
 
 
 def test_a_split_group_is_one_from_each_of_its_parts(index: Index) -> None:

@@ -1,69 +1,70 @@
 import math
 from xml.etree import ElementTree as ET
 
-from trinity_bus.console.web.charts import (
-    MAX_POINTS,
-    Bar,
-    Line,
-    histogram,
-    lines,
-    marks,
-    thinned,
-    ticks,
-)
+import pytest
+
+from tests.unit.console.test_frame import frame
+from trinity_bus.console.index.answers import Bin, Histogram
+from trinity_bus.console.web.charts import MAX_POINTS, Axis, chart, thinned
+from trinity_bus.console.web.render import Pages
 
 ATTACK = '"/><script>alert(1)</script>'
 
 
-def parsed(svg: object) -> ET.Element:
-    root = ET.fromstring(str(svg))  # noqa: S314 - made by what is tested
+def drawn(macro: str, *values: object) -> ET.Element:
+    template = Pages()._environment.get_template("charts.html")
+    svg = getattr(template.make_module({"frame": frame("/")}), macro)(*values)
+    root = ET.fromstring(f"<main>{svg}</main>")  # noqa: S314 - made by what is tested
     assert not [element for element in root.iter() if "script" in element.tag or "style" in element.attrib]
     return root
 
 
-def test_a_long_run_has_no_more_points_than_are_seen() -> None:
-    svg = lines("reward", [Line("train", [(float(step), math.sin(step)) for step in range(100_000)])])
-    assert len(list(parsed(svg).iter("circle"))) == MAX_POINTS
-    assert len(svg) < 60_000
+def circles(points: list[tuple[float, float]]) -> int:
+    return len(list(drawn("lines", chart("loss", [("loss", points)])).iter("circle")))
+
+
+def test_a_long_run_has_no_more_points_than_are_seen_and_their_mean() -> None:
+    assert circles([(float(step), math.sin(step)) for step in range(100_000)]) == MAX_POINTS
+    few = thinned([(float(i), float(i % 2)) for i in range(10_000)], most=100)
+    assert (len(few), sum(y for _, y in few) / 100) == (100, 0.5)
 
 
 def test_what_is_no_number_is_passed_over() -> None:
-    svg = lines("loss", [Line("loss", [(1, math.nan), (2, math.inf), (3, 1.0), (4, -math.inf)])])
-    assert len(list(parsed(svg).iter("circle"))) == 1
-    assert "nothing yet" in lines("loss", [Line("loss", [(1, math.nan)])])
-    assert "nothing yet" in lines("loss", [])
+    assert circles([(1, math.nan), (2, math.inf), (3, 1.0), (4, -math.inf)]) == 1
+    for lines in ([("loss", [(1, math.nan)])], []):
+        assert "nothing yet" in "".join(drawn("lines", chart("loss", lines)).itertext())
 
 
-def test_names_are_text() -> None:
-    for svg in (
-        lines(ATTACK, [Line(ATTACK, [(1, 1), (2, 2)]), Line("b", [(1, 2)])]),
-        histogram(ATTACK, [Bar(0, 1, 3, "/samples?a=1&b=2"), Bar(1, 2, 0, "/")]),
-        marks(ATTACK, [(ATTACK, [(1, ATTACK)])]),
-    ):
-        parsed(svg)
-        assert "<script" not in svg
+@pytest.mark.parametrize(
+    ("macro", "values"),
+    [
+        ("lines", [chart(ATTACK, [(ATTACK, [(1, 1), (2, 2)]), ("b", [(1, 2)])])]),
+        ("timeline", [ATTACK, [(ATTACK, [(1, ATTACK)])]]),
+        ("rewards", [Histogram([Bin(0, 1, 3)], 3, 0, newest_only=False), {"task": ATTACK}]),
+    ],
+)
+def test_names_are_text(macro: str, values: list[object]) -> None:
+    assert drawn(macro, *values).find(".//svg") is not None
 
 
 def test_a_bar_leads_to_what_it_counts() -> None:
-    root = parsed(histogram("rewards", [Bar(0, 0.5, 3, "/samples?low=0&high=0.5"), Bar(0.5, 1, 1, "/b")]))
+    found = Histogram([Bin(0.0, 0.5, 3), Bin(0.5, 1.0, 1)], samples=4, without_reward=0, newest_only=False)
+    root = drawn("rewards", found, {"step": 3})
     # Links in what is a picture could not be followed by who cannot see it.
-    assert root.get("role") == "group"
-    assert [one.attrib["href"] for one in root.iter("a")] == ["/samples?low=0&high=0.5", "/b"]
+    assert [svg.get("role") for svg in root.iter("svg")] == ["group"]
+    below = math.nextafter(0.5, 0)
+    assert [one.attrib["href"] for one in root.iter("a")] == [
+        f"/samples?low=0.0&high={below}&step=3",
+        "/samples?low=0.5&high=1.0&step=3",
+    ]
 
 
-def test_one_value_and_huge_values_have_axes() -> None:
-    assert ticks(3, 3) == [3]
-    assert ticks(-1e300, 1e300)
-    for value in (0.0, 1e-300, -5.0, 1e300):
-        parsed(lines("x", [Line("x", [(1, value)])]))
+@pytest.mark.parametrize("value", [0.0, 1e-300, -5.0, 1e300])
+def test_one_value_and_huge_values_have_axes(value: float) -> None:
+    assert circles([(1, value)]) == 1
 
 
-def test_an_axis_of_tiny_values_has_ticks_of_its_own() -> None:
-    assert len(set(ticks(0.0, 3e-15))) > 2
-
-
-def test_thinning_keeps_the_mean() -> None:
-    points = [(float(i), float(i % 2)) for i in range(10_000)]
-    few = thinned(points, most=100)
-    assert len(few) == 100
-    assert sum(y for _, y in few) / 100 == 0.5
+def test_ticks_are_round_numbers_of_the_range() -> None:
+    assert Axis(3, 3, 0, 1).ticks(4) == [3]
+    assert Axis(-1e300, 1e300, 0, 1).ticks(4)
+    assert len(set(Axis(0.0, 3e-15, 0, 1).ticks(4))) > 2

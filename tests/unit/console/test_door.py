@@ -4,6 +4,7 @@ import asyncio
 import re
 from http.cookies import SimpleCookie
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -37,62 +38,73 @@ async def test_every_answer_forbids_what_is_not_ours(tmp_path: Path) -> None:
             async with client.get(path) as answer:
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy
-                assert "unsafe" not in policy
                 assert "frame-ancestors 'none'" in policy
+                assert "unsafe" not in policy
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                html = "" if path in {"/live", "/static/console.js"} else await answer.text()
+            assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:|https?://", html), path
+            assert set(re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)) <= {""}
 
 
-async def test_no_page_has_a_script_or_a_style_of_its_own(tmp_path: Path) -> None:
-    async with console(tmp_path) as client:
-        for path in ("/", "/login"):
-            async with client.get(path) as answer:
-                html = await answer.text()
-            assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:|https?://", html)
-            assert re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL) == ([""] if path == "/" else [])
+PROXY = {"user_header": "X-User", "roles_header": "X-Roles", "proxy_key": SecretStr("the-key-of-the-proxy")}
+TOKENS = {"token": SecretStr(TOKEN), "viewer_token": SecretStr(VIEWERS)}
+SERVE = "/versions/1/serve"
 
 
-async def test_a_page_that_another_sites_name_leads_to_is_refused(tmp_path: Path) -> None:
-    async with console(tmp_path) as client:
-        for host, status in (("evil.test", 421), ("127.0.0.1.evil.test:80", 421), ("localhost:8900", 200)):
-            assert await status_of(client, "/", headers={"Host": host}) == status, host
+def by_proxy(**headers: str) -> dict[str, str]:
+    return {"X-Proxy-Key": "the-key-of-the-proxy", **{name.replace("_", "-"): said for name, said in headers.items()}}
 
 
-async def test_without_a_token_everybody_looks_and_nobody_acts(tmp_path: Path) -> None:
-    async with console(tmp_path) as client:
-        async with client.get("/") as answer:
-            assert answer.status == 200
-            assert "The broker is away" in (html := await answer.text()) or "connects to the broker" in html
-        for method in ("GET", "POST"):
-            for path in ("/versions/1/serve", "/versions/newest"):
-                assert await status_of(client, path, method) == 403
+@pytest.mark.parametrize(
+    ("own", "asked", "headers", "status"),
+    [
+        # A page of another site has had its own name lead here.
+        ({}, "GET /", {"Host": "evil.test"}, 421),
+        ({}, "GET /", {"Host": "127.0.0.1.evil.test:80"}, 421),
+        ({}, "GET /", {"Host": "localhost:8900"}, 200),
+        # Without a token everybody looks, and nobody acts.
+        ({}, f"GET {SERVE}", {}, 403),
+        ({}, f"POST {SERVE}", {}, 403),
+        ({}, "GET /versions/newest", {}, 403),
+        ({}, "POST /versions/newest", {}, 403),
+        # Strangers.
+        (TOKENS, "GET /steps", PAGE, 303),
+        (TOKENS, "GET /live", {}, 401),
+        (TOKENS, "GET /samples/1-2-3.json", {}, 401),
+        (TOKENS, "GET /", {}, 401),
+        # Programs show the token itself.
+        (TOKENS, "GET /", {"Authorization": f"Bearer {VIEWERS}"}, 200),
+        (TOKENS, "GET /", {"Authorization": f"Bearer {TOKEN}x"}, 401),
+        (TOKENS, f"GET {SERVE}", {"Authorization": f"Bearer {VIEWERS}"}, 403),
+        # A proxy says who it is.
+        (PROXY, f"GET {SERVE}", by_proxy(), 401),
+        (PROXY, f"GET {SERVE}", by_proxy(X_User="eve<script>"), 401),
+        (PROXY, f"GET {SERVE}", by_proxy(X_User="ann@example.test"), 403),
+        (PROXY, f"GET {SERVE}", by_proxy(X_User="ann@example.test", X_Roles="viewer"), 403),
+        (PROXY, f"GET {SERVE}", by_proxy(X_User="bob", X_Roles="viewer, operator"), 200),
+    ],
+)
+async def test_who_is_let_in(
+    own: dict[str, Any], asked: str, headers: dict[str, str], status: int, tmp_path: Path
+) -> None:
+    method, path = asked.split()
+    async with console(tmp_path, **own) as client:
+        assert await status_of(client, path, method, headers=headers) == status
 
 
-async def test_a_stranger_is_asked_for_the_token(tmp_path: Path) -> None:
+async def test_a_token_that_is_not_known_gives_no_cookie(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
-        async with client.get("/steps", headers=PAGE, allow_redirects=False) as answer:
-            assert (answer.status, answer.headers["Location"]) == (303, "/login")
-        for path in ("/live", "/samples/1-2-3.json", "/"):
-            assert await status_of(client, path) == 401
         for token in ("wrong", "", TOKEN[:-1], f"{TOKEN}x"):
             async with client.post("/login", data={"token": token}, allow_redirects=False) as answer:
-                assert answer.status == 401
-                assert not answer.cookies
+                assert (answer.status, dict(answer.cookies)) == (401, {})
 
 
 async def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_have(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
         (cookie,) = (await log_in(client)).values()
-        assert cookie["httponly"]
-        assert cookie["samesite"] == "Strict"
+        assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
         async with client.get("/", headers=PAGE) as answer:
-            assert answer.status == 200
             assert 'class="who" title="operator"' in await answer.text()
-
-
-async def test_a_viewer_may_not_act(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path) as client:
-        await log_in(client, VIEWERS)
-        assert await status_of(client, "/versions/1/serve") == 403
 
 
 async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
@@ -122,55 +134,31 @@ async def test_logging_out_ends_the_cookie(tmp_path: Path) -> None:
         assert await status_of(client, "/", headers=PAGE) == 303
 
 
-async def test_programs_show_the_token_itself(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path) as client:
-        for token, status in ((VIEWERS, 200), (f"{TOKEN}x", 401)):
-            assert await status_of(client, "/", headers={"Authorization": f"Bearer {token}"}) == status
-
-
-async def test_a_proxy_says_who_it_is(tmp_path: Path) -> None:
-    own = {"user_header": "X-User", "roles_header": "X-Roles", "proxy_key": SecretStr("the-key-of-the-proxy")}
-    proxy = {"X-Proxy-Key": "the-key-of-the-proxy"}
-    async with console(tmp_path, **own) as client:
-        for headers, status in (
-            ({}, 401),
-            ({"X-User": "eve<script>"}, 401),
-            ({"X-User": "ann@example.test"}, 403),
-            ({"X-User": "ann@example.test", "X-Roles": "viewer"}, 403),
-            ({"X-User": "bob", "X-Roles": "viewer, operator"}, 200),
-        ):
-            assert await status_of(client, "/versions/1/serve", headers={**proxy, **headers}) == status, headers
-
-
-async def test_a_link_that_no_page_can_show_is_told_in_a_line(tmp_path: Path) -> None:
-    async with console(tmp_path) as client:
-        for path in (
-            "/?until=tomorrow",
-            "/?until=nan",
-            "/?until=1e300",
-            "/steps/x",
-            "/steps/99999999999999999999",
-            "/samples/1-2",
-            "/samples?low=x",
-            "/samples?step=-1",
-            "/versions/x/serve",
-            f"/samples?text={'x' * 3000}",
-            "/compare?run=../../etc",
-        ):
-            async with client.get(path) as answer:
-                assert answer.status in {400, 403, 404}, path
-                assert "Traceback" not in await answer.text()
-
-
-async def test_what_a_link_says_is_text(tmp_path: Path) -> None:
-    async with console(tmp_path) as client:
-        for path in (
-            "/compare?run=<script>alert(1)</script>",
-            "/?until=<script>",
-            '/steps?x="><script>alert(1)</script>',
-        ):
-            async with client.get(path) as answer:
-                assert "<script>" not in await answer.text()
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/?until=tomorrow",
+        "/?until=nan",
+        "/?until=1e300",
+        "/?until=<script>",
+        "/steps/x",
+        "/steps/99999999999999999999",
+        '/steps?x="><script>alert(1)</script>',
+        "/samples/1-2",
+        "/samples?low=x",
+        "/samples?step=-1",
+        "/versions/x/serve",
+        f"/samples?text={'x' * 3000}",
+        "/compare?run=../../etc",
+        "/compare?run=<script>alert(1)</script>",
+    ],
+)
+async def test_a_link_that_no_page_can_show_is_told_in_a_line_of_text(path: str, tmp_path: Path) -> None:
+    async with console(tmp_path) as client, client.get(path) as answer:
+        text = await answer.text()
+    assert answer.status in {400, 403, 404}
+    assert "Traceback" not in text
+    assert "<script>" not in text
 
 
 async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What the index answers of a small mesh, now and at an earlier moment."""
 
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,110 +8,60 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
-    ExplorerHeartbeat,
-    ModelVersion,
-    Position,
-    PublishedVersion,
-    RolloutFinished,
-    StepTrained,
-    Task,
-    TaskResult,
-    WeightsSynced,
-)
+from schemas import BatchLifecycleState, BatchRecord, Position, PublishedVersion, RolloutFinished, Task
 from schemas.batch import ResultPart
-from schemas.rollout import Dispatch
-from schemas.step import LeftOut, StepBegun, StepGroup
+from schemas.step import LeftOut, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
-from tests.support.console.indexed import indexed
+from tests.support.console.indexed import indexed, texts
+from tests.support.fakes.announcements import announced
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.fakes.mesh_records import dispatch, explorer_beat, step_trained, task_result, weights_synced
+from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
-from trinity_bus.console.index.group_rows import Tokens
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import (
-    DeadLetterFilter,
-    PageAsk,
-    QuestionError,
-    SampleFilter,
-    StoreBusyError,
-    StoreError,
-)
+from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter, StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
 
 State = BatchLifecycleState
 TODAY = 1_700_000_000.0
-WORDS = {1: "copy", 2: "three", 3: "digits", 4: "the", 5: "answer", 6: "is", 7: "four"}
-PARTS = {"trainer": "trainer-0", "incarnation": "a", "model": "policy"}
-
-
-def texts(tokens: Sequence[Tokens]) -> Sequence[str]:
-    """Stands in for a tokenizer: a word for each token."""
-    return [" ".join(WORDS.get(token, "?") for token in each) for each in tokens]
 
 
 def batch(batch_id: str, state: State, **fields: Any) -> BatchRecord:
     return BatchRecord(batch_id=batch_id, batch_type="train", state=state, sequence=1, **fields)
 
 
-def a_small_mesh() -> LogRecords:
+@pytest.fixture
+def log() -> LogRecords:
     """A task is sent, run, counted and trained on, as version 1 of the model; another one came to nothing."""
     log = LogRecords()
     task = Task(task_id="copy-1", workflow="copy", prompt="copy three digits", answer="4", producer="me")
     log.add(task, 100)
     log.add(batch("train-1", State.RUNNING, expected_task_count=1), 101)
-    order = {"explorer": "explorer-0", "incarnation": "a", "attempt": 1, "batch_id": "train-1", "batch_type": "train"}
-    log.add(Dispatch(task=task, repeat_times=3, timeout_s=9, **order), 102)
+    order = dispatch(task=task, attempt=1, batch_id="train-1", repeat_times=3)
+    log.add(order, 102)
     log.add(group("copy-1", [0.0, 1.0, 0.5]), 103, partition=2, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
-    done = {"task_id": "copy-1", "status": "completed", "completed_runs": 3, "total_runs": 3}
-    log.add(RolloutFinished(samples=3, seconds=1, **order, **done), 104)
-    log.add(TaskResult(attempts=1, batch_id="train-1", batch_type="train", **done), 105)
+    done: dict[str, Any] = {"batch_id": "train-1", "status": "completed", "completed_runs": 3, "total_runs": 3}
+    life = {"explorer": "explorer-0", "incarnation": "a", "task_id": "copy-1", "attempt": 1, "batch_type": "train"}
+    log.add(RolloutFinished(samples=3, seconds=1, **life, **done), 104)
+    log.add(task_result("copy-1", **done), 105)
     finalized = {"expected_task_count": 1, "metrics": {"rollout/reward/mean": 0.5}}
     log.add(batch("train-1", State.FINALIZED, **finalized), 106)
     part = ResultPart(attempt=1, samples=3, position=Position(partition=2, offset=0))
-    log.add(
-        StepBegun(
-            **PARTS,
-            run="r",
-            step=1,
-            batch_id="train-1",
-            sequence=1,
-            next_offset=2,
-            groups=[StepGroup(task_id="copy-1", parts=[part])],
-            left_out=[LeftOut(task_id="copy-1", reason="too_long", samples=[2], detail="9 tokens")],
-        ),
-        107,
-    )
-    weights = {"checksum": "c", "method": "gloo"}
-    address = {"master_address": "h", "master_port": 1}
-    trained = {"step": 1, "version": 1, "metrics": {"loss": 0.25, "entropy": math.nan}}
-    log.add(StepTrained(**PARTS, **trained, **weights, **address, publish=True, batch_id="train-1", seconds=2), 108)
+    groups = [StepGroup(task_id="copy-1", parts=[part])]
+    left_out = [LeftOut(task_id="copy-1", reason="too_long", samples=[2], detail="9 tokens")]
+    log.add(begun_step(1, run="r", batch_id="train-1", groups=groups, left_out=left_out), 107)
+    log.add(step_trained(1, metrics={"loss": 0.25, "entropy": math.nan}, batch_id="train-1", seconds=2), 108)
     made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "version": 1, "step": 1}
-    log.add(PublishedVersion(**made, **weights, batch_id="train-1", checkpoint="/ckpt/1"), 109)
-    log.add(ModelVersion(**made, **weights, **address, epoch=1), 109)
-    log.add(WeightsSynced(explorer="explorer-0", incarnation="a", model="policy", version=1, epoch=1, ok=True), 110)
-    beat = {"explorer": "explorer-0", "incarnation": "a", "slots": 4, "state": "ready"}
-    log.add(ExplorerHeartbeat(**beat, model_version=0, tokens_generated=100), 60)
-    log.add(ExplorerHeartbeat(**beat, model_version=1, tokens_generated=700), 120)
+    log.add(PublishedVersion(**made, checksum="c", method="gloo", batch_id="train-1", checkpoint="/ckpt/1"), 109)
+    log.add(announced(1), 109)
+    log.add(weights_synced("explorer-0", 1), 110)
+    log.add(explorer_beat(slots=4, model_version=0, tokens_generated=100), 60)
+    log.add(explorer_beat(slots=4, model_version=1, tokens_generated=700), 120)
     reason = (("dlq.reason", b"no_workflow"), ("dlq.topic", b"tasks"), ("dlq.offset", b"7"), ("dlq.partition", b"3"))
     log.add(b"{}", 111, topic=DEAD_LETTERS, key="copy-2", raw=b"{}", raw_key=b"copy-2", headers=reason)
     return log
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path, texts=texts) as made:
-        made.take(*a_small_mesh().take())
-        yield made
-
-
-@pytest.fixture
-def index(store: Store) -> Iterator[Index]:
-    with Index(store.folder) as made:
-        yield made
 
 
 def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: Index) -> None:
@@ -146,11 +95,11 @@ def test_a_group_shows_the_spread_of_its_rewards(index: Index) -> None:
 
 
 def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
-    version = some(index.version(1))
-    assert (version.row.batch_id, version.row.checkpoint, version.row.announced) == ("train-1", "/ckpt/1", True)
-    assert [(sync.explorer, sync.ok) for sync in version.syncs] == [("explorer-0", True)]
-    assert index.versions().rows == [version.row]
-    assert index.version(2) is None
+    (version,) = index.versions().rows
+    assert (version.batch_id, version.checkpoint, version.announced) == ("train-1", "/ckpt/1", True)
+    assert (version.metrics, version.skipped, version.synced) == ({}, [], 1)
+    assert [(sync.explorer, sync.version, sync.ok) for sync in index.syncs(1)] == [("explorer-0", 1, True)]
+    assert index.syncs(2) == []
 
 
 def test_a_task_is_followed_from_its_send_to_its_step(index: Index) -> None:
@@ -219,9 +168,9 @@ def test_metrics_are_charted_by_step_and_time(index: Index) -> None:
 
 
 def test_dead_letters_are_filtered(index: Index) -> None:
-    (row,) = index.dead_letters(DeadLetterFilter(reason="no_workflow", text="COPY")).rows
+    (row,) = index.dead_letters(reason="no_workflow", text="COPY").rows
     assert (row.source, row.key, row.detail) == ("tasks/3@7", "copy-2", "")
-    assert index.dead_letters(DeadLetterFilter(reason="other")).rows == []
+    assert index.dead_letters(reason="other").rows == []
 
 
 def test_explorers_show_what_they_did_since_the_minute_before(index: Index) -> None:
@@ -361,19 +310,11 @@ def test_files_that_are_damaged_and_none_at_all_are_one_line(tmp_path: Path) -> 
 
 def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
     log = LogRecords()
-    made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "checksum": "c", "method": "gloo"}
-    address = {"master_address": "h", "master_port": 1}
     ada = (1, True, "<b>ada</b>")
     told = [(1, False, None), ada, ada, (3, False, "bob"), (4, False, None), (1, True, None), (1, True, "ada")]
     for at, (version, pinned, asked_by) in enumerate(told, 100):
-        chosen = {"version": version, "step": version, "pinned": pinned, "asked_by": asked_by}
-        log.add(ModelVersion(**made, **address, **chosen, epoch=1), at)
+        log.add(announced(version, pinned=pinned, asked_by=asked_by), at)
     with indexed(tmp_path, log) as index:
         found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
-        assert found == [
-            (106, 1, True, "ada"),
-            (105, 1, True, None),
-            (103, 3, False, "bob"),
-            (101, 1, True, "<b>ada</b>"),
-        ]
+        assert found == [(106, 1, True, "ada"), (105, 1, True, None), (103, 3, False, "bob"), (101, *ada)]
         assert [one.at for one in index.choices("policy", rows=1, until=104.0)] == [103]

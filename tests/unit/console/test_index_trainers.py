@@ -1,6 +1,5 @@
 """What the index answers where several trainers, or several runs of one, have steps of the same numbers."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,8 @@ def trained(step: int, loss: float, trainer: str = "trainer-0", **more: Any) -> 
     return StepTrained(**MODEL, **weights, **told, **more, trainer=trainer, seconds=2)
 
 
-def live_run_and_replay() -> LogRecords:
+@pytest.fixture
+def log() -> LogRecords:
     """Two steps of a trainer, and the second one once more, as replays and shadows write it."""
     log = LogRecords()
     log.add(group("copy-1", [0.0, 1.0]), 90)
@@ -57,19 +57,6 @@ def live_run_and_replay() -> LogRecords:
     left_out = [LeftOut(task_id="copy-1", reason="stale", samples=[1])]
     log.add(begun("replay-2", 2, run="s", follows="trainer-0", left_out=left_out), 300)
     return log
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path, texts="none") as made:
-        made.take(*live_run_and_replay().take())
-        yield made
-
-
-@pytest.fixture
-def index(store: Store) -> Iterator[Index]:
-    with Index(store.folder) as made:
-        yield made
 
 
 def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
@@ -103,9 +90,7 @@ def test_another_trainer_is_shown_where_it_is_asked_for(index: Index) -> None:
     assert (index.step(1, trainer="replay-2"), index.steps(trainer="nobody").rows) == (None, [])
 
 
-def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store: Store) -> None:
-    log = live_run_and_replay()
-    log.take()
+def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store: Store, log: LogRecords) -> None:
     log.add(begun("trainer-0", 1, run="anew"), 400)
     log.add(trained(1, loss=9.0), 401)
     store.take(*log.take())
@@ -164,9 +149,7 @@ def ended(trainer: str, step: int, loss: float, **fields: Any) -> StepEnded:
     return StepEnded(**MODEL, trainer=trainer, run="s", step=step, **told)
 
 
-def test_steps_that_make_no_version_have_their_figures(index: Index, store: Store) -> None:
-    log = live_run_and_replay()
-    log.take()
+def test_steps_that_make_no_version_have_their_figures(index: Index, store: Store, log: LogRecords) -> None:
     log.add(ended("replay-2", 2, 7.0, follows="trainer-0"), 301)
     store.take(*log.take())
     step = some(index.step(2, trainer="replay-2"))

@@ -6,7 +6,6 @@ from pathlib import Path
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.support.console.site import settings_of
-from workers.console.mesh_watcher import MeshWatcher
 from workers.console.service import Console
 
 
@@ -35,7 +34,7 @@ async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
 async def test_a_record_is_not_called_live(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     for is_record in (False, True):
-        made = Console(settings, MeshWatcher(settings, is_record=is_record))
+        made = Console(settings, is_record=is_record)
         async with TestClient(TestServer(made.app())) as client, client.get("/") as answer:
             text = await answer.text()
         assert ("record of a run" in text, "</i> live" in text) == (is_record, not is_record)

@@ -6,8 +6,8 @@ from msgspec import structs
 
 from schemas import ExplorerLeft, RunnersReport, RunnerState
 from tests.support.fakes.mesh_records import coordinator_beat, explorer_beat, step_trained, trainer_beat
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow
-from trinity_bus.console.web.overview import REWARD, Past, alerts, overview, waiting
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
+from trinity_bus.console.web.overview import REWARD, Overview, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
 
 
@@ -28,13 +28,18 @@ def past(numbers: Sequence[int] = range(1, 6)) -> Past:
         by_time={"seconds": times, "tokens": times},
         steps=[step(n) for n in reversed(numbers)],
         versions=[],
+        syncs=[],
         fleet=[ExplorerRow("gone", 60.0, "ready", 3, 8, 4, None, None)],
     )
 
 
+def figures(found: Overview) -> dict[str, str]:
+    return {one.name: one.value for one in found.figures}
+
+
 def test_the_past_has_what_was_there_then_and_who_was_heard() -> None:
     found = overview(past(), None, {"tasks": 3})
-    told = {one.name: one.value for one in found.figures}
+    told = figures(found)
     assert (told["step"], told["reward"], told["samples"]) == ("5", "0.5", "80")
     assert (told["explorers"], told["attempts running"]) == ("1", "4")
     assert (found.lag, found.alerts) == ({}, [])
@@ -57,16 +62,25 @@ def test_what_was_wrong_at_an_earlier_moment_is_told_as_far_as_the_index_has_it(
         "not heard for over a minute, gone or lost: b",
         "step 5: 9 of 10 groups teach nothing",
     ]
-    told = {one.name: one.value for one in found.figures}
+    told = figures(found)
     assert (told["tokens/s"], told["explorers"]) == ("50", "1")
 
 
 def test_charts_have_a_line_for_training_and_each_evaluation() -> None:
-    charts = {chart.title: chart for chart in overview(past(), MeshState(), {}).charts}
-    assert charts["reward"].names == ["training", "held"]
-    assert charts["reward"].markup.count("<polyline") == 2
-    assert "32" in charts["tokens/s that were trained on, by minute of the run"].markup
-    assert "nothing yet" in charts["entropy, nats"].markup
+    lines = {chart.title: chart.lines for chart in overview(past(), MeshState(), {}).charts}
+    assert [line.name for line in lines["reward"]] == ["training", "held"]
+    assert lines["tokens/s that were trained on, by minute of the run"][0].points[0][1] == 32
+    assert lines["entropy, nats"] == []
+
+
+def test_versions_stand_on_one_axis_with_who_took_them() -> None:
+    version = PublishedRow(3, 3, "b3", 103.0, "trainer-0", "c", None, 1.0, None, None, None, True, False, 1, {}, [])
+    syncs = [SyncRow(104.0, "e", 3, True, 0.5, 0.25), SyncRow(105.0, "f", 3, False, 0.0, 0.0)]
+    assert overview(replace(past(), versions=[version], syncs=syncs), None, {}).syncs == [
+        ("published", [(103.0, "version 3 was published, step 3")]),
+        ("e", [(104.0, "took version 3: 0.50 s, generation stood still for 0.25 s")]),
+        ("f", [(105.0, "did not take version 3")]),
+    ]
 
 
 def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
@@ -85,7 +99,7 @@ def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
         ("gone", "7 s before the end"),
         ("here", "7 s before the end"),
     ]
-    assert "tokens/s" not in {one.name for one in found.figures}
+    assert "tokens/s" not in figures(found)
     assert "heard last: c at the end." in found.ended
     assert overview(None, state, {}, is_record=True).ended.startswith("This is a record of a run")
 
@@ -124,7 +138,7 @@ def test_runners_are_counted() -> None:
     state.apply(RunnersReport(explorer="a", incarnation="a", runners=runners), 100)
     found = overview(None, state, {})
     assert [row.runners for row in found.fleet] == ["2 of 3 busy, 3 restarted"]
-    assert ("runners busy", "2/3") in [(one.name, one.value) for one in found.figures]
+    assert figures(found)["runners busy"] == "2/3"
 
 
 def test_an_empty_mesh_without_an_index_has_a_page() -> None:
@@ -135,8 +149,7 @@ def test_an_empty_mesh_without_an_index_has_a_page() -> None:
 
 def test_a_step_without_rewards_says_so_in_place_of_a_link_without_a_name() -> None:
     without = replace(past(), steps=[structs.replace(step(6), reward=None)])
-    told = {one.name: one.value for one in overview(without, None, {}).figures}
-    assert told["reward"] == "none"
+    assert figures(overview(without, None, {}))["reward"] == "none"
 
 
 def test_a_step_of_nothing_is_told() -> None:

@@ -17,11 +17,8 @@ TAGS = re.compile(r'</?span(?: class="mark" title="[^"<>]*")?>')
     "attack",
     [
         "<script>alert(1)</script>",
-        '"><img src=x onerror=alert(1)>',
-        "</span></pre><style>*{display:none}</style>",
         "&lt;b&gt; is no tag, and stays as it was written",
         "{{ 7 * 7 }} {% raw %}",
-        "javascript:alert(1)",
     ],
 )
 def test_markup_is_text(attack: str) -> None:
@@ -63,12 +60,6 @@ def test_a_line_of_a_mebibyte_is_cut_and_says_by_how_much() -> None:
     assert time.process_time() - began < 1
     assert shown.count("&lt;") == 1000
     assert "1,047,576 more characters" in shown
-
-
-def test_a_mebibyte_of_what_is_not_printable_takes_no_time_either() -> None:
-    began = time.process_time()
-    assert len(hostile("\u202e" * (1 << 20))) < 3_000_000
-    assert time.process_time() - began < 2
 
 
 def test_one_line_stays_one() -> None:

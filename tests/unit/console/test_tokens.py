@@ -10,17 +10,15 @@ from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces
 def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
     prompt, drawn, told, last = token_views(
         [5, 6, 7, 8], 1, logprobs=[math.log(0.95), 0.0, math.log(0.0001)], mask=[True, False, True],
-        versions=[(0, 3), (2, 4)], turn_starts=[0, 2], others=[-0.1, -0.3, -0.2], texts=["<5>", "<6>", "<7>", "<8>"],
+        versions=[(0, 3), (2, 4)], turn_starts=[0, 2], others=[-0.1, -0.3, -0.2],
+        texts=lambda tokens: [f"<{token}>" for (token,) in tokens],
     )  # fmt: skip
-    assert prompt.classes == "t prompt"
-    assert (drawn.logprob is not None, drawn.version, drawn.turn, drawn.text) == (True, 3, 0, "<6>")
-    assert "lp0" in drawn.classes
-    assert (told.logprob, told.gap, told.counts) == (None, None, False)
-    assert "off" in told.classes
-    assert (last.version, last.turn) == (4, 1)
-    assert {"lp7", "gap7", "turn"} <= set(last.classes.split())
-    assert "version 4" in last.told
-    assert "teacher +9.0" in last.told
+    assert prompt == ("<5>", 5, "t prompt", "token 0, id 5, prompt")
+    assert (drawn.text, drawn.classes) == ("<6>", "t lp0 v3 gap1")
+    assert drawn.title.endswith("(p = 0.95), trained on, drawn by version 3, teacher -0.049, turn 1 begins")
+    assert told[2:] == ("t off v3", "token 2, id 7, masked: not the model's own, drawn by version 3")
+    assert last.classes == "t lp7 v4 gap7 turn"
+    assert "teacher +9.0" in last.title
 
 
 def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
@@ -28,17 +26,15 @@ def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
         [5, 6, 7], 1, logprobs=[-1.0, -2.0], mask=[True, False], others=[-1.5, -2.0], other="trainer",
         entropies=[0.0, 3.0],
     )  # fmt: skip
-    assert prompt.entropy is None
-    assert {"en0", "gap4"} <= set(sure.classes.split())
-    assert "trainer -0.500, entropy 0.000" in sure.told
-    assert "en6" in unsure.classes
-    assert unsure.gap is None, "nobody drew it"
+    assert "entropy" not in prompt.title
+    assert sure.classes == "t lp3 gap4 en0"
+    assert "trainer -0.500, entropy 0.000" in sure.title
+    assert unsure.classes == "t off en6", "nobody drew it"
 
 
 def test_a_page_of_a_long_sample_has_so_many_tokens() -> None:
     views = token_views([1] * 10_000, 10, logprobs=[-1.0] * 9_990, mask=[True] * 9_990, first=4_000)
-    assert (len(views), views[0].place) == (4_000, 4_000)
-    assert views[0].text == ""
+    assert (len(views), views[0].text, views[0].title.split(",")[0]) == (4_000, "", "token 4000")
 
 
 def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:

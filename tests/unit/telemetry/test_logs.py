@@ -1,8 +1,6 @@
 """Log lines know their trace, on the console and over OTLP."""
 
 import logging
-import subprocess
-import sys
 from http.server import HTTPServer
 
 import pytest
@@ -10,6 +8,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import TracerProvider
 
+from tests.unit.telemetry.test_setup import run
 from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, console, early_lines
 
 
@@ -31,17 +30,13 @@ def test_a_line_of_a_span_ends_with_its_trace() -> None:
 
 
 PROCESS = """
-import logging, sys
-from opentelemetry import trace
-from trinity_bus.config import TelemetrySettings
-from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console, early_lines
 
 console()
 log = logging.getLogger("workers.explorer.executor")
 with early_lines() as earlier:
     log.info("the engine %s", "starts")
-    telemetry = setup_telemetry("explorer", TelemetrySettings(), instance="explorer-0", earlier=earlier)
+    telemetry = setup_telemetry("explorer", settings, instance="explorer-0", earlier=earlier)
 logging.getLogger("opentelemetry.exporter").warning("cannot be sent")
 log.debug("not shown")
 with trace.get_tracer("test").start_as_current_span("rollout") as span:
@@ -61,9 +56,7 @@ def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) ->
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
         "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROCESS], capture_output=True, text=True, env=environment, check=False
-    )
+    done = run(PROCESS, environment=environment)
     assert done.returncode == 0, done.stderr
     trace_id = done.stdout.strip()
     received: list[tuple[str, bytes]] = collector.received  # type: ignore[attr-defined]  # set by the fixture

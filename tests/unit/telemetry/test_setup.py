@@ -7,7 +7,6 @@ from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from trinity_bus.config import TelemetrySettings
@@ -22,6 +21,22 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+
+
+def run(code: str, *arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own: providers are set once in each."""
+    command = [sys.executable, "-W", "error", "-c", f"{START}\n{code}", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+START = """
+import logging, os, signal, sys, time
+from pathlib import Path
+from opentelemetry import trace
+from trinity_bus.config import TelemetrySettings
+from trinity_bus.telemetry import setup, setup_telemetry
+settings = TelemetrySettings(run_dir=Path(sys.argv[1]) if sys.argv[1:] else None)
+"""
 
 
 def test_spans_are_read_back_as_they_were_written(tmp_path: Path) -> None:
@@ -74,10 +89,6 @@ def test_a_torn_line_costs_that_line_alone(tmp_path: Path, caplog: pytest.LogCap
     assert len([record for record in caplog.records if "passed over" in record.getMessage()]) == 3
 
 
-def test_a_run_without_traces_has_no_spans(tmp_path: Path) -> None:
-    assert load_spans(tmp_path) == []
-
-
 def test_metrics_go_to_a_file(tmp_path: Path) -> None:
     telemetry = build_telemetry("trainer", TelemetrySettings(run_dir=tmp_path))
     telemetry.meter_provider.get_meter("test").create_counter("steps").add(3, {"k": "v"})
@@ -88,21 +99,15 @@ def test_metrics_go_to_a_file(tmp_path: Path) -> None:
     assert metrics[0]["data"]["data_points"][0]["value"] == 3
 
 
-def test_without_a_place_nothing_is_kept() -> None:
+def test_without_a_place_nothing_is_kept_and_a_context_is_passed_on_as_it_came() -> None:
     telemetry = build_telemetry("explorer", TelemetrySettings())
-    telemetry.tracer_provider.get_tracer("test").start_span("x").end()
+    tracer, parent = telemetry.tracer_provider.get_tracer("test"), f"00-{7:032x}-{9:016x}-01"
+    span = tracer.start_span("x", context=parent_context(parent), attributes={"a": 1})
+    assert (span.is_recording(), traceparent(span)) == (False, parent)
+    assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
     telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
     telemetry.shutdown()
     assert telemetry.destination == "nowhere"
-
-
-def test_without_a_place_a_context_is_passed_on_as_it_came() -> None:
-    tracer = build_telemetry("explorer", TelemetrySettings()).tracer_provider.get_tracer("test")
-    parent = f"00-{7:032x}-{9:016x}-01"
-    span = tracer.start_span("x", context=parent_context(parent), attributes={"a": 1})
-    assert not span.is_recording()
-    assert traceparent(span) == parent
-    assert traceparent(tracer.start_span("x", context=parent_context(None))) is None
 
 
 def test_an_endpoint_takes_both_signals(collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,14 +126,9 @@ def test_an_endpoint_takes_both_signals(collector: HTTPServer, monkeypatch: pyte
 
 
 AGAINST_A_BLACK_HOLE = """
-import logging, sys, time
-from trinity_bus.config import TelemetrySettings
-from trinity_bus.telemetry import setup, setup_telemetry
-from trinity_bus.telemetry.logs import console
-
 setup.SHUTDOWN_S = 0.5
-console()
-telemetry = setup_telemetry("explorer", TelemetrySettings())
+logging.basicConfig(level=logging.INFO)
+telemetry = setup_telemetry("explorer", settings)
 telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
 logging.getLogger("workers").info("a line")
 try:
@@ -147,10 +147,7 @@ def test_a_collector_that_never_answers_delays_the_end_by_the_limit_and_costs_no
     with socket.create_server(("127.0.0.1", 0)) as black_hole:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{black_hole.getsockname()[1]}"}
         # Far below the exporters' own limit of ten seconds for each batch, of which there are six.
-        done = subprocess.run(
-            [sys.executable, "-c", AGAINST_A_BLACK_HOLE], env=environment, capture_output=True, text=True, check=False,
-            timeout=60,
-        )  # fmt: skip
+        done = run(AGAINST_A_BLACK_HOLE, environment=environment)
     assert done.returncode == 3, done.stderr
     assert 0.5 <= float(done.stdout) < 5.0
     (line,) = [line for line in done.stderr.splitlines() if "lost" in line]
@@ -168,17 +165,12 @@ def test_a_protocol_that_is_not_spoken_is_a_wrong_setting(monkeypatch: pytest.Mo
 def test_the_process_has_one_set_up_and_late_comers_share_it(tmp_path: Path) -> None:
     """A library that sets a provider of its own afterwards, as inference engines do, traces into ours."""
     code = """
-import sys
-from pathlib import Path
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.metrics import DEAD_LETTERS
 
 early = trace.get_tracer("made before the set-up")
-telemetry = setup_telemetry("explorer", TelemetrySettings(run_dir=Path(sys.argv[1])))
+telemetry = setup_telemetry("explorer", settings)
 trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
 trace.get_tracer("library").start_span("llm_request").end()
 early.start_span("early").end()
@@ -189,9 +181,7 @@ except TrinityError as error:
     print(error)
 telemetry.shutdown()
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("telemetry is set up already")
     assert sorted(span.name for span in load_spans(tmp_path)) == ["early", "llm_request"]
@@ -201,25 +191,18 @@ telemetry.shutdown()
 
 def test_a_killed_process_leaves_whole_lines(tmp_path: Path) -> None:
     code = """
-import os, signal, sys
-from pathlib import Path
-from trinity_bus.config import TelemetrySettings
-from trinity_bus.telemetry import setup_telemetry
-telemetry = setup_telemetry("explorer", TelemetrySettings(run_dir=Path(sys.argv[1])))
-tracer = telemetry.tracer_provider.get_tracer("test")
+telemetry = setup_telemetry("explorer", settings)
 for number in range(2000):
-    tracer.start_span(f"span {number}").end()
+    telemetry.tracer_provider.get_tracer("test").start_span(f"span {number}").end()
     if number == 1000:
         telemetry.tracer_provider.force_flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False)
-    assert done.returncode == -9
+    assert run(code, tmp_path).returncode == -9
     assert len(load_spans(tmp_path)) >= 1001
 
 
-def test_a_provider_of_another_process_is_not_touched(tmp_path: Path) -> None:
-    ours = build_telemetry("a", TelemetrySettings(run_dir=tmp_path))
-    assert isinstance(ours.tracer_provider, TracerProvider)
-    ours.shutdown()
-    assert list(tmp_path.iterdir()) == [], "no span, no file"
+def test_without_a_span_there_is_no_file(tmp_path: Path) -> None:
+    assert load_spans(tmp_path) == []
+    build_telemetry("a", TelemetrySettings(run_dir=tmp_path)).shutdown()
+    assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,25 @@
+from typing import Any
+
 import pytest
 from rich.console import Console
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RolloutFinished, StepTrained, WeightsSynced
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    ExplorerLeft,
+    PublishedVersion,
+    RolloutFinished,
+    StepTrained,
+    VersionWanted,
+    WeightsSynced,
+)
 from schemas.record import BatchType, Metrics
 from tests.support.fakes.announcements import announced
-from tests.support.fakes.mesh_records import explorer_beat, step_trained, weights_synced
+from tests.support.fakes.mesh_records import explorer_beat, step_trained, trainer_beat, weights_synced
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.view import MeshState
+from trinity_bus.view.state import ALIVE_S
+from workers.cli.training.versions import table
 from workers.watch.render import mesh, sparkline
 
 State = BatchLifecycleState
@@ -28,6 +41,28 @@ def trained(step: int, batch_id: str | None) -> StepTrained:
 
 def synced(name: str, version: int, error: str | None = None) -> WeightsSynced:
     return weights_synced(name, version, ok=error is None, checksum="c" * 64, error=error)
+
+
+def published(version: int, model: str = "policy") -> PublishedVersion:
+    return PublishedVersion(
+        model=model, version=version, step=version, method="gloo", trainer="trainer-0", trainer_incarnation="life",
+        checksum=f"{version:064d}", checkpoint=f"/checkpoints/step-{version:08d}",
+        metrics={"loss": 0.25, "reward_mean": 0.75},
+    )  # fmt: skip
+
+
+def view(*records: object, at: float = 100.0) -> MeshState:
+    made = MeshState("policy")
+    for record in records:
+        made.apply(record, at)
+    return made
+
+
+def printed(what: Any, width: int = 120) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(what)
+    return captured.get()
 
 
 def test_a_batch_is_followed_from_running_to_its_reward() -> None:
@@ -66,16 +101,16 @@ def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
     assert view.tokens_per_s == 0.0
 
 
-def test_explorers_that_left_or_fell_silent_are_not_alive() -> None:
-    view = MeshState()
-    for name in ("explorer-0", "explorer-1", "explorer-2"):
-        view.apply(explorer_beat(name), 0.0)
-    view.apply(ExplorerLeft(explorer="explorer-0", incarnation="a"), 1.0)
-    view.apply(ExplorerLeft(explorer="explorer-1", incarnation="another-life"), 1.0)
-    view.apply(explorer_beat("explorer-2", model_version=0), 20.0)
-    assert [e.name for e in view.alive()] == ["explorer-2"]
-    assert view.explorers["explorer-1"].state == "ready"
-    assert view.serving(0) == ["explorer-2"]
+def test_explorers_that_left_or_fell_silent_are_not_alive_and_serve_nothing() -> None:
+    names = ("explorer-0", "explorer-1", "explorer-2")
+    seen = view(*(explorer_beat(name, model_version=0) for name in names), at=0.0)
+    seen.apply(ExplorerLeft(explorer="explorer-0", incarnation="a"), 1.0)
+    seen.apply(ExplorerLeft(explorer="explorer-1", incarnation="another-life"), 1.0)
+    assert seen.explorer_states() == {"ready": 2}
+    seen.apply(explorer_beat("explorer-2", model_version=0), ALIVE_S + 1)
+    assert [e.name for e in seen.alive()] == seen.serving(0) == ["explorer-2"]
+    assert seen.explorer_states() == {"ready": 1, "stopped": 1}
+    assert seen.explorers["explorer-1"].state == "ready"
 
 
 def test_a_sync_is_known_before_its_step_and_its_explorer_are() -> None:
@@ -146,10 +181,7 @@ def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> Non
     view.apply(trained(1, "b1"), 1.0)
     view.apply(announced(1, "explorer-0"), 1.0)
     view.apply(synced("explorer-0", 1, "[bold]not markup[/]"), 1.0)
-    console = Console(width=120, force_terminal=False)
-    with console.capture() as captured:
-        console.print(mesh(view, {"tasks": 3, "explorer-events": 0}))
-    text = captured.get()
+    text = printed(mesh(view, {"tasks": 3, "explorer-events": 0}))
     for part in ("explorer-0", "b1", "0.250", "version 1, epoch 1, gloo", "3 tasks", "[bold]not markup[/]", "step 1"):
         assert part in text
 
@@ -159,3 +191,50 @@ def test_sparklines_have_a_bar_for_each_value_and_at_most_the_width() -> None:
     assert sparkline([-1.0, 0.0, 0.5, 1.0, 2.0], 10) == "▁▁▅██"
     assert sparkline([0.0, 0.0, 1.0, 1.0], 2) == "▁█"
     assert len(sparkline([0.5] * 1000, 37)) == 37
+
+
+def test_versions_are_listed_with_who_serves_them() -> None:
+    seen = view(
+        published(2),
+        published(1),
+        published(7, "other"),
+        announced(1, pinned=True),
+        explorer_beat("e0", model_version=1),
+        explorer_beat("e1", model_version=2),
+    )
+    rows = seen.versions()
+    assert [(row.record.version, row.served_by, row.announced, row.pinned) for row in rows] == [
+        (1, ["e0"], True, True),
+        (2, ["e1"], False, False),
+    ]
+
+
+def test_an_answer_counts_before_the_next_heartbeat_and_a_failure_does_not() -> None:
+    seen = view(explorer_beat("e0", model_version=1), weights_synced("e0", 2))
+    assert seen.serving(2) == ["e0"]
+    seen.apply(weights_synced("e0", 3, ok=False), 100.0)
+    seen.apply(weights_synced("e0", 3, incarnation="before"), 100.0)
+    assert seen.serving(2) == ["e0"]
+
+
+def test_the_trainer_lives_as_long_as_it_speaks() -> None:
+    seen = view(trainer_beat(), VersionWanted(model="policy", at_least=3), VersionWanted(model="policy", version=1))
+    seen.tick(105.0)
+    assert seen.trainer_is_alive
+    seen.tick(100.0 + ALIVE_S + 1)
+    assert not seen.trainer_is_alive
+    assert seen.wanted == 3
+
+
+def test_the_table_shows_the_newest_and_what_is_served() -> None:
+    seen = view(
+        *(published(version) for version in range(10)),
+        announced(3, pinned=True),
+        explorer_beat("e0", model_version=3),
+        explorer_beat("e1", model_version=5),
+    )
+    text = printed(table(seen.versions(), last=2), 200)
+    shown = [line.strip("│ ").split()[0] for line in text.splitlines() if "/checkpoints/" in line]
+    assert shown == ["3", "5", "8", "9"]
+    assert "3 pinned" in text
+    assert "0.75" in text

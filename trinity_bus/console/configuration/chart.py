@@ -1,16 +1,17 @@
 """What the Helm chart is given for a draft: its values, as a file on top of none of the chart's own sizes.
 
 Settings stay under ``settings``, but for those that the chart gives itself and paths of this machine, which pods see
-elsewhere; the rest follows from the hardware. YAML reads what JSON writes, so that nothing else is needed to write it.
+elsewhere; the rest follows from the hardware.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from itertools import count
 from math import ceil
 from pathlib import PurePath
 from typing import Any, Final
+
+import yaml
 
 from trinity_bus.console.configuration.checks import Checked
 from trinity_bus.console.configuration.fields import fields
@@ -55,10 +56,10 @@ _PROCESS_GIB: Final = 3
 _SHARED_GIB: Final = 16  # Of ``/dev/shm``, which counts as memory, where there are GPUs
 _GPU: Final = "nvidia.com/gpu"
 _CORES: Final = {"requests": 4, "limits": 12}  # That a GPU wants beside it, and may take
+_WIDTH: Final = 1 << 20  # A text is not broken
 _PLAIN: Final = re.compile(r"[A-Za-z_/][\w./]*", re.ASCII)
 # That YAML takes for something else than a text, however they are written
 _WORDS: Final = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
-_UNSEEN: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def chart_values(checked: Checked) -> str:
@@ -176,30 +177,22 @@ def _resources(need: MemoryNeed | None, processes: int, *, gpus: int, more_gib: 
     return {name: {"cpu": str(cores * gpus), "memory": memory, _GPU: gpus} for name, cores in _CORES.items()}
 
 
-def blocks(value: Mapping[str, Any], indent: str = "") -> str:
-    """Return a mapping as YAML, with a line for each name, and lists as JSON has them."""
-    lines = []
-    for key, content in value.items():
-        if isinstance(content, Mapping) and content:
-            lines.append(f"{indent}{_flow(key)}:\n{blocks(content, indent + '  ')}")
-        else:
-            lines.append(f"{indent}{_flow(key)}: {_flow(content)}\n")
-    return "".join(lines)
+def blocks(values: Mapping[str, Any]) -> str:
+    """Return values as YAML, of which every reader says the same."""
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return text
 
 
-def _flow(value: object) -> str:
-    match value:
-        case Mapping():
-            return "{" + ", ".join(f"{_flow(key)}: {_flow(content)}" for key, content in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(_flow, value)) + "]"
-        case str() if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-            return value
-        case str() | PurePath():
-            text = json.dumps(str(value), ensure_ascii=False)
-            return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-        case float():
-            # Not every reader takes 1e-06 for a number: the oldest want a point in it.
-            return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))
-        case _:
-            return json.dumps(value)
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        del data
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Readers differ in what they take for something else than a text: only what is surely one stands without quotes.
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _text)

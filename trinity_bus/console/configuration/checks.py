@@ -69,52 +69,49 @@ class Checks:
 
     def __call__(self, draft: Draft, *, lay_out: bool = False) -> Checked:
         """Check a draft; with ``lay_out`` spread it over its GPUs, where it does not say how."""
-        own = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
+        problems = [SettingProblem(text, [path]) for path, text in draft.problems.items()]
         if draft.rows is not None and "rows.path" not in draft.problems and not self.is_there(draft.rows.path):
-            own.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
-        known = self._known(draft)
-        settings, refused = known.settings, known.refused
-        told = [fields()[path].variable for path in known.secrets]
+            problems.append(SettingProblem(f"{draft.rows.path[:200]!r}: there are no such rows", ["rows.path"]))
+        secrets, settings, wrong, refused = self._known(draft)
+        told = [fields()[path].variable for path in secrets]
         if settings is None:
-            problems = [*own, *map(_problem, known.wrong.items())]
-            return _with_unfinished(Checked(draft=draft, problems=problems, secrets=told))
-        found = Checked(draft=draft, settings=settings, problems=own, services=_services(settings), secrets=told)
-        shape, problem = self._model(settings)
-        if shape is None:
-            found = replace(found, problems=[*found.problems, *problem])
-        elif lay_out:
-            found = _laid_out(found, shape, known.secrets)
-            if found.settings is not None and found.settings is not settings:
-                refused = self._refused(found.settings)
-        found = replace(found, problems=[*found.problems, *(_problem(("", text)) for text in refused)])
-        return _with_unfinished(found if shape is None else self._beside(_fitted(found, shape)))
+            problems += map(_problem, wrong.items())
+            return Checked(draft=draft, problems=problems, unfinished=_unfinished(problems), secrets=told)
+        shape = self._shape(settings, problems)
+        if shape is not None and lay_out:
+            laid = replace(draft, values={**spread(shape, settings, draft.hardware), **draft.values})
+            if (read := _read(laid, secrets)[0]) is not None:
+                draft, settings, refused = laid, read, self._refused(read)
+        problems += (_problem(("", text)) for text in refused)
+        found = Checked(draft=draft, settings=settings, services=_services(settings), secrets=told, problems=problems)
+        if shape is not None:
+            found = self._beside(_fitted(found, settings, shape), settings)
+        return replace(found, unfinished=_unfinished(found.problems))
 
-    def _beside(self, checked: Checked) -> Checked:
+    def _beside(self, checked: Checked, settings: Sections) -> Checked:
         # Add what all services together need of this machine, where they compute on its CPUs
-        hardware, settings = checked.draft.hardware, checked.settings
-        assert settings is not None  # noqa: S101 - what it is called for
-        if hardware.trainer_gpus or hardware.explorer_gpus:
-            return checked
-        needed = self.memory(checked.services, settings)
+        hardware = checked.draft.hardware
+        on_gpus = hardware.trainer_gpus or hardware.explorer_gpus
+        needed = None if on_gpus else self.memory(checked.services, settings)
         if needed is None:
             return checked
         notes = [*checked.notes, needed.impossible or needed.tight or needed.told]
         return replace(checked, notes=notes, too_large=needed.impossible)
 
-    def _model(self, settings: Sections) -> tuple[ModelShape | None, list[SettingProblem]]:
+    def _shape(self, settings: Sections, problems: list[SettingProblem]) -> ModelShape | None:
         path = settings.mesh.model_path
-        if path is None:
-            return None, []
         try:
-            return self.shape(path), []
+            return None if path is None else self.shape(path)
         except (TrinityError, OSError) as error:
-            return None, [SettingProblem(str(error), ["mesh.model_path"])]
+            problems.append(SettingProblem(str(error), ["mesh.model_path"]))
+            return None
 
     def _refused(self, settings: Sections) -> list[str]:
         return list(dict.fromkeys(text for name in _services(settings) for text in self.refusals(name, settings)))
 
-    def _known(self, draft: Draft) -> "_Known":
-        # Read settings with the secrets that are asked for: one that nobody asks for may contradict others
+    def _known(self, draft: Draft) -> tuple[list[str], Sections | None, Mapping[str, str], list[str]]:
+        # The secrets that somebody asks for; settings as if these were there, or why there are none; and what services
+        # refuse. One that nobody asks for may contradict others.
         secrets: list[str] = []
         while True:
             settings, wrong = _read(draft, secrets)
@@ -122,17 +119,9 @@ class Checks:
             told = [*wrong.values(), *refused]
             new = [path for text in told for path in _paths(text) if fields()[path].is_secret and path not in secrets]
             if not new:
-                return _Known(secrets, settings, wrong, refused)
+                return secrets, settings, wrong, refused
             # What is asked for next may only be told once these are there.
             secrets += dict.fromkeys(new)
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    secrets: Sequence[str]  # That somebody asks for
-    settings: Sections | None
-    wrong: Mapping[str, str]  # Why there are none
-    refused: Sequence[str]  # By the services
 
 
 def _read(draft: Draft, secrets: Sequence[str]) -> tuple[Sections | None, Mapping[str, str]]:
@@ -150,17 +139,8 @@ def _services(settings: Sections) -> list[str]:
     return [name for name in wanted if settings.mesh.mode in TAKES_PART[name]]
 
 
-def _laid_out(checked: Checked, shape: ModelShape, secrets: Sequence[str]) -> Checked:
-    settings, draft = checked.settings, checked.draft
-    assert settings is not None  # noqa: S101 - what it is called for
-    laid = replace(draft, values={**spread(shape, settings, draft.hardware), **draft.values})
-    read, _ = _read(laid, secrets)
-    return checked if read is None else replace(checked, draft=laid, settings=read)
-
-
-def _fitted(checked: Checked, shape: ModelShape) -> Checked:
-    settings, hardware = checked.settings, checked.draft.hardware
-    assert settings is not None  # noqa: S101 - what it is called for
+def _fitted(checked: Checked, settings: Sections, shape: ModelShape) -> Checked:
+    hardware = checked.draft.hardware
     problems, notes = list(checked.problems), []
     if settings.mesh.max_model_len > shape.max_positions:
         problems.append(
@@ -219,8 +199,8 @@ def _paths(text: str) -> list[str]:
     return [path for path in _PLACE.findall(text) if path in fields()]
 
 
-def _with_unfinished(checked: Checked) -> Checked:
-    unset = [found[1] for one in checked.problems if (found := _UNSET.match(one.text)) is not None]
-    for one in checked.problems:
+def _unfinished(problems: Sequence[SettingProblem]) -> list[str]:
+    unset = [found[1] for one in problems if (found := _UNSET.match(one.text)) is not None]
+    for one in problems:
         unset += [path for path in one.paths if path in EXTRA_FIELDS and "is not set" in one.text]
-    return replace(checked, unfinished=list(dict.fromkeys(unset)))
+    return list(dict.fromkeys(unset))

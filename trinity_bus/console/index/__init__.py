@@ -2,7 +2,7 @@
 
 ::
 
-    log --IndexFollower--> Store (SQLite, files) <--Index-- pages, `trinity-bus export`
+    log --follow_log--> Store (SQLite, files) <--Index-- pages, `trinity-bus export`
      ^                                                         |
      '------------------------PastRecords----------------------'   the tokens of what somebody looks at
 

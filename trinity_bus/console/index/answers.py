@@ -142,8 +142,6 @@ class StepDetail(Struct, frozen=True):
     metrics: Metrics
     left_out: list[LeftOutRow]  # The first ``MAX_LIMIT``
     checksum: str | None
-    checkpoint: str | None
-    seed: int | None
 
 
 class GroupRow(Struct, frozen=True):
@@ -280,8 +278,8 @@ class SyncRow(Struct, frozen=True):
 
     at: float
     explorer: str
+    version: int
     ok: bool
-    error: str | None
     transfer_s: float
     pause_s: float
 
@@ -301,6 +299,8 @@ class PublishedRow(Struct, frozen=True):
     announced: bool  # Whether it was the one to be served
     pinned: bool
     synced: int  # Explorers that took it
+    metrics: Metrics
+    skipped: list[str]  # Batches that were passed over on the way to it from the one before
 
 
 class ChoiceRow(Struct, frozen=True):
@@ -310,13 +310,6 @@ class ChoiceRow(Struct, frozen=True):
     version: int
     pinned: bool  # Whether newer ones wait; else the newest were to be served again
     asked_by: str | None
-
-
-class VersionDetail(Struct, frozen=True):
-    row: PublishedRow
-    metrics: Metrics
-    syncs: list[SyncRow]
-    skipped: list[str]  # Batches that were passed over on the way to it, the last ones
 
 
 class ExplorerRow(Struct, frozen=True):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas import ExperienceGroup
@@ -25,13 +24,6 @@ type Tokens = Sequence[int] | NDArray[np.int32]
 type Texts = Callable[[Sequence[Tokens]], Sequence[str]]
 
 CHUNK_TOKENS: Final = 1 << 18  # Looked at at once, about: as Python's numbers they take ten times their bytes
-
-
-class GroupRows(Struct, frozen=True):
-    group: Row
-    samples: list[Row]
-    heads: list[Row]
-    words: list[Row]
 
 
 def searched(tokens: NDArray[np.int32], most: int) -> NDArray[np.int32]:
@@ -67,18 +59,18 @@ def texts_of(groups: Sequence[ExperienceGroup], texts: Texts, most: int) -> list
 
 def group_rows(
     number: int, received: Received[Any], group: ExperienceGroup, texts: Sequence[str], logprobs: Sequence[float | None]
-) -> GroupRows:
-    """Return the rows of a group. ``texts`` are of what ``told`` gives of it; none where there is no tokenizer."""
+) -> dict[str, list[Row]]:
+    """Return the rows of a group by tables. ``texts`` are of what ``told`` gives; none where there is no tokenizer."""
     samples = _samples(group, number, logprobs)
     ids = [number << SAMPLE_BITS | PROMPT, *(row[0] for row in samples)]
     numbered = list(zip(ids, texts, strict=True)) if texts else []
-    return GroupRows(
-        group=_group(number, received, group),
-        samples=samples,
-        heads=[(key, text[:HEAD_CHARS]) for key, text in numbered],
-        # Words are written in the order of their numbers, which is much the fastest.
-        words=numbered[::-1],
-    )
+    # In the order of their numbers, in which they are written much the fastest.
+    return {
+        "groups": [_group(number, received, group)],
+        "samples": samples[::-1],
+        "texts": [(key, text[:HEAD_CHARS]) for key, text in reversed(numbered)],
+        "words": numbered[::-1],
+    }
 
 
 def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:

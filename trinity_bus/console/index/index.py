@@ -74,7 +74,7 @@ class Index:
     metrics = _asked(mesh.metrics)
     versions = _asked(training.versions)
     choices = _asked(training.choices)
-    version = _asked(training.version)
+    syncs = _asked(training.syncs)
     fleet = _asked(mesh.fleet)
     settings = _asked(mesh.settings)
     dead_letters = _asked(mesh.dead_letters)

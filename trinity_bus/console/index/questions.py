@@ -69,14 +69,5 @@ class SampleFilter(Struct, frozen=True):
     teaches_nothing: bool | None = None  # Whether all rewards of their group are the same
 
 
-class DeadLetterFilter(Struct, frozen=True):
-    """Which dead letters. What is None restricts nothing."""
-
-    source_topic: str | None = None  # Where they came from
-    reason: str | None = None
-    text: str | None = None  # Part of the detail, the key or the beginning
-
-
 FIRST_PAGE: Final = PageAsk()
 ALL_SAMPLES: Final = SampleFilter()
-ALL_DEAD_LETTERS: Final = DeadLetterFilter()

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from schemas import ExperienceGroup
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.console.index.files import explained, lock, writing
-from trinity_bus.console.index.group_rows import GroupRows, Texts, group_rows, logprobs_of, texts_of
+from trinity_bus.console.index.group_rows import Texts, group_rows, logprobs_of, texts_of
 from trinity_bus.console.index.rows import Row, rows_of
 from trinity_bus.console.index.schema import LAYOUT, NUMBERED, REPLACED, SLOT_BITS, TABLES, first_number
 
@@ -136,10 +136,12 @@ class Store:
             group_numbers = (numbers.next("groups", one.timestamp_ms) for one, _ in found)
             # Texts are written in the order of their numbers, which is much the fastest.
             numbered = sorted(zip(group_numbers, found, texts, logprobs, strict=True), key=lambda each: each[0])
-            self._write_groups(db, [group_rows(number, *one, text, means) for number, one, text, means in numbered])
+            for number, (received, group), text, means in numbered:
+                for table, rows in group_rows(number, received, group, text, means).items():
+                    tables[table] += rows
             for table, rows in tables.items():
-                numbered_rows = [(numbers.next(table, row[0]), *row[1:]) for row in rows] if table in NUMBERED else rows
-                _write(db, table, numbered_rows)
+                timed = table in NUMBERED and table != "groups"
+                _write(db, table, [(numbers.next(table, row[0]), *row[1:]) for row in rows] if timed else rows)
             self._write_minutes(db, found)
             self._write_positions(db, positions)
             for one in unreadable:
@@ -148,13 +150,6 @@ class Store:
                 db.execute(
                     "UPDATE offsets SET unreadable = unreadable + ? WHERE topic = ? AND partition = ?", (count, *place)
                 )
-
-    @staticmethod
-    def _write_groups(db: sqlite3.Connection, found: Sequence[GroupRows]) -> None:
-        _write(db, "groups", [one.group for one in found])
-        _write(db, "samples", [row for one in found for row in reversed(one.samples)])
-        _write(db, "texts", [row for one in found for row in reversed(one.heads)])
-        db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [row for one in found for row in one.words])
 
     @staticmethod
     def _write_minutes(db: sqlite3.Connection, groups: Sequence[tuple[Received[Any], ExperienceGroup]]) -> None:
@@ -197,8 +192,9 @@ class Store:
 def _write(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
     if rows:
         verb = "INSERT OR REPLACE" if table in REPLACED else "INSERT"
+        columns = "words (rowid, text)" if table == "words" else table
         marks = ", ".join(repeat("?", len(rows[0])))
-        db.executemany(f"{verb} INTO {table} VALUES ({marks})", rows)
+        db.executemany(f"{verb} INTO {columns} VALUES ({marks})", rows)
 
 
 class _Numbers:

@@ -6,14 +6,12 @@ What happened, now and at any earlier moment, is told by the index; who is alive
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Final, Literal
-
-from markupsafe import Markup
+from typing import Final, Literal, NamedTuple
 
 from schemas import RunnerState
 from schemas.errors import one_line
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, StepRow, TrainerRow, VersionDetail
-from trinity_bus.console.web import charts
+from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
+from trinity_bus.console.web.charts import MAX_POINTS, Chart, chart, figure
 from trinity_bus.console.web.text import moment
 from trinity_bus.view import MeshState, unserved_line
 
@@ -51,7 +49,8 @@ class Past:
     by_step: Mapping[str, Sequence[Point]]  # Metrics, of evaluations too
     by_time: Mapping[str, Sequence[Point]]
     steps: Sequence[StepRow]  # The newest ones, the newest first
-    versions: Sequence[VersionDetail]  # The newest ones, the oldest first
+    versions: Sequence[PublishedRow]  # The newest ones, the newest first
+    syncs: Sequence[SyncRow]  # Of these, in the order of time
     fleet: Sequence[ExplorerRow]
     metrics: Mapping[str, float] = field(default_factory=dict)  # Of the newest step that was trained
     trainers: Sequence[TrainerRow] = ()  # Who has steps
@@ -59,19 +58,13 @@ class Past:
     def silent_s(self, row: ExplorerRow) -> float:
         return max(0.0, (self.extent.last_at or row.heard_at) - row.heard_at)
 
-    @property
-    def alive(self) -> list[ExplorerRow]:
-        return alive_then(self.fleet, self.extent)
 
-
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(NamedTuple):
     level: Level
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     name: str
     value: str
     href: str | None = None
@@ -81,6 +74,7 @@ class Figure:
 class FleetRow:
     name: str
     state: str
+    alive: bool
     pool: str
     version: str
     running: int
@@ -92,19 +86,12 @@ class FleetRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
-    title: str
-    markup: Markup
-    names: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     figures: list[Figure]
     ended: str  # That the run has ended, in a sentence; empty: it goes on, or nobody knows
     alerts: list[Alert]
     charts: list[Chart]
-    syncs: Markup
+    syncs: list[tuple[str, list[tuple[float, str]]]]  # When versions were published, and when each explorer took them
     fleet: list[FleetRow]
     waiting: str  # Who waits for whom, in a sentence; empty before two steps
     lag: Mapping[str, int]
@@ -121,14 +108,15 @@ def overview(
     """``past`` is None without an index, ``state`` where an earlier moment is looked at."""
     trainers = () if past is None else past.trainers
     ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
-    fleet_then = [] if past is None else [_then(row, past) for row in past.fleet]
+    then = [] if past is None else [_then(row, past) for row in past.fleet]
+    rows = then if state is None else fleet(state, ended_at)
     return Overview(
-        figures=_figures(past, state, ended_at),
+        figures=_figures(past, state, rows, ended_at),
         ended="" if state is None or ended_at is None else ending(state, ended_at, is_record=is_record),
         alerts=alerts(state, lag, ended_at) if state is not None else [] if past is None else _alerts_then(past),
         charts=[] if past is None else _charts(past),
-        syncs=Markup("") if past is None else _syncs(past.versions),
-        fleet=fleet_then if state is None else fleet(state, ended_at),
+        syncs=[] if past is None else _syncs(past),
+        fleet=rows,
         waiting="" if past is None else waiting(past.steps),
         lag={} if state is None or is_record else lag,
     )
@@ -140,6 +128,7 @@ def fleet(state: MeshState, ended_at: float | None) -> list[FleetRow]:
         FleetRow(
             name=one.name,
             state=one.state if one.state == "left" or state.is_alive(one) else "lost",
+            alive=state.is_alive(one),
             pool=one.pool or "",
             version="fixed" if one.follows == "none" else str(one.model_version),
             running=one.attempts,
@@ -151,7 +140,7 @@ def fleet(state: MeshState, ended_at: float | None) -> list[FleetRow]:
         )
         for one in state.explorers.values()
     ]
-    return sorted(rows, key=lambda row: (row.state in {"left", "lost"}, row.name))
+    return sorted(rows, key=lambda row: (not row.alive, row.name))
 
 
 def _runners(runners: Sequence[RunnerState]) -> str:
@@ -163,9 +152,11 @@ def _runners(runners: Sequence[RunnerState]) -> str:
 
 
 def _then(row: ExplorerRow, past: Past) -> FleetRow:
-    heard = f"{span(past.silent_s(row))} before"
-    version = str(row.version) if row.version >= 0 else ""
-    return FleetRow(row.explorer, row.state, row.pool or "", version, row.running, row.slots, row.tokens_per_s, heard)
+    silent_s, version = past.silent_s(row), str(row.version) if row.version >= 0 else ""
+    work = (row.running, row.slots, row.tokens_per_s)
+    return FleetRow(
+        row.explorer, row.state, silent_s <= _ROW_S, row.pool or "", version, *work, f"{span(silent_s)} before"
+    )
 
 
 def alerts(state: MeshState, lag: Mapping[str, int], ended_at: float | None = None) -> list[Alert]:
@@ -232,42 +223,37 @@ def _of_step(step: int, metrics: Mapping[str, float]) -> list[Alert]:
     return found
 
 
-def _figures(past: Past | None, state: MeshState | None, ended_at: float | None) -> list[Figure]:
+def _figures(
+    past: Past | None, state: MeshState | None, rows: Sequence[FleetRow], ended_at: float | None
+) -> list[Figure]:
     found = []
     done = [] if past is None else [step for step in past.steps if step.trained_at is not None]
     if done:
         found += [
             Figure("step", str(done[0].step), f"/steps/{done[0].step}"),
-            Figure("reward", charts.figure(done[0].reward) or "none", f"/steps/{done[0].step}"),
+            Figure("reward", figure(done[0].reward) or "none", f"/steps/{done[0].step}"),
         ]
     if past is not None:
         tests = _tests(past)
         found += [
-            Figure("held-out reward" + f", {name.split('/')[1]}" * (len(tests) > 1), charts.figure(points[-1].value))
+            Figure("held-out reward" + f", {name.split('/')[1]}" * (len(tests) > 1), figure(points[-1].value))
             for name, points in tests.items()
         ]
         if past.versions:
-            found.append(Figure("version", str(past.versions[-1].row.version), "/versions"))
+            found.append(Figure("version", str(past.versions[0].version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
-    if state is not None and ended_at is None:
-        alive = list(state.alive())
-        found += _work(state.tokens_per_s, len(alive), sum(one.attempts for one in alive))
-        if runners := state.runners():
+    if ended_at is None and (state is not None or rows):
+        alive = [row for row in rows if row.alive]
+        found += [
+            Figure("tokens/s", figure(sum(row.tokens_per_s or 0.0 for row in alive))),
+            Figure("explorers", str(len(alive))),
+            Figure("attempts running", str(sum(row.running for row in alive))),
+        ]
+        if runners := [] if state is None else state.runners():
             found.append(Figure("runners busy", f"{sum(one.state == 'busy' for one in runners)}/{len(runners)}"))
-    elif state is None and past is not None and past.fleet:
-        then = past.alive
-        found += _work(sum(row.tokens_per_s or 0.0 for row in then), len(then), sum(row.running for row in then))
     if past is not None:
         found.append(Figure("dead letters", f"{past.extent.dead_letters:,}", "/dead-letters"))
     return found
-
-
-def _work(tokens_per_s: float, explorers: int, attempts: int) -> list[Figure]:
-    return [
-        Figure("tokens/s", charts.figure(tokens_per_s)),
-        Figure("explorers", str(explorers)),
-        Figure("attempts running", str(attempts)),
-    ]
 
 
 def _tests(past: Past) -> dict[str, Sequence[Point]]:
@@ -277,51 +263,50 @@ def _tests(past: Past) -> dict[str, Sequence[Point]]:
 
 
 def _charts(past: Past) -> list[Chart]:
-    reward = [_series("training", past.by_step.get(REWARD, ()))]
-    reward += [_series(name.split("/")[1], points) for name, points in _tests(past).items()]
-    found = [_chart("reward", reward)]
+    reward = [
+        ("training", past.by_step.get(REWARD, ())),
+        *((n.split("/")[1], each) for n, each in _tests(past).items()),
+    ]
+    found = [chart("reward", [(name, _places(points)) for name, points in reward])]
     for title, wanted in _METRICS:
-        lines = [_series(label, past.by_step[name]) for name, label in wanted if past.by_step.get(name)]
-        found.append(_chart(title, lines))
+        lines = [(label, _places(past.by_step[name])) for name, label in wanted if past.by_step.get(name)]
+        found.append(chart(title, lines))
     seconds, tokens = past.by_time.get(SECONDS, ()), past.by_time.get(TOKENS, ())
     # Of what is sampled by time, a point is the mean of as many steps as it counts.
     apart = [(point.x, (point.x - before.x) / point.count) for before, point in pairwise(seconds)]
-    times = [_by_minute("a step", [(point.x, point.value) for point in seconds], seconds)]
-    times.append(_by_minute("from one to the next", apart, seconds))
-    found.append(_chart("seconds, by minute of the run", times, "minute"))
+    times = [("a step", _by_minute(_places(seconds), seconds)), ("from one to the next", _by_minute(apart, seconds))]
     rates = [
         (point.x, point.value * point.count / (point.x - before.x))
         for before, point in pairwise(tokens)
         if point.x > before.x
     ]
-    speed = _by_minute("tokens/s", rates, tokens)
-    found.append(_chart("tokens/s that were trained on, by minute of the run", [speed], "minute"))
-    return found
+    speed = [("tokens/s", _by_minute(rates, tokens))]
+    return [
+        *found,
+        chart("seconds, by minute of the run", times, "minute"),
+        chart("tokens/s that were trained on, by minute of the run", speed, "minute"),
+    ]
 
 
-def _chart(title: str, lines: Sequence[charts.Line], x_name: str = "step") -> Chart:
-    return Chart(title, charts.lines(title, lines, x_name), [one.name for one in lines] if len(lines) > 1 else [])
+def _places(points: Sequence[Point]) -> list[tuple[float, float]]:
+    return [(point.x, point.value) for point in points]
 
 
-def _series(name: str, points: Sequence[Point]) -> charts.Line:
-    return charts.Line(name, [(point.x, point.value) for point in points])
+def _by_minute(places: Sequence[tuple[float, float]], whole: Sequence[Point]) -> list[tuple[float, float]]:
+    return [((x - whole[0].x) / 60, value) for x, value in places]
 
 
-def _by_minute(name: str, points: Sequence[charts.Point], whole: Sequence[Point]) -> charts.Line:
-    return charts.Line(name, [((x - whole[0].x) / 60, value) for x, value in points])
-
-
-def _syncs(versions: Sequence[VersionDetail]) -> Markup:
+def _syncs(past: Past) -> list[tuple[str, list[tuple[float, str]]]]:
     published = [
-        (one.row.published_at, f"version {one.row.version} was published, step {one.row.step}") for one in versions
+        (one.published_at, f"version {one.version} was published, step {one.step}") for one in reversed(past.versions)
     ]
     taken: dict[str, list[tuple[float, str]]] = {}
-    for one in versions:
-        for sync in one.syncs:
-            how = f"{sync.transfer_s:.2f} s, generation stood still for {sync.pause_s:.2f} s"
-            told = f"took version {one.row.version}: {how}" if sync.ok else f"did not take version {one.row.version}"
-            taken.setdefault(sync.explorer, []).append((sync.at, told))
-    return charts.marks("versions, and who took them", [("published", published), *sorted(taken.items())[:_SYNC_ROWS]])
+    for sync in past.syncs:
+        how = f"{sync.transfer_s:.2f} s, generation stood still for {sync.pause_s:.2f} s"
+        told = f"took version {sync.version}: {how}" if sync.ok else f"did not take version {sync.version}"
+        taken.setdefault(sync.explorer, []).append((sync.at, told))
+    rows = [("published", published), *sorted(taken.items())[:_SYNC_ROWS]]
+    return [(name, moments[-MAX_POINTS:]) for name, moments in rows if moments]
 
 
 _STEP_S: Final = 600.0  # So long a step may take of which nobody else tells

@@ -4,6 +4,7 @@ The one who looks sees a :class:`Frame` around each page; a page that is open as
 and again.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class Frame:
     visitor: Visitor
     path: str
     names: Mapping[str, str] = field(default_factory=dict)  # What the path names: a step, a task
-    query: Mapping[str, str]  # What the link asks, but for the moment
+    query: Mapping[str, str] = field(default_factory=dict)  # What the link asks, but for the moment
     pairs: Sequence[tuple[str, str]] = ()  # The same, with what is asked more than once
     until: float | None = None  # The moment that is looked at; None: now
     begin: float | None = None  # The oldest moment that can be; None: not known
@@ -51,7 +52,7 @@ class Frame:
     can_log_out: bool = False
     part: bool = False  # Whether only what is inside is asked for
 
-    def url(self, path: str, **query: object) -> str:
+    def url(self, path: str, /, **query: object) -> str:
         """Return a link that keeps the moment. What is None or empty is left out."""
         moment = {} if self.until is None else {"until": f"{self.until:.3f}"}
         asked = {name: str(value) for name, value in {**moment, **query}.items() if value not in {None, ""}}
@@ -61,12 +62,14 @@ class Frame:
     def now_link(self) -> str:
         return f"{self.path}?{urlencode(self.pairs)}" if self.pairs else self.path
 
-    def here(self, **query: object) -> str:
+    def here(self, /, **query: object) -> str:
         return self.url(self.path, **{**self.query, **query})
 
 
 class Pages:
-    def __init__(self) -> None:
+    """``jaeger`` is the address that traces are links to; empty: they are none."""
+
+    def __init__(self, jaeger: str = "") -> None:
         self._environment = Environment(
             loader=FileSystemLoader(_TEMPLATES),
             autoescape=True,
@@ -75,16 +78,14 @@ class Pages:
             lstrip_blocks=True,
         )
         self._environment.filters.update(
-            hostile=text.hostile, line=text.line, figure=charts.figure, moment=text.moment, span=span, doc=doc
-        )
-        self._environment.globals["menu"] = MENU
+            hostile=text.hostile, line=text.line, figure=charts.figure, moment=text.moment, span=span, doc=doc,
+            below=lambda value: math.nextafter(value, -math.inf),
+        )  # fmt: skip
+        self._environment.globals.update(menu=MENU, axis=charts.axis, jaeger=jaeger.rstrip("/"))
 
     def render(self, template: str, frame: Frame, **values: Any) -> str:
         layout = "part.html" if frame.part else "page.html"
         return self._environment.get_template(template).render(frame=frame, layout=layout, url=frame.url, **values)
-
-    def piece(self, template: str, **values: Any) -> str:
-        return self._environment.get_template(template).render(**values)
 
     def login(self, theme: str, *, wrong: bool) -> str:
         return self._environment.get_template("login.html").render(theme=theme, wrong=wrong)

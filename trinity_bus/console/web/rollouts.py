@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
 from trinity_bus.chat.formats import Format
 from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import Comparison
+from trinity_bus.console.web.tokens import TokenView, token_views
 from trinity_bus.console.web.turns import TurnView, turns
 
-_METRICS: Final = 8  # Of one run, beside the others
-_MORE_METRICS: Final = 100
+_METRICS: Final = 100  # Of one run
 # Of events of an attempt, in the tree; of others 1
 _DEPTHS: Final = {"sent": 0, "dispatched": 1, "finished": 2, "cancelled": 2, "experience": 2, "begun": 3}
 
@@ -31,7 +34,6 @@ class RunView:
     logprob: float | None
     finish_reason: str
     metrics: list[tuple[str, float]]  # The first ones
-    more_metrics: list[tuple[str, float]]
     turns: list[TurnView]
 
 
@@ -73,7 +75,6 @@ def group_runs(
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
                 metrics=named[:_METRICS],
-                more_metrics=named[_METRICS:_MORE_METRICS],
                 turns=turns_of(sample, texts, read),
             )
         )
@@ -164,6 +165,33 @@ def task_tree(task: TaskTimeline) -> list[TreeRow]:
         )
         for _, event in rows
     ]
+
+
+def sample_tokens(
+    group: ExperienceGroup,
+    number: int,
+    texts: Texts | None,
+    *,
+    first: int = 0,
+    others: Sequence[float] | NDArray[np.floating[Any]] | None = None,
+    other: str = "teacher",
+    entropies: Sequence[float] | NDArray[np.floating[Any]] | None = None,
+) -> list[TokenView]:
+    """Return a page of a sample's tokens; the rest as :func:`~.tokens.token_views` has it."""
+    sample = list(group.samples())[number]
+    return token_views(
+        sample.tokens,
+        sample.prompt_length,
+        logprobs=sample.logprobs,
+        mask=sample.mask,
+        versions=[(start, version) for owner, start, version in group.versions.tolist() if owner == number],
+        turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
+        others=others,
+        other=other,
+        entropies=entropies,
+        texts=texts,
+        first=first,
+    )
 
 
 def turns_of(sample: Sample, texts: Texts | None, read: Format | None = None) -> list[TurnView]:

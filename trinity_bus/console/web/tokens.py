@@ -10,11 +10,13 @@ Token ids are shown with their text where a tokenizer is at hand, and alone wher
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trinity_bus.console.index.group_rows import Texts
 
 PAGE_TOKENS: Final = 4_000  # Tokens on one page
 _SHADES: Final = tuple(-math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
@@ -22,55 +24,11 @@ _ENTROPIES: Final = (0.01, 0.1, 0.3, 0.7, 1.5, 2.5, 4.0)
 _GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenView:
-    place: int  # In the sample, from 0
-    token_id: int
+class TokenView(NamedTuple):
     text: str  # Empty where there is no tokenizer
-    is_prompt: bool
-    logprob: float | None = None
-    counts: bool = False  # Whether it is trained on
-    version: int | None = None  # That drew it
-    gap: float | None = None  # Log-probability under another policy less under the one that drew it
-    other: str = ""  # Which other
-    turn: int | None = None  # The turn that begins here
-    entropy: float | None = None  # Of the distribution that it is from, in nats, by the trainer
-
-    @property
-    def classes(self) -> str:
-        if self.is_prompt:
-            return "t prompt"
-        parts = ["t", "" if self.counts else "off"]
-        if self.logprob is not None:
-            parts.append(f"lp{shade(-self.logprob, _SHADES)}")
-        if self.gap is not None:
-            parts.append(f"gap{shade(abs(self.gap), _GAPS)}")
-        if self.entropy is not None:
-            parts.append(f"en{shade(self.entropy, _ENTROPIES)}")
-        if self.version is not None:
-            parts.append(f"v{self.version % 6}")
-        if self.turn:
-            parts.append("turn")
-        return " ".join(part for part in parts if part)
-
-    @property
-    def told(self) -> str:
-        parts = [f"token {self.place}, id {self.token_id}"]
-        if self.is_prompt:
-            parts.append("prompt")
-        if self.logprob is not None:
-            parts.append(f"log-probability {self.logprob:.4f} (p = {math.exp(min(0.0, self.logprob)):.3g})")
-        if not self.is_prompt:
-            parts.append("trained on" if self.counts else "masked: not the model's own")
-        if self.version is not None:
-            parts.append(f"drawn by version {self.version}")
-        if self.gap is not None:
-            parts.append(f"{self.other} {self.gap:+.3f}")
-        if self.entropy is not None:
-            parts.append(f"entropy {self.entropy:.3f}")
-        if self.turn is not None:
-            parts.append(f"turn {self.turn + 1} begins")
-        return ", ".join(parts)
+    token_id: int
+    classes: str
+    title: str
 
 
 def shade(value: float, bounds: Sequence[float]) -> int:
@@ -93,40 +51,47 @@ def token_views(
     others: Sequence[float] | NDArray[np.floating[Any]] | None = None,
     other: str = "teacher",
     entropies: Sequence[float] | NDArray[np.floating[Any]] | None = None,
-    texts: Sequence[str] | None = None,
+    texts: Texts | None = None,
     first: int = 0,
-    most: int = PAGE_TOKENS,
 ) -> list[TokenView]:
-    """Return the tokens of one page: ``most`` from ``first`` on.
+    """Return the tokens of one page: ``PAGE_TOKENS`` from ``first`` on.
 
-    ``tokens`` are the whole sample's, prompt first; ``texts`` those of the page; the others have a value for each
-    response token, but for ``versions`` ((first response token, version), ascending) and ``turn_starts``. Entropies
-    are in nats.
+    ``tokens`` are the whole sample's, prompt first; ``others`` are log-probabilities under another policy. These,
+    entropies (in nats), ``logprobs`` and ``mask`` have a value for each response token; ``versions`` are (first
+    response token, version), ascending.
     """
+    page = [int(token) for token in tokens[first : first + PAGE_TOKENS]]
+    said = [""] * len(page) if texts is None else texts([[token] for token in page])
     turns = {start: number for number, start in enumerate(turn_starts)}
     views = []
-    for place in range(first, min(len(tokens), first + most)):
-        token_id, response = int(tokens[place]), place - prompt_length
-        text = "" if texts is None else texts[place - first]
+    for place, token_id, text in zip(count(first), page, said, strict=False):
+        classes, told, response = ["t"], [f"token {place}, id {token_id}"], place - prompt_length
         if response < 0:
-            views.append(TokenView(place, token_id, text, is_prompt=True))
+            views.append(TokenView(text, token_id, "t prompt", f"{told[0]}, prompt"))
             continue
-        logprob = float(logprobs[response])
-        apart = math.nan if others is None or not mask[response] else float(others[response]) - logprob
-        views.append(
-            TokenView(
-                place,
-                token_id,
-                text,
-                is_prompt=False,
-                # A token that the model did not draw has none, whatever stands in its place.
-                logprob=logprob if mask[response] else None,
-                counts=bool(mask[response]),
-                version=next((drawn_by for start, drawn_by in reversed(versions) if start <= response), None),
-                gap=None if math.isnan(apart) else apart,
-                other=other,
-                turn=turns.get(response),
-                entropy=None if entropies is None else float(entropies[response]),
-            )
-        )
+        # A token that the model did not draw has no log-probability, whatever stands in its place.
+        if mask[response]:
+            logprob = float(logprobs[response])
+            classes.append(f"lp{shade(-logprob, _SHADES)}")
+            told += [f"log-probability {logprob:.4f} (p = {math.exp(min(0.0, logprob)):.3g})", "trained on"]
+        else:
+            logprob = math.nan
+            classes.append("off")
+            told.append("masked: not the model's own")
+        version = next((drawn_by for start, drawn_by in reversed(versions) if start <= response), None)
+        if version is not None:
+            classes.append(f"v{version % 6}")
+            told.append(f"drawn by version {version}")
+        gap = math.nan if others is None else float(others[response]) - logprob
+        if not math.isnan(gap):
+            classes.append(f"gap{shade(abs(gap), _GAPS)}")
+            told.append(f"{other} {gap:+.3f}")
+        if entropies is not None:
+            entropy = float(entropies[response])
+            classes.append(f"en{shade(entropy, _ENTROPIES)}")
+            told.append(f"entropy {entropy:.3f}")
+        if (turn := turns.get(response)) is not None:
+            classes += ["turn"] * (turn > 0)
+            told.append(f"turn {turn + 1} begins")
+        views.append(TokenView(text, token_id, " ".join(classes), ", ".join(told)))
     return views

@@ -5,20 +5,11 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec.structs import asdict
-
 from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import page_values, row_page
 from trinity_bus.console.index.queries.groups import groups_of_task
 from trinity_bus.console.index.queries.trainers import Whose, whose
-from trinity_bus.console.index.questions import (
-    ALL_DEAD_LETTERS,
-    FIRST_PAGE,
-    MAX_LIMIT,
-    Axis,
-    DeadLetterFilter,
-    PageAsk,
-)
+from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, Axis, PageAsk
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 
 _MINUTE_S: Final = 60
@@ -134,20 +125,22 @@ def settings(
 
 def dead_letters(
     db: sqlite3.Connection,
-    wanted: DeadLetterFilter = ALL_DEAD_LETTERS,
     ask: PageAsk = FIRST_PAGE,
     *,
+    source_topic: str | None = None,
+    reason: str | None = None,
+    text: str | None = None,
     until: float | None = None,
 ) -> answers.RowPage[answers.DeadLetterRow]:
-    """Return records that could not be taken, the newest first."""
-    values = {"until": last_number(until), **page_values(ask), **asdict(wanted)}
+    """Return records that could not be taken, the newest first; ``text`` is in detail, key or beginning."""
+    asked = {"source_topic": source_topic, "reason": reason, "text": text}
     found = db.execute(
         'SELECT id, topic, partition, "offset", reason, detail, source, "key" '
         "FROM dead_letters WHERE id <= :until AND id < :before AND coalesce(source_topic = :source_topic, 1) "
         "AND coalesce(reason = :reason, 1) "
         'AND (:text IS NULL OR instr(lower(detail || char(10) || "key" || char(10) || head), lower(:text))) '
         "ORDER BY id DESC LIMIT :rows",
-        values,
+        {"until": last_number(until), **page_values(ask), **asked},
     )
     return row_page(found, ask, lambda row: answers.DeadLetterRow(answers.Place(*row[1:4]), time_of(row[0]), *row[4:]))
 

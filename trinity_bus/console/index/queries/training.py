@@ -35,18 +35,20 @@ _STEP: Final = (
     "coalesce(b.examples, 0), b.skipped, coalesce(b.follows, t.follows), "
     "(SELECT a.reward FROM batches a WHERE a.batch_id = coalesce(b.batch_id, t.batch_id) AND a.reward IS NOT NULL "
     "AND a.id <= :until ORDER BY a.id DESC LIMIT 1), "
-    't.metrics, t.checksum, t.checkpoint, b.seed, b."offset" FROM n '
+    't.metrics, t.checksum, b."offset" FROM n '
     f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
 )
 _STEP_FIELDS: Final = len(answers.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
-# A number, what a ``PublishedRow`` is made of, metrics and skipped batches
+# A number, what a ``PublishedRow`` is made of, and the batches that the version before tells of
 _VERSION: Final = (
     f"v.id, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.trainer, v.checksum, "
     "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
     "coalesce(a.version = v.version, 0), coalesce(a.version = v.version AND a.pinned, 0), "
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
-    "AND s.id <= :until), v.metrics, v.skipped, v.model"
+    "AND s.id <= :until), v.metrics, v.skipped, (SELECT w.skipped FROM versions w WHERE w.version = v.version - 1 "
+    "AND w.model = v.model AND w.id <= :until ORDER BY w.id DESC LIMIT 1)"
 )
+_MOST_SYNCS: Final = 10_000
 _ANNOUNCED: Final = (
     "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
     "ORDER BY id DESC LIMIT 1)"
@@ -104,15 +106,9 @@ def step(
     row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
     if row[1] is None:
         return None
-    *_, metrics, checksum, checkpoint, seed, key = row
-    return answers.StepDetail(
-        row=answers.StepRow(*row[:_STEP_FIELDS]),
-        metrics=json.loads(metrics or "{}"),
-        left_out=left_out(db, key),
-        checksum=checksum,
-        checkpoint=checkpoint,
-        seed=seed,
-    )
+    *_, metrics, checksum, key = row
+    row = answers.StepRow(*row[:_STEP_FIELDS])
+    return answers.StepDetail(row, json.loads(metrics or "{}"), left_out(db, key), checksum)
 
 
 def versions(
@@ -140,32 +136,21 @@ def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | Non
     return [answers.ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
 
 
-def version(
-    db: sqlite3.Connection, number: int, *, model: str | None = None, until: float | None = None
-) -> answers.VersionDetail | None:
-    """Return one version; None: it was not published. Its batch and step lead on to its tasks."""
-    values = {"until": last_number(until), "version": number, "model": model, "rows": MAX_LIMIT}
-    row = db.execute(
-        f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.version = :version AND v.id <= :until "
-        "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT 1",
-        values,
-    ).fetchone()
-    if row is None:
-        return None
-    *_, metrics, skipped, model = row
-    syncs = db.execute(
-        "SELECT id, explorer, ok, error, transfer_s, pause_s FROM syncs WHERE version = :version "
-        "AND model = :model AND id <= :until ORDER BY id LIMIT :rows",
-        values | {"model": model},
-    )
-    return answers.VersionDetail(
-        row=_version_of(row),
-        metrics=json.loads(metrics),
-        syncs=[answers.SyncRow(time_of(at), explorer, bool(ok), *rest) for at, explorer, ok, *rest in syncs],
-        skipped=json.loads(skipped),
-    )
+def syncs(db: sqlite3.Connection, first: int, *, until: float | None = None) -> list[answers.SyncRow]:
+    """Return how explorers took a version and those after it, in the order of time; of very many the newest."""
+    found = db.execute(
+        "SELECT id, explorer, version, ok, transfer_s, pause_s FROM syncs WHERE version >= ? AND id <= ? "
+        "ORDER BY id DESC LIMIT ?",
+        (first, last_number(until), _MOST_SYNCS),
+    ).fetchall()
+    return [
+        answers.SyncRow(time_of(at), name, version, bool(ok), *took) for at, name, version, ok, *took in found[::-1]
+    ]
 
 
 def _version_of(row: tuple[Any, ...]) -> answers.PublishedRow:
-    _, *values, announced, pinned, synced, _, _, _ = row
-    return answers.PublishedRow(*(*values, bool(announced), bool(pinned), synced))
+    _, *values, announced, pinned, synced, metrics, skipped, before = row
+    # Each version tells of all that was passed over on the way to it.
+    told = json.loads(before or "[]")
+    own = [batch_id for batch_id in json.loads(skipped) if batch_id not in told]
+    return answers.PublishedRow(*(*values, bool(announced), bool(pinned), synced, json.loads(metrics), own))

@@ -3,12 +3,13 @@ from typing import Any
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings, TrainerSettings, told_settings
 from trinity_bus.console.configuration.files import differences
 from trinity_bus.console.index.answers import SettingsRow
+from workers.console.compare import ComparedSetting, compared_settings
 from workers.console.configuration import running_settings
 
 OWN = Settings(kafka=KafkaSettings(bootstrap_servers="there:1"), console=ConsoleSettings(port=8901))
 
 
-def told(service: str, name: str, at: float = 1.0, **settings: str) -> SettingsRow:
+def told(service: str, name: str = "it", at: float = 1.0, **settings: str) -> SettingsRow:
     return SettingsRow(service, name, at, {path.replace("__", "."): text for path, text in settings.items()})
 
 
@@ -55,3 +56,27 @@ def test_what_cannot_be_is_left_out_and_said() -> None:
         ("t", "what was told of trainer.advantage is no value: '\"cut'"),
     ]
     assert (found.settings.coordinator.group_size, found.settings.explorer.max_num_seqs) == (4, 9)
+
+
+def test_what_differs_comes_first() -> None:
+    one = [told("trainer", s__rate="1", s__seed="7"), told("explorer", s__slots="8", s__port="")]
+    other = [told("trainer", s__rate="2", s__seed="7")]
+    assert compared_settings([one, other]) == [
+        ComparedSetting("s.rate", ("1", "2")),
+        ComparedSetting("s.port", ("", None)),
+        ComparedSetting("s.seed", ("7", "7")),
+        ComparedSetting("s.slots", ("8", None)),
+    ]
+    assert [row.differs for row in compared_settings([one, other])] == [True, False, False, False]
+    assert compared_settings([]) == []
+
+
+def test_services_of_one_run_that_differ_stand_beside_each_other() -> None:
+    run = [
+        told("explorer", f"explorer-{i}", s__core=value, s__slots="8")
+        for i, value in enumerate(["0", "", "2", "3", "4"])
+    ]
+    assert compared_settings([run]) == [
+        ComparedSetting("s.core", ("0, unset, 2 and 2 more",)),
+        ComparedSetting("s.slots", ("8",)),
+    ]
