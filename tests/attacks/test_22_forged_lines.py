@@ -25,7 +25,8 @@ from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
-from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.setup import DiscreetSpanExporter
@@ -176,7 +177,7 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> RunDone:
         raise self.error
 
 
@@ -190,7 +191,6 @@ async def span_of_an_attempt(
     order = dispatch(task=Task(task_id="t", workflow="math", prompt="6*7="), attempt=1, timeout_s=60)
 
     served = ServedVersion(0)
-    ended = asyncio.Event()
     one = executor.RolloutExecutor(
         cast("Runners", RaisingRunners(error)),
         cast("Producer", FakeBus(FakeLog()).producer()),
@@ -199,12 +199,11 @@ async def span_of_an_attempt(
         served=served,
         slots=Occupancy("idle", 1),
         max_group_bytes=1 << 20,
-        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
-        on_ended=lambda _: ended.set(),
+        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=lambda: None),
         record_content=record_content,
     )
     one.start(order, encode(order), None)
-    await ended.wait()
+    await one.drain(60)
     (span,) = kept.get_finished_spans()
     return span
 

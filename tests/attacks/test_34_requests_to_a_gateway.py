@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.support.gateway.rig import ASKED, KEY, SECRET, rig
-from trinity_bus.gateway import wire
+from trinity_bus.chat import wire
 from trinity_bus.gateway.address_proof import Presence
 
 MINE = {"Authorization": f"Bearer {KEY}"}

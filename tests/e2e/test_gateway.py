@@ -27,8 +27,8 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from tests.support.reference import mismatch
 from trinity_bus.bus import Bus, Producer
+from trinity_bus.chat.wire import logprobs_of, tokens_of
 from trinity_bus.config import KafkaSettings
-from trinity_bus.gateway.wire import logprobs_of, tokens_of
 from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.e2e

@@ -30,6 +30,7 @@ from schemas.step import MAX_WHY_CHARS
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
@@ -46,12 +47,8 @@ _POLL_S = 1.0
 def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> ExampleReader:
     shape = read_shape(source)
     try:
-        tokenizer = load_tokenizer(
-            str(source),
-            max_tokens=shape.max_positions,
-            parse_special_tokens=own.parse_special_tokens,
-            renderer=own.renderer,
-        )
+        writing = Writing(shape.max_positions, own.parse_special_tokens, own.renderer)
+        tokenizer = load_tokenizer(str(source), how=writing)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
     return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))

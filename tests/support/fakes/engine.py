@@ -106,22 +106,20 @@ class FakeEngine(ZeroCostEngine):
 class FakePools:
     """FAKE: one pool, ``judge``, that says what it was asked, backwards."""
 
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    def __call__(self, pool: str) -> "FakePools":
+        if pool != "judge":
+            raise UnknownPoolError(f"there is no pool {pool!r}")
+        return self
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> list[Completion]:
-        self._check(pool)
         token_ids = list(prompt_token_ids)[::-1][: sampling.max_tokens]
         return [Completion(token_ids, [-0.25] * len(token_ids), "stop", [])] * n
 
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        self._check(pool)
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
         said: str = json.loads(messages)[-1]["content"]
         return said[::-1]
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        self._check(pool)
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         return [-token / 1000 for token in token_ids[start:]]
-
-    def _check(self, pool: str) -> None:
-        if pool != "judge":
-            raise UnknownPoolError(f"there is no pool {pool!r}")
