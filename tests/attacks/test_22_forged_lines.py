@@ -1,6 +1,5 @@
 """Names and texts off the wire that would end a log line, steer a terminal, or carry a model's answer into traces."""
 
-import asyncio
 import io
 import logging
 import subprocess
