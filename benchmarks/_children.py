@@ -10,13 +10,7 @@ LIMIT_S = 120.0
 
 
 class Side:
-    """A process whose body is given its end of the pipe, and what else there is for it.
-
-    Args:
-        body: Of the process.
-        arguments: Of the body, behind the pipe.
-        start: How it begins; see ``multiprocessing``.
-    """
+    """A process whose body is given its end of the pipe, and what else there is for it."""
 
     def __init__(self, body: Callable[..., None], *arguments: Any, start: str = "spawn") -> None:
         context: Any = multiprocessing.get_context(start)
@@ -27,11 +21,7 @@ class Side:
         theirs.close()
 
     def hear(self, limit_s: float = LIMIT_S) -> Any:
-        """Return what it says next.
-
-        Raises:
-            TimeoutError: It says nothing.
-        """
+        """Return what it says next. TimeoutError: it says nothing."""
         if not self.pipe.poll(limit_s):
             raise TimeoutError(f"{self.process.name} said nothing for {limit_s:g} s")
         return self.pipe.recv()

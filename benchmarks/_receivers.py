@@ -3,7 +3,10 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 from schemas import ExplorerHeartbeat, Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS
@@ -21,24 +24,34 @@ from workers.explorer.weights import ServedVersion, WeightFollower
 class BareReceiver:
     """Stands for an engine: takes versions as a worker of one does, loads nothing, generates nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, sync_timeout_s: float = 30.0) -> None:
         self._receiver = WeightReceiver()
+        self._sync_timeout_s = sync_timeout_s
+
+    async def take(self, announced: ModelVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Do with a version that has arrived what is to be done: nothing."""
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[TransferProgress] = loop.create_future()
-        where = source_of(announced, member.explorer)
+        where = source_of(announced, member.explorer, self._sync_timeout_s)
 
         def on_end(progress: TransferProgress) -> None:
-            loop.call_soon_threadsafe(ended.set_result, progress)
+            # Nobody waits for it any more when another version has ended this one.
+            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(progress))
 
+        self._receiver.cancel()
         self._receiver.start(where, on_end)
-        progress = await ended
+        try:
+            progress = await ended
+        except asyncio.CancelledError:
+            self._receiver.cancel()
+            raise
         if progress.state != "ready":
             self._receiver.cancel()
             raise WeightTransferError(progress.error)
-        self._receiver.take()
+        await self.take(announced, self._receiver.take())
         return SyncOutcome(
             checksum=progress.checksum,
             control_s=progress.posted_at - began,

@@ -54,14 +54,8 @@ def report(
 ) -> None:
     """Print ``rows`` as a table and write them to ``benchmarks/results/NAME.json``, those of a short run only if told.
 
-    Args:
-        name: The benchmark's name, which is its module's.
-        title: Headline of the table: what was measured on what.
-        rows: The figures, in the order in which they are to be read.
-        options: From :func:`_options.parser`.
-        subject: What was measured; another than the toy has a file of its own, ``NAME_SUBJECT.json``.
-        notes: Lines printed under the table.
-        more: What the file tells beside the rows.
+    A benchmark has the name of its module. What was measured on another subject than the toy has a file of its own,
+    ``NAME_SUBJECT.json``. The file tells ``more`` beside the rows, and the table has notes below it.
     """
     table = Table(title=title, title_justify="left")
     for header in ("metric", "value", "unit", "goal", ""):

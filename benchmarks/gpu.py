@@ -47,7 +47,7 @@ def check(parts: Sequence[Part], machine: dict[str, Any], folder: Path, options:
         out.print(f"{number}/{len(parts)} {part.name} ...", end=" ", highlight=False)
         asked = options.parts is not None
         if options.short:
-            why = None if asked else part.short or None
+            why = "it computes on GPUs alone" if part.gpus_alone else None if asked else part.short or None
         else:
             why = why_not(part, machine) or (None if asked else too_late(part, ends - time.monotonic()))
         outcome = (

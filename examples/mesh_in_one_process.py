@@ -24,7 +24,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.steps import choice, samples, step_plan
 from workers.explorer import outcome
-from workers.explorer.order_filter import OrderFilter
+from workers.explorer.executor import OrderFilter
 from workers.explorer.weights import membership
 from workers.trainer import batch_schedule, manifest
 

@@ -5,8 +5,10 @@ Each name is imported from where it lives when it is first asked for: who needs 
 do before they begin, does not wait for pydantic and numpy.
 """
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,45 +83,28 @@ __all__ = [
 ]
 # fmt: on
 
-_NAMES = {
-    "schemas.batch": "BatchLifecycleState BatchRecord BatchSkipped ManifestEntry ResultPart TaskResult TaskStatus",
-    "schemas.command": "AbortBatch BatchResult CancelTasks CommandError CommandReply Contribute FinalizeBatch "
-    "FinalizeUpgrade PublishVersion RollBack SkipBatch SubmitBatch",
-    "schemas.event": "CoordinatorHeartbeat ExperiencePiece ExplorerHeartbeat ExplorerLeft Position RolloutFinished "
-    "RunnersReport RunnerState RunningAttempt StepTrained Superseded TrainerHeartbeat UnservedPool "
-    "VersionRefused VersionWanted WeightsSynced",
-    "schemas.examples": "Demonstration Preference",
-    "schemas.experience": "ExperienceGroup Rollout Sample SampledWith",
-    "schemas.groups.grouping": "build_group",
-    "schemas.message": "ContentPart FunctionCall FunctionSchema Message Tool ToolCall",
-    "schemas.model_version": "Member ModelVersion PublishedVersion",
-    "schemas.record": "Record",
-    "schemas.rollout": "Cancel Dispatch SetPace",
-    "schemas.sampling": "Sampling StructuredOutputs",
-    "schemas.skipped": "Rollback SkippedBatch",
-    "schemas.step": "LeftOut StepBegun StepEnded StepGroup",
-    "schemas.task": "Task",
-    "schemas.taskset": "TasksetPosition",
-    "schemas.token_figures": "TokenFigures",
-    "schemas.turn": "Answer DrawnResponse Turn",
-}
-_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__``, which import each name when it is first asked for.
 
-def lazy(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__``, which import each name when it is first asked for."""
-    # ``places`` has the module of each name. Type checkers must not see them: they would let every mistyped name pass.
+    Its names, and where they live, are what it imports for type checkers, below ``if TYPE_CHECKING``.
+    """
+    # Type checkers must not see the two: they would let every mistyped name pass.
     found = sys.modules[package].__dict__
+    source = ast.parse(Path(found["__file__"]).read_text(encoding="utf-8"))
+    blocks = [node for node in source.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    places = {alias.name: node.module for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         # As `from ... import` does, which imports a module that is meant.
-        value = found[name] = getattr(__import__(places[name], fromlist=[name]), name)
+        value = found[name] = getattr(__import__(str(places[name]), fromlist=[name]), name)
         return value
 
     return get, lambda: sorted({*found, *places})
 
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _PLACES)
+    __getattr__, __dir__ = lazy(__name__)

@@ -27,7 +27,7 @@ def one_line(text: str) -> str:
 
 
 class TrinityError(Exception):
-    """Base of all errors of the project. The tree is drawn in ``trinity_bus.errors``."""
+    """Base of all errors of the project; see ``trinity_bus.errors``."""
 
 
 class SchemaError(TrinityError, ValueError):
@@ -53,6 +53,19 @@ class DecodeError(SchemaError):
         self.reason = reason
         self.detail = one_line(detail)
         super().__init__(f"{reason}: {self.detail}")
+
+
+def parser_reason(error: Exception) -> str:
+    # Of what a parser raises where the bytes are no msgpack at all.
+    match error:
+        case UnicodeDecodeError():
+            return "bad_text"
+        case RecursionError():
+            return "too_deep"
+        case _ if "truncated" in str(error):
+            return "truncated"
+        case _:
+            return "trailing_bytes" if "trailing" in str(error) else "not_msgpack_or_json"
 
 
 class UnsupportedVersion(DecodeError):  # noqa: N818 - named for the condition, as a reader would ask for it

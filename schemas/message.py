@@ -118,10 +118,8 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a task or an example with messages and tools as records have them.
 
     Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
-    arguments and descriptions are left out. Whatever else is wrong is for the record to refuse.
-
-    Raises:
-        ValueError: Tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
+    arguments and descriptions are left out. Whatever else is wrong is for the record to refuse, but for ValueError:
+    tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
     told = dict(fields)
     try:

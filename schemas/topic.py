@@ -40,7 +40,7 @@ class Topic:
     retention_ms: int = -1  # -1 keeps records for ever
     retention_bytes: int = -1  # per partition; -1 is no limit
     keep_ms: int | None = None  # how long the coordinator keeps what is not needed any more, where it is who deletes
-    max_message_bytes: int = MIB + ROOM
+    max_message_bytes: int = 0  # 0 is that of the largest of ``records``
     min_compaction_lag_ms: int = 0
     delete_retention_ms: int = DAY_MS
     segment_ms: int = 7 * DAY_MS
@@ -57,6 +57,11 @@ class Topic:
     sender: str | None = None
     writers: tuple[Role, ...]
     readers: tuple[Role, ...]
+
+    def __post_init__(self) -> None:
+        if not self.max_message_bytes:
+            largest: int = max(getattr(record, "MAX_BYTES", 0) for record in self.records)
+            object.__setattr__(self, "max_message_bytes", largest + ROOM)
 
     @property
     def grows(self) -> bool:

@@ -1,7 +1,8 @@
 """The topics of the mesh, as data. Topics are created from this table and documented from it.
 
-Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. It is the largest record plus room for its
-key, its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker accepts.
+Sizes: ``max_message_bytes`` is Kafka's limit for one batch of records. Where it is not given, it is the largest record
+plus room for its key, its headers and Kafka's own framing, so whatever the codec lets a writer encode, the broker
+accepts.
 
 Compaction: a topic is compacted only where the last record of a key replaces all earlier ones. Closed segments wait
 for ``min_compaction_lag_ms``, so that live readers see every transition. Tombstones outlast any restart. The
@@ -58,6 +59,7 @@ from schemas.topic import DAY_MS, MIB, ROOM, Topic
 from schemas.turn import Turn
 
 _HOUR_MS = DAY_MS // 24
+_kept_a_day = partial(Topic, keep_ms=DAY_MS, retention_bytes=1 << 30)
 _compacted = partial(Topic, cleanup="compact", segment_ms=DAY_MS, segment_bytes=16 * MIB)
 
 TASKS = Topic(
@@ -66,28 +68,23 @@ TASKS = Topic(
     partitions=8,
     keep_ms=7 * DAY_MS,
     retention_bytes=4 << 30,
-    max_message_bytes=Task.MAX_BYTES + ROOM,
     description="Tasks for the mesh. Any producer may write here, msgpack or JSON.",
     records=(Task,),
     writers=("producer", "operator", "taskset"),
     readers=("coordinator", "operator"),
 )
-COMMANDS = Topic(
+COMMANDS = _kept_a_day(
     name="commands",
     key="batch id, or task id",
-    keep_ms=DAY_MS,
-    retention_bytes=1 << 30,
     description="Commands of producers: submit a batch, finalize or abort one of their own, contribute experiences; "
     "msgpack or JSON. One partition, so that commands are executed in the order in which they were sent.",
     records=(SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, Contribute),
     writers=("gateway", "producer", "operator"),
     readers=("coordinator",),
 )
-OPERATOR_COMMANDS = Topic(
+OPERATOR_COMMANDS = _kept_a_day(
     name="operator-commands",
     key="batch id, model name, or coordinator-state",
-    keep_ms=DAY_MS,
-    retention_bytes=1 << 30,
     description="Commands of operators alone: abort any batch or cancel its tasks, skip a batch, choose the version "
     "that is served, roll back, finalize an upgrade; msgpack or JSON.",
     records=(AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade),
@@ -109,7 +106,6 @@ ROLLOUTS = Topic(
     partitions=16,
     lanes=True,
     retention_ms=DAY_MS,
-    max_message_bytes=Dispatch.MAX_BYTES + ROOM,
     description="Orders to one explorer: run a part of a task, cancel it, change the pace of heartbeats, or end "
     "because another explorer has the same name.",
     records=(Dispatch, Cancel, SetPace, Superseded),
@@ -123,7 +119,6 @@ EXPERIENCES = Topic(
     any_partition=True,
     keep_ms=7 * DAY_MS,
     retention_bytes=8 << 30,
-    max_message_bytes=ExperienceGroup.MAX_BYTES + ROOM,
     description="The samples of one attempt at a task: token ids, log-probabilities, masks, rewards, versions.",
     records=(ExperienceGroup,),
     writers=("explorer", "gateway", "producer", "operator"),
@@ -135,30 +130,25 @@ TURNS = Topic(
     partitions=8,
     keep_ms=_HOUR_MS,
     retention_bytes=4 << 30,
-    max_message_bytes=Turn.MAX_BYTES + ROOM,
     description="Completed turns of conversations: the engine's responses and the tools' results. The next attempt "
     "continues from them if this one is lost.",
     records=(Turn,),
     writers=("explorer", "gateway"),
     readers=("explorer", "gateway"),
 )
-EXPLORER_EVENTS = Topic(
+EXPLORER_EVENTS = _kept_a_day(
     name="explorer-events",
     key="explorer name",
     partitions=8,
-    keep_ms=DAY_MS,
-    retention_bytes=1 << 30,
     description="Events of explorers: heartbeats, finished rollouts, synced weights, states of runners.",
     records=(ExplorerHeartbeat, ExplorerLeft, RolloutFinished, RunnersReport, WeightsSynced),
     sender="explorer",
     writers=("explorer",),
     readers=("coordinator", "explorer", "trainer", "gateway", "producer", "operator"),
 )
-TRAINER_EVENTS = Topic(
+TRAINER_EVENTS = _kept_a_day(
     name="trainer-events",
     key="trainer name",
-    keep_ms=DAY_MS,
-    retention_bytes=1 << 30,
     description="Events of the trainer: heartbeats, trained steps, versions that are available or refused.",
     records=(TrainerHeartbeat, StepTrained, VersionRefused),
     sender="trainer",
@@ -180,7 +170,6 @@ EVENTS = (EXPLORER_EVENTS, TRAINER_EVENTS, COORDINATOR_EVENTS)
 BATCHES = _compacted(
     name="batches",
     key="batch id, or skip and batch id",
-    max_message_bytes=BatchRecord.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
     segment_bytes=64 * MIB,
     description="A batch after each transition; a finalized one names the experiences that count. One partition, "
@@ -193,7 +182,6 @@ BATCHES = _compacted(
 STEPS = _compacted(
     name="steps",
     key="trainer name/step, with stages trainer name/stage/step, and /ended behind it",
-    max_message_bytes=StepBegun.MAX_BYTES + ROOM,
     min_compaction_lag_ms=_HOUR_MS,
     segment_bytes=64 * MIB,
     description="What each step trains on, what it leaves out and why, written before the step begins: the last "
@@ -208,7 +196,6 @@ TOKEN_FIGURES = Topic(
     key="task id",
     retention_ms=7 * DAY_MS,
     retention_bytes=2 << 30,
-    max_message_bytes=TokenFigures.MAX_BYTES + ROOM,
     segment_bytes=256 * MIB,
     description="Metrics of single tokens, for some groups of each step: the entropy, and the difference between the "
     "trainer's and the engine's log-probability. For the console; nothing else in the mesh needs it.",
@@ -220,7 +207,6 @@ DEMONSTRATIONS = Topic(
     name="demonstrations",
     key="example id",
     retention_bytes=8 << 30,
-    max_message_bytes=Demonstration.MAX_BYTES + ROOM,
     description="Prompts with the responses to learn, for supervised fine-tuning; msgpack or JSON.",
     records=(Demonstration,),
     writers=("producer", "operator"),
@@ -230,7 +216,6 @@ PREFERENCES = Topic(
     name="preferences",
     key="example id",
     retention_bytes=8 << 30,
-    max_message_bytes=Preference.MAX_BYTES + ROOM,
     description="Prompts with a chosen and a rejected response, for preference training; msgpack or JSON.",
     records=(Preference,),
     writers=("producer", "operator"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings
 
 if TYPE_CHECKING:
     from tests.support.mesh.mesh import Mesh
@@ -74,10 +74,8 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
         with broker_cluster(tmp_path_factory.mktemp("brokers")) as cluster:
             yield cluster.kafka_settings(configured.kafka)
         return
+    from tests.support.mesh.mesh import own_broker
     from trinity_bus.broker import EmbeddedBroker
 
-    settings = BrokerSettings(
-        port=0, data_dir=tmp_path_factory.mktemp("broker"), cache_dir=configured.broker.cache_dir, heap_mib=384
-    )
-    with EmbeddedBroker(settings) as broker:
+    with EmbeddedBroker(own_broker(tmp_path_factory.mktemp("broker"), heap_mib=384)) as broker:
         yield broker.kafka_settings(configured.kafka)

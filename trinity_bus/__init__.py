@@ -100,30 +100,5 @@ __all__ = [
 ]
 # fmt: on
 
-_NAMES = {
-    "schemas": "BatchLifecycleState BatchResult ExperienceGroup Message Sample Sampling Task TaskResult",
-    "schemas.codec": "decode encode",
-    "trinity_bus.broker.errors": "BrokerError",
-    "trinity_bus.client": "BatchHandle Client CompletedTaskResult RolloutCoordinator Scheduler Status Synchronizer "
-    "deserialize_many",
-    "trinity_bus.config": "Settings",
-    "trinity_bus.errors": "AccessDeniedError BrokerUnreachableError BusError ConfigError DecodeError EncodeError "
-    "NoCoordinatorError NotOwnerError NotStartedError RecordError RecordGoneError RecordTooLargeError RefusedError "
-    "SchemaError SendError TimedOutError TopicMismatchError TrinityError UnknownBatchError",
-    "trinity_bus.rollout": "Answered Completion Conversation Engine PartialRunsError Reusable Rollout RolloutContext "
-    "SingleRunWorkflow Tokenizer ToolError ToolWorkflow UnknownWorkflow Workflow WorkflowError prompt_tokens register "
-    "scores",
-    "trinity_bus.chat": "Session renderer_for",
-    "trinity_bus.rollout.agents": "AgentWorkflow ProgramWorkflow agent",
-    "trinity_bus.rollout.endpoint": "Endpoint",
-    "trinity_bus.rollout.single_runs": "reused",
-    "trinity_bus.rollout.rewards": "math_reward sequence_reward",
-    "trinity_bus.rollout.tools": "sandboxed_python",
-    "trinity_bus.rollout.text_env": "TextEnv TextEnvWorkflow",
-    "trinity_bus.rollout.threads": "BlockingContext",
-    "trinity_bus.sandbox": "Sandbox SandboxError SandboxLimits",
-}
-_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _PLACES)
+    __getattr__, __dir__ = lazy(__name__)

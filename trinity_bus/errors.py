@@ -1,63 +1,13 @@
 """Every error that the library raises on purpose.
 
-::
-
-    TrinityError
-    +-- ConfigError (ValueError)                    a setting is wrong; one line: which, and what would be right
-    +-- SupersededError (RuntimeError)              another process has this service's name, and took its place
-    +-- SchemaError (ValueError)                    of ``schemas``
-    |   +-- RecordError                             a program makes a record that there cannot be
-    |   +-- EncodeError                             a record cannot be written: its readers would refuse it
-    |   +-- DecodeError                             bytes that are no record; readers of topics give it, none raises it
-    +-- NotStartedError (RuntimeError)              a client is used before it is started, or after it has been stopped
-    +-- NoCoordinatorError (ConnectionError)        no coordinator answers
-    +-- RefusedError (ValueError)                   the coordinator will not do it, or it cannot be asked for
-    +-- UnknownBatchError (KeyError)                there is no batch of this id, or not any more
-    +-- NotOwnerError (PermissionError)             it is another producer's, or an operator's to do
-    +-- TimedOutError (TimeoutError)                the time that a caller has given is up
-    +-- WorkflowError (ValueError)                  a workflow cannot run a task; of ``trinity_bus.rollout``
-    +-- UnknownWorkflow (LookupError)               likewise: no workflow has this name
-    +-- BrokerError (RuntimeError)                  the embedded broker; of ``trinity_bus.broker``
-    +-- BusError
-        +-- BrokerUnreachableError (ConnectionError)    nothing answers at the configured address
-        |   +-- CredentialsRefusedError                 brokers answer, and do not let this user or program in
-        +-- AccessDeniedError (PermissionError)         the user may not do this on the cluster
-        +-- TopicMismatchError (ValueError)             a topic exists, but is not what its records need
-        +-- RecordTooLargeError (ValueError)            a record is over its topic's limit; it was not sent
-        +-- SendError (ConnectionError)                 a record is not known to be durable
-        +-- ProducerFencedError (RuntimeError)          another process has taken over this transactional id
-        +-- RecordGoneError (LookupError)               a position in the log holds no record that can be read
-
 Parts add their own below :class:`TrinityError`. A message names the value that is at fault and what to do about it.
 Each error is also one of Python's own, so that ``except TimeoutError`` finds it.
 """
 
 from schemas.errors import DecodeError, EncodeError, RecordError, SchemaError, TrinityError
 
-__all__ = [
-    "AccessDeniedError",
-    "BrokerUnreachableError",
-    "BusError",
-    "ConfigError",
-    "CredentialsRefusedError",
-    "DecodeError",
-    "EncodeError",
-    "NoCoordinatorError",
-    "NotOwnerError",
-    "NotStartedError",
-    "ProducerFencedError",
-    "RecordError",
-    "RecordGoneError",
-    "RecordTooLargeError",
-    "RefusedError",
-    "SchemaError",
-    "SendError",
-    "SupersededError",
-    "TimedOutError",
-    "TopicMismatchError",
-    "TrinityError",
-    "UnknownBatchError",
-]
+# Handed on from where records are read and written; all others are defined here.
+__all__ = ["DecodeError", "EncodeError", "RecordError", "SchemaError", "TrinityError"]
 
 
 class ConfigError(TrinityError, ValueError):

@@ -84,12 +84,7 @@ class Inbox:
 
 
 class SimulatedCoordinator:
-    """The service's loop, step by step.
-
-    Args:
-        settings: As the service has them.
-        committed: Told of each record that others may read from now on, and when that is.
-    """
+    """The service's loop, step by step. ``committed`` is told what others may read from now on, and when that is."""
 
     def __init__(self, settings: CoordinatorSettings, committed: Callable[[float, Sent], None]) -> None:
         self._settings = settings

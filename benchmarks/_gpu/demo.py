@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from benchmarks import demo
 from benchmarks._demos import run_demo
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 
 STEPS = 20
 LIMIT_S = 110.0
@@ -25,7 +25,3 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
             # The goals are those of a whole demo, on two cores.
             kept = replace(row, goal=None)
             figures.row(kept.metric, kept.value, kept.unit, better=kept.better)
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

@@ -1,5 +1,10 @@
-"""What parts that compare an engine with another have in common: drawing from one, and judging by the other."""
+"""An engine beside another: one draws, and the other says how likely it would have been to draw the same.
 
+FP8 (``explorer.quantization``) beside bfloat16, which is what a trainer in bfloat16 sees as mismatch; and two GPUs
+(``explorer.tensor_parallel_size``) beside one.
+"""
+
+import argparse
 import asyncio
 import math
 import statistics
@@ -9,8 +14,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._gpu.figures import Figures
-from benchmarks._gpu.sizes import Size
+import torch
+
+from benchmarks._gpu.figures import Figures, NotHereError
+from benchmarks._gpu.sizes import SIZES, Size
+from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
@@ -68,3 +76,26 @@ async def judge(engine: InferenceEngine, answers: Sequence[Completion], figures:
     figures.row(f"{name}: log-probabilities apart, mean", statistics.fmean(map(abs, apart)), "nats", better="lower")
     figures.row(f"{name}: log-probabilities apart, most", max(map(abs, apart)), "nats", better="lower")
     figures.row(f"{name}: mismatch, k3", statistics.fmean(math.expm1(d) - d for d in apart), "nats", better="lower")
+
+
+async def fp8(options: argparse.Namespace, figures: Figures) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        raise NotHereError(f"{torch.cuda.get_device_name()} does not multiply in FP8: Ada, Hopper or newer does")
+    size = SIZES[options.size]
+    model = make_tiny_qwen3(options.folder, seed=0, shape=size.engine)
+    async with started(model, options.dtype, size, quantization="fp8") as engine:
+        answers = await draw(engine, size, figures, "FP8")
+    async with started(model, options.dtype, size) as engine:
+        own = await draw(engine, size, figures, options.dtype)
+        await judge(engine, own, figures, f"{options.dtype} by itself")
+        await judge(engine, answers, figures, f"FP8 by {options.dtype}")
+
+
+async def two_gpus(options: argparse.Namespace, figures: Figures) -> None:
+    size = SIZES[options.size]
+    model = make_tiny_qwen3(options.folder, seed=0, shape=size.engine)
+    async with started(model, options.dtype, size, tensor_parallel_size=2) as engine:
+        answers = await draw(engine, size, figures, "two GPUs")
+    async with started(model, options.dtype, size) as engine:
+        await draw(engine, size, figures, "one GPU")
+        await judge(engine, answers, figures, "two GPUs by one")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks._gpu.drawing import draw, prompt, started
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.sizes import SIZES, Size
 from benchmarks._records import announce
 from benchmarks._tiny_model import make_tiny_qwen3
@@ -73,7 +73,3 @@ async def measure(options: argparse.Namespace, figures: Figures) -> None:
         figures.row("first token", time.perf_counter() - began, "s", better="lower")
         await draw(engine, size, figures)
         await versions(engine, model, options, size, figures)
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

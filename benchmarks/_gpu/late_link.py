@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.link import link as links
@@ -82,7 +82,3 @@ def measure(_: argparse.Namespace, figures: Figures) -> None:
     dist.all_reduce(torch.zeros(4, device="cuda"))
     torch.cuda.synchronize()
     figures.row("the process outlives a late link", 1.0, "", goal=1.0)
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

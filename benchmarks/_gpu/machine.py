@@ -8,7 +8,7 @@ import shutil
 import psutil
 import torch
 
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from workers.doctor.facts import DISTRIBUTIONS, installed
 
 LOOKED_FOR = (*DISTRIBUTIONS, "tokenizers", "matplotlib", "transformer-engine", "flash-attn", "flashinfer-python")
@@ -24,7 +24,7 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.device_count() else "torch sees none"
 
 
-def look(_: argparse.Namespace, figures: Figures) -> None:
+def measure(_: argparse.Namespace, figures: Figures) -> None:
     why = why_no_cuda()
     found = [] if why else [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     figures.say(
@@ -46,7 +46,3 @@ def look(_: argparse.Namespace, figures: Figures) -> None:
             }
         }
     )
-
-
-if __name__ == "__main__":
-    run_part(__doc__, look)

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.sizes import SIZES
 from trinity_bus.sizing.hardware import GPUS
 
@@ -51,7 +51,3 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
     sheet = next((gpu.tflops for key, gpu in GPUS.items() if key in name), None)
     if sheet is not None and options.dtype == "bfloat16":
         figures.row("of the data sheet's", reached / sheet, "")
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

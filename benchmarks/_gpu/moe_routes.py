@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks._gpu.drawing import draw, prompt, started
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._records import groups_of
 from schemas import Rollout, Sampling
@@ -57,7 +57,3 @@ async def measure(options: argparse.Namespace, figures: Figures) -> None:
         figures.row(f"{name}: mismatch, k3", metrics["mismatch_k3"], "nats", better="lower")
         if replay:
             figures.row("samples without routes", metrics["samples_without_routes"], "", goal=0, better="lower")
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure, not_on_cpu="vLLM tells routes on GPUs alone: its second model runner needs Triton")

@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from trinity_bus.training.megatron import attention, logprobs, rotary
 from trinity_bus.training.megatron.core import PackedSeqParams
 
@@ -80,7 +80,3 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
         found, right = compute(options.device, getattr(torch, options.dtype)), compute("cpu", right_dtype)
         for what, here, there in zip(of, found, right, strict=True):
             figures.row(f"{name}: {what}", apart(here, there), "", better="lower", goal=LIMIT)
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

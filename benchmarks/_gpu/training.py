@@ -15,13 +15,14 @@ import time
 import torch
 
 from benchmarks import training
-from benchmarks._gpu.figures import Figures, NotHereError, run_part
+from benchmarks._gpu.figures import Figures, NotHereError
 from benchmarks._gpu.flops import flops_per_token
 from benchmarks._gpu.matrix import peak, synchronize
 from benchmarks._gpu.sizes import SIZES
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
+from trinity_bus.training.megatron.model import have_transformer_engine
 
 _MFU = 0.45
 """What is expected of a model of more than a thousand million parameters."""
@@ -83,5 +84,8 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
     beside_plain(options, figures)
 
 
-if __name__ == "__main__":
-    run_part(__doc__, measure)
+def with_transformer_engine(options: argparse.Namespace, figures: Figures) -> None:
+    """Where it is installed, Megatron's engine takes its layers, in ``measure`` too; here it is known that it did."""
+    if not have_transformer_engine():
+        raise NotHereError("transformer_engine is not installed: training uses Megatron's own layers")
+    beside_plain(options, figures)

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from benchmarks._children import Side
-from benchmarks._gpu.figures import Figures, run_part
+from benchmarks._gpu.figures import Figures
 from benchmarks._gpu.matrix import synchronize
 from benchmarks._gpu.sizes import SIZES
 from benchmarks._records import announce
@@ -142,7 +142,3 @@ def measure(options: argparse.Namespace, figures: Figures) -> None:
     figures.row("a version", nbytes / 1e9, "GB")
     for name, seconds in columns.items():
         figures.row(name, nbytes / 1e9 / statistics.median(seconds), "GB/s")
-
-
-if __name__ == "__main__":
-    run_part(__doc__, measure)

@@ -26,15 +26,15 @@ THINK_S = "TRINITY_BENCH_THINK_S"
 
 
 class ZeroCostEngine:
-    """Draws the token of ``4`` without computing anything."""
+    """Draws the token of ``4`` without computing anything. A token is a character."""
 
-    def __init__(self, think_s: float = 0.0) -> None:
+    def __init__(self, *, version: int = 0, think_s: float = 0.0) -> None:
         self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)
-        self.model_version = 0
+        self.model_version = version
         self.tokens_generated = 0
         self.load: EngineLoad | None = None
         self._think_s = think_s
-        self._death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+        self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
@@ -60,14 +60,14 @@ class ZeroCostEngine:
         return [0.0] * (len(token_ids) - start)
 
     async def wait_dead(self) -> EngineDeadError:
-        return await asyncio.shield(self._death)
+        return await asyncio.shield(self.death)
 
 
 async def run(settings: Settings) -> None:
     with ForkServer(settings, tokenizer="benchmarks._scheduling.tokenizer:load") as fork_server:
         telemetry = setup_telemetry("explorer", settings.telemetry, namespace=settings.kafka.namespace)
         async with Bus(settings.kafka, client_id=settings.explorer.name) as bus:
-            engine = ZeroCostEngine(float(os.environ.get(THINK_S, "0")))
+            engine = ZeroCostEngine(think_s=float(os.environ.get(THINK_S, "0")))
             freeze_gc()
             await ExplorerService(settings, bus, engine, fork_server).run()
         telemetry.shutdown()

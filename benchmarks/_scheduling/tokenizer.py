@@ -8,6 +8,6 @@ class PlainTokenizer(CharacterTokenizer):
     chat_template = None
 
 
-def load(model_path: str, options: TemplateOptions, **limits: object) -> PlainTokenizer:
-    del model_path, options, limits
+def load(model_path: str, options: TemplateOptions, how: object) -> PlainTokenizer:
+    del model_path, options, how
     return PlainTokenizer()

@@ -24,17 +24,17 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed  # takes seconds, as the first link; engines and trainers have it
 from safetensors.torch import save_file
 
-from benchmarks._receivers import follow
+from benchmarks._receivers import BareReceiver, follow
 from benchmarks._records import step_trained, trainer_beat
 from schemas import Member, ModelVersion
 from schemas.topics import MODEL_VERSIONS, TRAINER_EVENTS
@@ -52,12 +52,9 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.checkpoint import WEIGHTS, CheckpointTransport
-from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.link.link import Link
 from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
-from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.vllm.plugin import die_with_parent
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
@@ -149,33 +146,22 @@ class TornError(Exception):
     pass
 
 
-class Engine:
+class Engine(BareReceiver):
     def __init__(self, post: Post) -> None:
+        super().__init__(post.sync_timeout_s)
         self._post = post
-        self._receiver = WeightReceiver()
-        self.model_version = -1
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         self._post.die_if_told("rendezvous")
-        self._receiver.cancel()
-        self._receiver.start(source_of(announced, member.explorer, self._post.sync_timeout_s))
-        try:
-            while (progress := self._receiver.progress).state == "receiving":  # noqa: ASYNC110 - as the real one does
-                await asyncio.sleep(POLL_S)
-        except asyncio.CancelledError:
-            self._receiver.cancel()
-            raise
-        if progress.state != "ready":
-            self._receiver.cancel()
-            raise WeightTransferError(progress.error)
-        values = {value for _, tensor in self._receiver.take() for value in tensor.unique().tolist()}
+        return await super().sync_weights(announced, member)
+
+    async def take(self, announced: ModelVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        values = {value for _, tensor in tensors for value in tensor.unique().tolist()}
         if values != {float(announced.version)}:
             (self._post.folder / "torn").write_text(f"version {announced.version} has values {values}")
             raise TornError(values)
-        self.model_version = announced.version
         self._post.die_if_told("answer")
         await asyncio.to_thread(self._post.trainer_may_die, "answer")
-        return SyncOutcome(progress.checksum, 0.0, progress.received_at - progress.posted_at, 0.0)
 
 
 def explorer(post: Post) -> None:
@@ -246,7 +232,7 @@ async def _trainer(post: Post) -> None:
     )
     if post.method == "checkpoint":
         threading.Thread(target=_die_when_reached, args=(post,), daemon=True).start()
-    served = ServedVersions(Server(post, publisher), model="policy", incarnation=incarnation)
+    served = ServedVersions(cast("Publisher", Server(post, publisher)), model="policy", incarnation=incarnation)
     step = post.folder / "step"
     published = -1
     async with (

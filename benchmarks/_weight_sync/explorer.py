@@ -48,8 +48,7 @@ class ExplorerSide:
     async def handle(self, bus: Bus, command: str, *arguments: Any) -> float:
         """Do what is told: ``join PREFIX RANK SIZE BYTES``, ``raw``, ``explore``, ``first``, ``rest`` or ``stop``.
 
-        Returns:
-            Seconds of ``raw``; when the first byte of the last version could come for ``first``; else 0.
+        Return the seconds of ``raw``; when the first byte of the last version could come for ``first``; else 0.
         """
         for task in self._tasks:
             if task.done():

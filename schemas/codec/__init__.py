@@ -26,22 +26,15 @@ _ARRAY_STARTS = frozenset([*range(0x90, 0xA0), 0xDC, 0xDD])
 
 
 def encode(record: Record | ExperienceGroup) -> bytes:
-    """``record`` as msgpack.
-
-    Raises:
-        EncodeError: A reader would refuse it: it is too large, or its values contradict each other.
-    """
+    """``record`` as msgpack. EncodeError: a reader would refuse it."""
     if isinstance(record, ExperienceGroup):
         return encode_group(record)
     return encode_plain(record)
 
 
 def decode[R](value: bytes, *expect: type[R]) -> R:
-    """Return the record in ``value``, of one of the expected types of ``RECORDS``; a group's arrays are views into it.
-
-    Raises:
-        DecodeError: ``value`` is nothing of the kind; ``UnsupportedVersion`` if its major version is unknown.
-    """
+    """Return the record in ``value``, of an expected type of ``RECORDS``. DecodeError: it is nothing of the kind."""
+    # A group's arrays are views into it.
     plain, groups, limit = _expected(expect)
     if not value:
         raise DecodeError("truncated", "no bytes at all")

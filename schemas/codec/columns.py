@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.msgpack import Decoder, Encoder
 from numpy.typing import NDArray
 
-from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
+from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, parser_reason, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, ExperienceGroup, present
 from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_msgpack
 from schemas.groups.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
@@ -137,12 +137,7 @@ _decode_name = Decoder(tuple[_Name, msgspec.Raw]).decode
 
 
 def encode_group(group: ExperienceGroup) -> bytes:
-    """``group`` as bytes, copying its buffers once.
-
-    Raises:
-        EncodeError: Its buffers contradict each other, have another dtype or are not contiguous, a header field is not
-            valid, or it is over a size limit.
-    """
+    """``group`` as bytes, copying its buffers once."""
     table: list[Any] = []
     parts: list[Any] = [_ARRAY_OF_TWO, b"", b"", b""]
     offset = 0
@@ -224,11 +219,7 @@ def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
 
 
 def decode_group(value: bytes) -> ExperienceGroup:
-    """Return the group in ``value``, whose size the caller has limited; its arrays are read-only views into it.
-
-    Raises:
-        DecodeError: ``value`` breaks the format, or a rule that ``encode_group`` keeps.
-    """
+    """Return the group in ``value``, whose size the caller has limited; its arrays are read-only views into it."""
     try:
         if len(value) <= SMALL:
             header, binary = _decode_message(value)
@@ -310,10 +301,6 @@ def _unreadable(value: bytes, error: Exception) -> DecodeError:
 
 def _reason(error: Exception, text: str) -> str:
     match error:
-        case UnicodeDecodeError():
-            reason = "bad_text"
-        case RecursionError():
-            reason = "too_deep"
         case msgspec.ValidationError() if "missing required field" in text:
             reason = "missing_field"
         case msgspec.ValidationError() if "$[0].buffers" in text:
@@ -324,10 +311,8 @@ def _reason(error: Exception, text: str) -> str:
             reason = "bad_value"
         case msgspec.ValidationError():
             reason = "too_large" if "length <=" in text else "wrong_type"
-        case _ if "truncated" in text:
-            reason = "truncated"
         case _:
-            reason = "trailing_bytes" if "trailing" in text else "not_msgpack_or_json"
+            reason = parser_reason(error)
     return reason
 
 

@@ -24,7 +24,7 @@ from msgspec import Meta, Raw, Struct
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, shown
+from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, parser_reason, shown
 from schemas.fields.free_form import MAX_ITEMS
 from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
 from schemas.record import Metrics, Record, fault
@@ -128,11 +128,7 @@ def decode_plain(value: bytes, types: Mapping[str, type[Record]], *, known: Mapp
     """Return the record in ``value``, a msgpack map, or a JSON object where ``types`` has such that may be one.
 
     Where it has one such, a JSON object need not name its schema. ``types``: the expected ones by schema name;
-    ``known``:
-    all, to tell a stray record from an unknown one.
-
-    Raises:
-        DecodeError: ``value`` is anything else.
+    ``known``: all, to tell a stray record from an unknown one. DecodeError: ``value`` is anything else.
     """
     if is_json(value):
         types = {schema: cls for schema, cls in types.items() if cls.JSON}
@@ -208,22 +204,10 @@ def _items(cls: type[Record], name: str, read: Callable[[Any], Any], value: Any)
 
 
 def _unreadable(error: Exception, value: bytes, form: _Format) -> DecodeError:
-    text = str(error)
-    reason, detail = "not_msgpack_or_json", f"neither msgpack nor JSON, starts with {shown(value[:16])}: {text}"
-    match error:
-        case _ if form is _JSON:
-            detail = f"not JSON: {text}"
-        case UnicodeDecodeError():
-            reason, detail = "bad_text", f"a string that is not UTF-8: {text}"
-        case RecursionError():
-            reason, detail = "too_deep", "nested deeper than any record"
-        case msgspec.ValidationError():
-            reason, detail = "wrong_type", f"{text}, in what starts with {shown(value[:16])}"
-        case _ if "truncated" in text:
-            reason, detail = "truncated", f"the msgpack ends within a value, after {len(value)} bytes"
-        case _ if "trailing" in text:
-            reason, detail = "trailing_bytes", f"bytes after the record: {text}"
-    return DecodeError(reason, detail)
+    if form is _JSON:
+        return DecodeError("not_msgpack_or_json", f"not JSON: {error}")
+    reason = "wrong_type" if isinstance(error, msgspec.ValidationError) else parser_reason(error)
+    return DecodeError(reason, f"{error}, in what starts with {shown(value[:16])}")
 
 
 def _names(types: Mapping[str, type]) -> str:

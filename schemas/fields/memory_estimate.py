@@ -27,13 +27,10 @@ _WIDE = 2  # the same of a short one, nearly always
 
 
 class MemoryEstimate:
-    """Adds up what one message would take.
+    """Adds up what one message of ``size`` bytes would take."""
 
-    Args:
-        size: Its bytes.
-        carries: Whether it holds another record that was estimated before, and may therefore take a little more.
-        share: How many times as many values and containers as others it may have, because less is done with each.
-    """
+    # ``carries``: whether it holds another record that was estimated before, and may therefore take a little more;
+    # ``share``: how many times as many values and containers as others it may have, because less is done with each.
 
     def __init__(self, size: int, *, carries: bool = False, share: int = 1) -> None:
         self._size, self._share = size, share

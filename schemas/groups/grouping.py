@@ -29,21 +29,10 @@ def build_group(
     explorer: str,
     incarnation: str,
 ) -> ExperienceGroup:
-    """Return the group of ``rollouts``, its columns freshly allocated.
+    """Return the group of ``rollouts``, in their order, its columns freshly allocated.
 
-    Args:
-        rollouts: In order.
-        run_id_base: The run of the first of them, where they do not say of which run they are.
-        version: Who drew those that do not say it; -1: nobody knows.
-        sampling: How those were drawn that do not say it; None: nobody knows.
-        task_id: Here and below, what the group says of itself.
-        attempt: Of the task.
-        batch_id: Of the task.
-        batch_type: Of the batch.
-        workflow: Of the task.
-        model: That drew them.
-        explorer: Who answers.
-        incarnation: Of the explorer.
+    What some do not say: ``run_id_base``, the run of the first; ``version``, who drew it, -1: nobody knows; and
+    ``sampling``, how, None: nobody knows. The rest is what the group says of itself.
 
     Raises:
         SchemaError: There is none, one's vectors are none, its response, logprobs and mask differ in length, or some
@@ -120,11 +109,7 @@ def _optional_columns(
     task_id: str,
     sampling: Sampling | None,
 ) -> dict[str, Any]:
-    """Return the columns of which a rollout has something; ``sampling``: of those that do not say it, None: unknown.
-
-    Raises:
-        SchemaError: A vector is none, or has another length than it must have.
-    """
+    # Those of which a rollout has something. Raises SchemaError: a vector is none, or has a wrong length.
     given = set() if sampling is None else {"sampling"}
     for one in rollouts:
         given.update([column.name for column, _ in present(one)])

@@ -32,11 +32,7 @@ _packed = msgspec.msgpack.Encoder().encode
 
 
 def split_group(group: ExperienceGroup, max_bytes: int) -> list[ExperienceGroup]:
-    """Return the group in pieces whose encoded form has ``max_bytes`` at most; ``join_groups`` is the way back.
-
-    Raises:
-        EncodeError: A sample is too large by itself, or there are more pieces than a result may name.
-    """
+    """Return the group in pieces whose encoded form has ``max_bytes`` at most; ``join_groups`` is the way back."""
     framing = _FRAMING + _FRAMING_OF_COLUMN * len(present(group))
     room = max_bytes - framing - sum(len(getattr(group, name).encode()) for name in IDENTIFIERS)
     ends, size = [], 0
@@ -105,11 +101,7 @@ def join_groups(parts: Sequence[ExperienceGroup]) -> ExperienceGroup:
 
     What an optional column says of a part that lacks it is that nobody knows; of routes all parts have some, or the
     whole has none. What is one value for each group (attempt, explorer, incarnation) is that of the first part. A
-    single
-    part is returned as it is.
-
-    Raises:
-        SchemaError: There is none, or they are of several tasks.
+    single part is returned as it is. SchemaError: there is none, or they are of several tasks.
     """
     if len({part.task_id for part in parts}) != 1:
         raise SchemaError(f"a group is of one task, got parts of {len({part.task_id for part in parts})}")

@@ -19,11 +19,8 @@ class VectorColumn:
         self._parts: list[bytes | NDArray[Any]] = []
 
     def add(self, values: Any) -> int:
-        """Append a vector and return its length; an array of the column's type is copied when the buffer is made.
-
-        Raises:
-            ValueError, TypeError, OverflowError: It is no vector of such numbers.
-        """
+        """Append a vector and return its length; ValueError, TypeError or OverflowError: it is none of such numbers."""
+        # An array of the column's type is copied when the buffer is made.
         if type(values) is list:
             try:
                 self._parts.append(struct.pack(f"<{len(values)}{self._dtype.char}", *values))

@@ -17,7 +17,7 @@ from schemas.topic import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON
 from schemas.topics import DEAD_LETTERS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
-from tests.support.mesh.mesh import Mesh, environment, send_tasks, unused
+from tests.support.mesh.mesh import Mesh, environment, own_broker, send_tasks, unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.probe import probe
 from tests.support.mesh.records import record_of, take
@@ -25,7 +25,7 @@ from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.bus.read.received import header
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child
 
 pytestmark = pytest.mark.integration
@@ -35,10 +35,7 @@ CODECS = ("gzip", "snappy", "lz4", "zstd")
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """One of its own, whose files are at hand."""
-    settings = BrokerSettings(
-        port=0, data_dir=tmp_path_factory.mktemp("log"), cache_dir=Settings().broker.cache_dir, heap_mib=384
-    )
-    with EmbeddedBroker(settings) as running:
+    with EmbeddedBroker(own_broker(tmp_path_factory.mktemp("log"))) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -32,32 +33,7 @@ LIMIT_S = 0.1
 YARDSTICK_S = 0.011
 """What the yardstick takes on a machine that has nothing else to do, of the kind that the limit was set on."""
 FLOOR = 5 << 20
-WHO = {"explorer": "e", "incarnation": "i"}
-TRAINER = {"trainer": "t", "incarnation": "i", "model": "m", "version": 1}
-BATCH = {"batch_id": "b", "batch_type": "train", "state": "finalized", "sequence": 1}
-FINISHED = {
-    **WHO,
-    "task_id": "t",
-    "attempt": 1,
-    "batch_id": "b",
-    "batch_type": "train",
-    "status": "completed",
-    "completed_runs": 1,
-    "total_runs": 1,
-}
-STEP = {**TRAINER, "step": 1, "publish": True, "checksum": "", "master_address": "a", "master_port": 1}
-VERSION = {
-    "model": "m",
-    "version": 1,
-    "step": 1,
-    "method": "gloo",
-    "epoch": 1,
-    "trainer": "t",
-    "trainer_incarnation": "i",
-    "master_address": "a",
-    "master_port": 1,
-    "checksum": "",
-}
+GOLDEN = Path(__file__).parents[1] / "unit" / "schemas" / "golden"
 
 
 def record(cls: type[Any], fields: dict[str, Any]) -> bytes:
@@ -93,12 +69,13 @@ def attack(name: str, make: Callable[[], bytes], *expect: type) -> Any:
     return pytest.param(make, expect, id=name)
 
 
-def of(name: str, cls: type[Any], fields: dict[str, Any], **more: Any) -> Any:
-    return attack(name, lambda: record(cls, fields | more), cls)
+def of(name: str, cls: type[Any], **fields: Any) -> Any:
+    """A record that is good but for these fields."""
+    good = msgpack.unpackb((GOLDEN / f"{cls.SCHEMA}.v1.msgpack").read_bytes())
+    return attack(name, lambda: record(cls, good | fields), cls)
 
 
 def attacks() -> Iterator[Any]:
-
     yield attack("the reported one", lambda: task(data={"a": [[{}] * 60_000] * 8}), Task)
     yield attack("empty lists", lambda: raw_task(b"\x81\xa1a" + array(array(b"\x90", 65_536), 60)), Task)
     yield attack("empty maps", lambda: raw_task(b"\x81\xa1a" + array(array(b"\x80", 65_536), 60)), Task)
@@ -131,42 +108,26 @@ def attacks() -> Iterator[Any]:
     yield attack("JSON deep", lambda: json_task(b"[" * 4_000_000), Task)
     yield attack("JSON spaces", lambda: json_task(b" " * 4_190_000 + b"{}"), Task)
     yield attack("a long number", lambda: json_task(b'{"a":' + b"9" * 4_000_000 + b"}"), Task)
-    yield attack(
-        "a dispatch",
-        lambda: record(
-            Dispatch,
-            {
-                **WHO,
-                "task": {"task_id": "t", "workflow": "w", "data": {"a": [[]] * (MAX_CONTAINERS // 2 - 5)}},
-                "attempt": 1,
-                "batch_id": "b",
-                "batch_type": "train",
-                "repeat_times": 1,
-                "timeout_s": 1.0,
-            },
-        ),
-        Dispatch,
-    )
+    heavy = {"task_id": "t", "workflow": "w", "data": {"a": [[]] * (MAX_CONTAINERS // 2 - 5)}}
+    yield of("a dispatch", Dispatch, task=heavy)
     attempts = [{"task_id": "x", "attempt": 1}]
-    beat = {**WHO, "state": "ready", "slots": 1}
-    yield of("attempts", ExplorerHeartbeat, beat, running=attempts * 16_384)
-    yield of("workflows", ExplorerHeartbeat, beat, workflows=["x"] * 60_000)
-    yield of("metrics of runs", RolloutFinished, FINISHED, metrics=[{"a": 1}] * 60_000)
-    yield of("names of metrics", RolloutFinished, FINISHED, metrics=[{f"{i:x}": 1 for i in range(65_000)}])
+    yield of("attempts", ExplorerHeartbeat, running=attempts * 16_384)
+    yield of("workflows", ExplorerHeartbeat, workflows=["x"] * 60_000)
+    yield of("metrics of runs", RolloutFinished, metrics=[{"a": 1}] * 60_000)
+    yield of("names of metrics", RolloutFinished, metrics=[{f"{i:x}": 1 for i in range(65_000)}])
     runner = {"runner": "x", "state": "idle", "pid": 1, "running": attempts}
-    yield of("runners", RunnersReport, WHO, runners=[runner] * 1024)
-    yield of("values", RunnersReport, WHO, runners=[runner | {"values": [{}] * 1024}] * 30)
-    yield of("versions", VersionRefused, TRAINER, reason="", available=[1000] * 60_000)
-    yield of("metrics of a step", StepTrained, STEP, metrics={f"{i:x}": 1 for i in range(65_000)})
-    member = {**WHO, "rank": 1}
-    yield of("members", ModelVersion, VERSION, members=[member] * 1024)
+    yield of("runners", RunnersReport, runners=[runner] * 1024)
+    yield of("values", RunnersReport, runners=[runner | {"values": [{}] * 1024}] * 30)
+    yield of("versions", VersionRefused, available=[1000] * 60_000)
+    yield of("metrics of a step", StepTrained, metrics={f"{i:x}": 1 for i in range(65_000)})
+    yield of("members", ModelVersion, members=[{"explorer": "e", "incarnation": "i", "rank": 1}] * 1024)
     entry = {"task_id": "x", "status": "failed"}
     part = {"attempt": 1, "samples": 0, "position": {"partition": 1, "offset": 1}}
-    yield of("a manifest", BatchRecord, BATCH, manifest=[entry] * 16_384)
-    yield of("too long a manifest", BatchRecord, BATCH, manifest=[entry] * 600_000)
-    yield of("a manifest of parts", BatchRecord, BATCH, manifest=[entry | {"parts": [part] * 65_000}] * 5)
-    yield of("trace links", BatchRecord, BATCH, trace_links=["ab"] * 65_000)
-    yield of("a long reason", BatchRecord, BATCH, reason="x" * (15 << 20) + "\U0001f600")
+    yield of("a manifest", BatchRecord, manifest=[entry] * 16_384)
+    yield of("too long a manifest", BatchRecord, manifest=[entry] * 600_000)
+    yield of("a manifest of parts", BatchRecord, manifest=[entry | {"parts": [part] * 65_000}] * 5)
+    yield of("trace links", BatchRecord, trace_links=["ab"] * 65_000)
+    yield of("a long reason", BatchRecord, reason="x" * (15 << 20) + "\U0001f600")
     yield attack(
         "a header of maps",
         lambda: b"\x92\x81\xa7metrics" + array(b"\x81\xa1a\x00", 1_000_000) + b"\xc4\x00",
@@ -232,7 +193,8 @@ def test_the_largest_honest_batch_is_read() -> None:
         {"task_id": f"task-{i:030}", "status": "completed", "parts": [part] * 2, "version_min": 10**6}
         for i in range(16_384)
     ]
-    value = record(BatchRecord, {**BATCH, "manifest": entries})
+    batch = {"batch_id": "b", "batch_type": "train", "state": "finalized", "sequence": 1, "manifest": entries}
+    value = record(BatchRecord, batch)
     seconds, peak = cost(value, BatchRecord)
     assert seconds < LIMIT_S
     assert peak < 10 * len(value)

@@ -2,10 +2,11 @@
 
 Before: ``StepTrained.version=-1`` or ``RolloutFinished.samples=-1`` ended every coordinator, again after each start.
 Now every number has a range; and an input that upsets the machine all the same is a dead letter with the traceback,
-and all is as it was before it.
+and all is as it was before it. Records of a few KiB that unpack to 100 MiB pass the broker's limit, and no reader's.
 """
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypeAliasType, get_args, get_origin
 import msgpack
 import msgspec
 import pytest
+from aiokafka import AIOKafkaProducer
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 
@@ -21,14 +23,25 @@ from benchmarks._records import completed, step_trained
 from schemas import (
     ExperienceGroup,
     ExplorerHeartbeat,
+    ExplorerLeft,
+    ModelVersion,
     Record,
     StepTrained,
     SubmitBatch,
 )
 from schemas.codec import RECORDS, DecodeError, decode, encode
 from schemas.fields.items import Item
-from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC, Topic
-from schemas.topics import COMMANDS, DEAD_LETTERS, EXPLORER_EVENTS, RESULTS, TRAINER_EVENTS
+from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_SHA256, DLQ_SIZE, DLQ_TOPIC, Topic
+from schemas.topics import (
+    COMMANDS,
+    COORDINATOR_STATE,
+    DEAD_LETTERS,
+    EXPLORER_EVENTS,
+    MODEL_VERSIONS,
+    RESULTS,
+    TASKS,
+    TRAINER_EVENTS,
+)
 from tests.support.fakes.mesh_records import dispatch
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
@@ -38,6 +51,7 @@ from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import outputs
+from workers.coordinator.changelog import INPUTS_KEY, pack_positions
 from workers.coordinator.input_errors import with_traceback
 from workers.coordinator.service import Coordinator
 
@@ -142,27 +156,72 @@ def step(version: int) -> StepTrained:
 # On a real broker.
 
 
+def peak_mib(pid: int) -> int:
+    """Most memory that a process has ever had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def but(record: Record, **fields: Any) -> bytes:
+    value: bytes = msgpack.packb({**msgpack.unpackb(encode(record)), **fields})
+    return value
+
+
 @pytest.mark.integration
-async def test_the_reported_records_are_dead_letters_and_work_goes_on(mesh: Mesh) -> None:
-    async with mesh.connected() as (bus, producer):
+async def test_what_no_reader_takes_is_a_dead_letter_and_work_goes_on(mesh: Mesh) -> None:
+    """And a coordinator whose state knows topics of an earlier version says so, and goes on."""
+    bomb, over = bytes(100 << 20), b"x" * (TASKS.max_message_bytes + 1)
+    forged = step_trained(1000, "rogue", ("192.0.2.1", 1))
+    left = ExplorerLeft(explorer="explorer-0", incarnation="life-1")
+    async with (
+        mesh.connected() as (bus, producer),
+        bus.reader(MODEL_VERSIONS, start="beginning") as announced,
+        AIOKafkaProducer(
+            bootstrap_servers=mesh.kafka.bootstrap_servers,
+            compression_type="zstd",
+            max_request_size=1 << 30,
+            max_batch_size=1 << 30,
+        ) as outsider,
+    ):
+        before = pack_positions({("events", 3): 12, ("tasks", 0): 0})
+        await (await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, before, partition=0))
         explorer = FakeExplorer(bus)
-        with mesh.coordinator():
+        with mesh.coordinator() as process:
             async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
                 await send_tasks(producer, 4)
                 await trainer.until_trained(1)
-                order = record_of(explorer.orders[0])
-                for name in ("samples", "seconds"):
-                    wire = msgpack.unpackb(encode(completed(order, version=0, seconds=1.0)))
-                    spoiled = msgpack.packb({**wire, name: -1})
-                    await producer.send_raw(EXPLORER_EVENTS, "e", spoiled)
-                await producer.send_raw(
-                    TRAINER_EVENTS, "t", msgpack.packb({**msgpack.unpackb(encode(step(5))), "version": -1})
-                )
-                await producer.flush()
-                found = await read(bus, DEAD_LETTERS, 3)
+                finished = completed(record_of(explorer.orders[0]), version=0, seconds=1.0)
+                attacks: list[tuple[Topic, str, bytes, str]] = [
+                    (EXPLORER_EVENTS, "e", but(finished, samples=-1), "bad_value"),
+                    (EXPLORER_EVENTS, "e", but(finished, seconds=-1), "bad_value"),
+                    (TRAINER_EVENTS, "t", but(step(5), version=-1), "bad_value"),
+                    (EXPLORER_EVENTS, "trainer-0", encode(forged), "forged_author"),
+                    (EXPLORER_EVENTS, "explorer-7", encode(left), "forged_sender"),
+                    *((topic, "bomb", bomb, "too_large") for topic in (TASKS, COMMANDS, EXPLORER_EVENTS)),
+                    (TASKS, "over", over, "too_large"),
+                ]
+                peak = peak_mib(process.pid)
+                for topic, key, value, _ in attacks:
+                    name = topic.full_name(mesh.kafka.namespace)
+                    await outsider.send_and_wait(name, value, key=key.encode(), partition=0)
+                letters = await read(bus, DEAD_LETTERS, len(attacks))
                 await send_tasks(producer, 4, "later")
                 await trainer.until_trained(2)
-        assert {header(letter.headers, DLQ_REASON) for letter in found} == {"bad_value"}
+                assert process.poll() is None
+                assert peak_mib(process.pid) - peak < 100
+        assert "positions in events, which coordinators of this version do not read" in mesh.log()
+        versions = [received.record async for received in announced.replay()]
+    told = [[header(letter.headers, name) for name in (DLQ_TOPIC, DLQ_REASON)] for letter in letters]
+    assert sorted(told) == sorted([topic.name, reason] for topic, _, _, reason in attacks)
+    large = [letter for letter in letters if header(letter.headers, DLQ_REASON) == "too_large"]
+    assert all(len(letter.raw) <= 1024 for letter in large)
+    assert sum("unpacks to more than" in (header(letter.headers, DLQ_DETAIL) or "") for letter in large) == 3
+    (single,) = [letter for letter in large if letter.raw_key == b"over"]
+    assert header(single.headers, DLQ_SIZE) == str(len(over))
+    assert header(single.headers, DLQ_SHA256) == hashlib.sha256(over).hexdigest()
+    assert single.raw == over[:1024]
+    # The forged version moved nobody.
+    assert {one.master_address for one in versions if isinstance(one, ModelVersion)} == {"127.0.0.1"}
 
 
 class OversightError(Exception):

@@ -2,11 +2,13 @@
 
 Before: explorer and coordinator took them, and each start of the trainer ended at them. Now the explorer refuses them
 as failed attempts with a reason; the trainer leaves out what reaches it all the same; and what it cannot train on at
-all is passed over when an operator says so, the same after any crash.
+all is passed over when an operator says so, the same after any crash. So it is with a workflow that measures so much
+that the result of its attempt cannot be sent: the explorer ended, and so did the next one that got the task.
 """
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections import defaultdict
@@ -43,11 +45,13 @@ from tests.integration.training.trainers import (
     until,
 )
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import finalized
 from tests.support.fakes.rogue_workflows import POISON
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.fakes.workers import FakeExplorer
 from tests.support.mesh.mesh import Mesh as CoordinatorMesh
 from tests.support.mesh.mesh import send_tasks, trinity_bus
+from tests.support.mesh.records import first
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
@@ -58,7 +62,7 @@ __all__ = ["fork_server", "settings"]
 
 POSITIONS = 128
 """Of the model that is trained."""
-REASONS = {
+FLAWED = {
     "infinite reward": "reward inf is beyond 1e+09",
     "reward beyond a float32": "reward inf is beyond 1e+09",
     "empty prompt": "it has no prompt",
@@ -68,24 +72,37 @@ REASONS = {
     "infinite logprob": "inf is no log-probability",
     "positive logprob": "0.5 is no log-probability",
 }
+ATTEMPTS: list[tuple[str, str, dict[str, Any], str]] = [
+    *(("poison", kind, {}, f"UntrainableSampleError: run 1: .*{reason}") for kind, reason in FLAWED.items()),
+    *(
+        ("chatty", metrics, {"repeat_times": runs, "batch_type": batch_type}, reason)
+        for batch_type in ("train", "eval")
+        for metrics, runs, reason in (
+            ("50", 512, "UnsendableResultError: .*bytes"),
+            ("65", 1, "WorkflowError: run 0 has 65 metrics, at most 64 are sent$"),
+        )
+    ),
+]
+"""Workflow, prompt, what is asked for, and the reason why it fails."""
 
 
-async def test_an_explorer_refuses_them_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
-    assert set(REASONS) == set(POISON)
-
+async def test_an_explorer_refuses_what_it_cannot_send_and_goes_on(settings: Settings, fork_server: ForkServer) -> None:
+    assert set(FLAWED) == set(POISON)
     async with explored(settings, fork_server) as mesh:
         incarnation = mesh.incarnation
-        for kind, reason in REASONS.items():
-            task_id = kind.replace(" ", "-")
-            await mesh.send(dispatch(incarnation, task_id, task=Task(task_id=task_id, workflow="poison", prompt=kind)))
-            ended = await mesh.event(RolloutFinished, lambda event, wanted=task_id: event.task_id == wanted)  # type: ignore[misc]  # of a lambda with a default
-            assert (ended.status, ended.experience) == ("failed", None)
-            assert ended.error is not None
-            assert ended.error.startswith("UntrainableSampleError: run 1: ")
-            assert reason in ended.error
-        await mesh.send(dispatch(incarnation, "good"))
-        good = await mesh.event(RolloutFinished, lambda event: event.task_id == "good")
-        assert (good.status, good.incarnation) == ("completed", incarnation)
+
+        async def result_of(task_id: str, workflow: str, prompt: str, **asked: Any) -> RolloutFinished:
+            task = Task(task_id=task_id, workflow=workflow, prompt=prompt)
+            await mesh.send(dispatch(incarnation, task_id, task=task, **asked))
+            return await mesh.event(RolloutFinished, lambda event: event.task_id == task_id)
+
+        for number, (workflow, prompt, asked, reason) in enumerate(ATTEMPTS):
+            ended = await result_of(f"t{number}", workflow, prompt, **asked)
+            assert (ended.status, ended.experience, ended.samples, ended.metrics) == ("failed", None, 0, [])
+            assert re.match(reason, ended.error or ""), ended.error
+        # The same explorer, the same incarnation: it goes on.
+        good = await result_of("good", "chatty", "50", repeat_times=4)
+        assert (good.status, good.incarnation, len(good.metrics)) == ("completed", incarnation, 4)
         assert [group.task_id for group in await mesh.experiences()] == ["good"]
 
 
@@ -153,14 +170,7 @@ async def produce_bad(bus: Bus, groups: Sequence[ExperienceGroup], sequence: int
     async with bus.producer() as producer:
         positions = [await (await producer.send(EXPERIENCES, group.task_id, group)) for group in groups]
         manifest = [entry_of(g.task_id, 2, len(g), at) for g, at in zip(groups, positions, strict=True)]
-        batch = BatchRecord(
-            batch_id=f"batch-{sequence}",
-            batch_type="train",
-            state=BatchLifecycleState.FINALIZED,
-            sequence=sequence,
-            manifest=manifest,
-        )
-        await (await producer.send(BATCHES, batch.batch_id, batch))
+        await (await producer.send(BATCHES, f"batch-{sequence}", finalized(sequence, manifest=manifest)))
 
 
 def lineage(step: StepTrained) -> list[tuple[str, int, str]]:
@@ -265,27 +275,17 @@ async def test_an_operator_skips_a_batch_by_one_command_whichever_coordinator_wo
         return trinity_bus(mesh.kafka, "batches", "skip", batch, "--reason", "poison", "--timeout", "1")
 
     async with mesh.connected() as (bus, producer), bus.reader(BATCHES, start="beginning") as batches:
-
-        async def until_seen(wanted: Callable[[object], bool]) -> Any:
-            async with asyncio.timeout(120):
-                while True:
-                    for received in await batches.batch(1.0):
-                        if wanted(received.record):
-                            return received.record
-
         with mesh.coordinator() as child:
             explorer = FakeExplorer(bus)
             explorer.version = 0
             async with explorer.alive():
                 await send_tasks(producer, 4)
-                done = await until_seen(
-                    lambda record: isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED
-                )
+                done = await first(batches, BatchRecord, lambda batch: batch.state is BatchLifecycleState.FINALIZED)
             os.kill(child.pid, signal.SIGKILL)
         with mesh.coordinator():
             said = await asyncio.to_thread(command, done.batch_id)
             assert (said.returncode, "is to be passed over; no trainer has reached it" in said.stderr) == (0, True)
-            skipped = await until_seen(lambda record: isinstance(record, BatchSkipped))
+            skipped = await first(batches, BatchSkipped)
             assert (skipped.batch_id, skipped.sequence, skipped.reason) == (done.batch_id, 1, "poison")
             unknown = await asyncio.to_thread(command, "never-was")
             assert (unknown.returncode, unknown.stderr.strip()) == (1, "Batch never-was is not registered.")

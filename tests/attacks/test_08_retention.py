@@ -13,21 +13,23 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, ResultPart, Task
+from schemas import BatchRecord, ManifestEntry, ResultPart, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, EXPLORER_EVENTS, TASKS, VERSION_HISTORY
 from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import finalized
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import aged_segment
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
-from trinity_bus.config import BrokerSettings, CoordinatorSettings, KafkaSettings, Settings
+from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
+from workers.trainer.manifest import positions_of
 
 pytestmark = pytest.mark.integration
 DAY_MS = 24 * 3_600_000
@@ -101,13 +103,7 @@ async def test_what_is_read_and_trained_goes_and_what_is_not_stays(mesh: Mesh) -
             await until_begun(bus, TASKS, 4)
             await until_begun(bus, EXPLORER_EVENTS, 1)
             assert await begins(bus, EXPERIENCES) == 0, "no checkpoint holds what was trained"
-            positions = [
-                part.position
-                for batch in trainer.trained
-                for entry in batch.manifest
-                for part in entry.parts
-                if part.position is not None
-            ]
+            positions = [place for batch in trainer.trained for place in positions_of(batch, batch.manifest)]
             assert len(await bus.fetch(EXPERIENCES, positions)) == 4
             trainer.needs_from = trainer.read_to
             await until_begun(bus, EXPERIENCES, 4)
@@ -141,17 +137,15 @@ async def test_a_manifest_never_names_what_is_gone(mesh: Mesh) -> None:
         lost = [entry for entry in batch.manifest if entry.status == "failed"]
         assert sorted(entry.task_id for entry in lost) == ["task-0", "task-1", "task-2"]
         assert all("was gone before the batch ended" in (entry.error or "") for entry in lost)
-        positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-        assert len(await bus.fetch(EXPERIENCES, positions)) == 1
+        kept = [entry for entry in batch.manifest if entry.status != "failed"]
+        assert len(await bus.fetch(EXPERIENCES, positions_of(batch, kept))) == 1
 
 
 async def test_ended_batches_are_forgotten(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCHES_KEPT", 2)
     async with mesh.connected() as (bus, producer):
         for number in range(5):
-            ended = BatchRecord(
-                batch_id=f"b{number}", batch_type="eval", state=BatchLifecycleState.FINALIZED, sequence=0
-            )
+            ended = finalized(0, batch_id=f"b{number}", batch_type="eval")
             await producer.send(BATCHES, ended.batch_id, ended)
         await producer.flush()
         commits = Commits({})
@@ -188,8 +182,6 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
     def impatient(*args: Any, **options: Any) -> dict[str, object]:
         return patient(*args, **options) | {"log.retention.check.interval.ms": 500, "log.initial.task.delay.ms": 100}
 
-    cache = Settings().broker.cache_dir
-    original = BrokerSettings(port=0, data_dir=tmp_path / "original", cache_dir=cache, heap_mib=256)
     namespace = "restored"
     control = f"{namespace}.control"
 
@@ -200,14 +192,8 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
                 await send_tasks(producer, 5)
                 sent = await producer.send(EXPERIENCES, "t", make_group(task_id="t"))
                 part = ResultPart(attempt=1, samples=4, position=await sent)
-                untrained = BatchRecord(
-                    batch_id="b1",
-                    batch_type="train",
-                    state=BatchLifecycleState.FINALIZED,
-                    sequence=1,
-                    manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])],
-                )
-                await (await producer.send(BATCHES, "b1", untrained))
+                untrained = finalized(1, manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])])
+                await (await producer.send(BATCHES, untrained.batch_id, untrained))
         async with administrator(kafka, "test") as admin:
             configs = {"retention.ms": str(7 * DAY_MS), "message.timestamp.type": "LogAppendTime"}
             await admin.create_topics([NewTopic(control, 1, 1, topic_configs=configs)])
@@ -224,14 +210,13 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
                 found = [received.record async for received in reader.replay()]
             assert sum(isinstance(record, Task) for record in found) == 5
             (batch,) = [record for record in found if isinstance(record, BatchRecord)]
-            positions = [p.position for e in batch.manifest for p in e.parts if p.position is not None]
-            (received,) = await bus.fetch(EXPERIENCES, positions)
+            (received,) = await bus.fetch(EXPERIENCES, positions_of(batch, batch.manifest))
             assert record_of(received).task_id == "t"
 
-    with EmbeddedBroker(original) as broker:
+    with EmbeddedBroker(own_broker(tmp_path / "original")) as broker:
         await write(broker.kafka_settings(KafkaSettings(namespace=namespace)))
-    backup = shutil.copytree(tmp_path / "original", tmp_path / "restored")
-    aged(Path(backup) / "kafka", 10 * DAY_MS)
+    backup: Path = shutil.copytree(tmp_path / "original", tmp_path / "restored")
+    aged(backup / "kafka", 10 * DAY_MS)
     monkeypatch.setattr(layout, "server_properties", impatient)
-    with EmbeddedBroker(original.model_copy(update={"data_dir": Path(backup)})) as broker:
+    with EmbeddedBroker(own_broker(backup)) as broker:
         await read(broker.kafka_settings(KafkaSettings(namespace=namespace)))

@@ -40,7 +40,7 @@ async def make_anew(settings: KafkaSettings, *topics: Topic) -> None:
             while set(names) & set(await admin.list_topics()):  # noqa: ASYNC110 - the broker deletes
                 await asyncio.sleep(0.1)
     async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics()
+        await bus.ensure_topics(topics)
 
 
 @pytest.mark.parametrize("decision", [None, "beginning", "end"])

@@ -26,6 +26,7 @@ from tests.integration.training.trainers import Trainer, batches_of, produce, st
 from tests.support.effects import written
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.mesh.mesh import trinity_bus, unused
+from tests.support.mesh.records import first
 from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
 from trinity_bus.bus import Bus
@@ -250,12 +251,7 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
             asking = asyncio.create_task(
                 asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
             )
-            wanted = None
-            async with asyncio.timeout(120):
-                while wanted is None:
-                    for received in await events.batch(1.0):
-                        if isinstance(received.record, VersionWanted):
-                            wanted = received.record.rollback
+            wanted = (await first(events, VersionWanted, lambda asked: asked.rollback is not None)).rollback
             assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
             await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
             done = await asking

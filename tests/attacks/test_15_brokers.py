@@ -8,17 +8,18 @@ it with it.
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
 from schemas import Task
 from schemas.topics import BATCHES, TASKS, TOPICS
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
+from tests.support.mesh.mesh import described
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
@@ -26,7 +27,7 @@ from trinity_bus.bus.client.connection import administrator
 from trinity_bus.bus.client.internals import client_of
 from trinity_bus.bus.topics.creation import ExistingTopic, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import TopicMismatchError
+from trinity_bus.errors import BusError, TopicMismatchError
 
 AS_NEEDED: dict[str, Any] = {
     "partitions": TASKS.partitions,
@@ -99,15 +100,6 @@ async def prepare(settings: KafkaSettings) -> None:
         await bus.ensure_topics()
 
 
-async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict[str, str]]:
-    """Replicas of each partition, and the topic's settings."""
-    async with administrator(settings, "test") as admin:
-        (topic,) = await admin.describe_topics([name])
-        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
-        configs = {entry[0]: entry[1] for entry in response.resources[0][4]}
-        return [len(partition["replicas"]) for partition in topic["partitions"]], configs
-
-
 @pytest.mark.integration
 async def test_three_brokers_keep_three_copies_and_two_must_have_each_record(settings: KafkaSettings) -> None:
     await prepare(settings)
@@ -155,6 +147,37 @@ async def test_a_start_asks_another_broker_where_the_one_that_it_would_ask_is_go
         cluster.kill(asked)
         try:
             await bus.ensure_topics()
+        finally:
+            await asyncio.to_thread(cluster.start)
+            await cluster.until_whole()
+
+
+@pytest.mark.integration
+async def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(
+    cluster: BrokerCluster, settings: KafkaSettings
+) -> None:
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics()
+        async with bus.producer() as producer:
+            await (await producer.send_raw(TASKS, "k", b"v" * 10_000))
+        observer = await bus.cluster_observer()
+        whole = {topic.name: 0 for topic in TOPICS}.items()
+        async with asyncio.timeout(60):
+            # On a busy machine copies lag behind until the broker finds the time.
+            while not whole <= (before := await observer.look()).under_replicated.items():
+                pass
+        assert before.sizes["tasks"] > 10_000
+        assert len(before.disks) == cluster.size
+        assert all(0 < disk.free <= disk.size for disk in before.disks.values())
+        assert (await observer.partition_sizes())["experiences", 0] == 0
+        cluster.kill(1)
+        try:
+            async with asyncio.timeout(60):
+                lacking = 0
+                while lacking != TASKS.partitions:
+                    # The first question may go to the one that is dead.
+                    with suppress(BusError):
+                        lacking = (await observer.look()).under_replicated["tasks"]
         finally:
             await asyncio.to_thread(cluster.start)
             await cluster.until_whole()

@@ -4,12 +4,11 @@ Before: the client library numbered the next one -2^31, which brokers refuse, an
 more by that producer. Now 0 follows, as in Kafka's own clients.
 """
 
-import uuid
-
 import pytest
 from aiokafka import TopicPartition
 
 from schemas.topics import EXPLORER_EVENTS
+from tests.support.mesh.mesh import unused
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.client.internals import MAX_SEQUENCE
 from trinity_bus.config import KafkaSettings
@@ -21,10 +20,9 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("left", [0, 1, 2, 5])
 async def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, left: int) -> None:
     """The first record of a producer may have any number: brokers know nothing of it yet."""
-
-    settings = kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}", "outage_s": 20.0})
+    settings = unused(kafka).model_copy(update={"outage_s": 20.0})
     async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics()
+        await bus.ensure_topics([EXPLORER_EVENTS])
         async with bus.producer(transactional_id="numbers" if transactional else None) as producer:
             place = TopicPartition(EXPLORER_EVENTS.full_name(settings.namespace), 0)
             client = producer._running

@@ -17,11 +17,11 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas import BatchRecord, ExperienceGroup, ManifestEntry, Task
 from schemas.topics import EXPERIENCES, TASKS, TOPICS
-from tests.attacks.test_15_brokers import described
 from tests.integration.explorer.explorers import Mesh as PlayedMesh
 from tests.integration.explorer.explorers import exploring, fork_server, mesh_of, process_of, settings
 from tests.support.fakes.engine import FakeEngine
 from tests.support.fakes.workers import FakeTrainer
+from tests.support.mesh.mesh import described
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings, Settings
@@ -128,8 +128,8 @@ async def test_an_explorer_that_is_killed_amid_the_pieces_leaves_nothing_half_tr
     settings: Settings, fork_server: ForkServer
 ) -> None:
     async with coordinated(settings) as (small, mesh, trainer):
-        variables = {"ANSWER_TOKENS": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
-        async with process_of(small, "dying_explorer", **variables) as process:
+        variables = {"ANSWER": "4", "TIMES": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
+        async with process_of(small, "dies", **variables) as process:
             await ask(mesh)
             assert await asyncio.wait_for(process.wait(), 120) == -signal.SIGKILL
         (orphan,) = await mesh.experiences()

@@ -1,7 +1,7 @@
 """Attack 16: what an explorer's credential can say is no more than what explorers say.
 
 ``StepTrained`` lay on the topic that explorers write: any of them could announce a version of its own, at its own
-address, and the whole fleet took it.
+address, and the whole fleet took it. ``test_04`` has it done to a coordinator.
 """
 
 from typing import Any
@@ -24,28 +24,20 @@ from schemas import (
     VersionWanted,
 )
 from schemas.codec import encode
-from schemas.topic import DLQ_REASON, Role, Topic
+from schemas.topic import Role, Topic
 from schemas.topics import (
     BATCHES,
     COMMANDS,
     COORDINATOR_EVENTS,
-    COORDINATOR_STATE,
-    DEAD_LETTERS,
     EVENTS,
     EXPLORER_EVENTS,
-    MODEL_VERSIONS,
     OPERATOR_COMMANDS,
     TOPICS,
     TRAINER_EVENTS,
 )
 from tests.support.fakes.mesh_records import coordinator_beat
-from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
-from tests.support.mesh.records import record_of, take
-from tests.support.mesh.waiting import until
 from trinity_bus.bus import Undecodable
-from trinity_bus.bus.read.received import header, receive
-from workers.coordinator.changelog import INPUTS_KEY, pack_positions
+from trinity_bus.bus.read.received import receive
 from workers.coordinator.input_reader import still_read
 
 FORGED_STEP = step_trained(1000, "rogue", ("192.0.2.1", 1))
@@ -128,36 +120,3 @@ def test_an_explorer_tells_of_no_runners_but_its_own() -> None:
 def test_positions_in_topics_that_are_gone_are_told_from_the_others() -> None:
     positions = {("tasks", 1): 5, ("events", 3): 9, ("events", 4): 1, ("explorer-events", 3): 2}
     assert still_read(positions) == ({("tasks", 1): 5, ("explorer-events", 3): 2}, ["events"])
-
-
-@pytest.mark.integration
-async def test_an_explorer_that_announces_a_version_moves_nobody(mesh: Mesh) -> None:
-    """And a coordinator whose state knows topics of an earlier version says so, and goes on."""
-    forged = [
-        ("trainer-0", FORGED_STEP, "forged_author"),
-        ("explorer-7", ExplorerLeft(explorer="explorer-0", incarnation="life-1"), "forged_sender"),
-    ]
-
-    async with (
-        mesh.connected() as (bus, producer),
-        bus.reader(DEAD_LETTERS, start="beginning") as letters,
-        bus.reader(MODEL_VERSIONS, BATCHES, start="beginning") as told,
-    ):
-        before = pack_positions({("events", 3): 12, ("tasks", 0): 0})
-        await (await producer.send_raw(COORDINATOR_STATE, INPUTS_KEY, before, partition=0))
-        explorer = FakeExplorer(bus)
-        with mesh.coordinator():
-            async with explorer.alive(), FakeTrainer(bus).alive() as trainer:
-                await until(lambda: explorer.version == 0)
-                for key, record, _ in forged:
-                    await (await producer.send_raw(EXPLORER_EVENTS, key, encode(record)))
-                found = await take(letters, len(forged))
-                await send_tasks(producer, 4)
-                await trainer.until_trained(1)
-            assert "positions in events, which coordinators of this version do not read" in mesh.log()
-        reasons = {letter.raw: header(letter.headers, DLQ_REASON) for letter in found}
-        assert reasons == {encode(record): why for _, record, why in forged}
-        versions = [record_of(item) async for item in told.replay() if item.topic is MODEL_VERSIONS]
-        assert versions
-        assert all(version.version < FORGED_STEP.version for version in versions)
-        assert all(version.master_address != FORGED_STEP.master_address for version in versions)

@@ -33,7 +33,7 @@ def as_in_a_container() -> None:
 def spy(**environment: str) -> tuple[dict[str, Any], str]:
     """What a workflow finds in an explorer that was started with these variables; and what the explorer logged."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.faults.secret_keeper", MARKER[::-1]],
+        [sys.executable, "-m", "tests.support.mesh.standalone_runners", MARKER[::-1]],
         env={
             **{name: value for name, value in os.environ.items() if not name.startswith("TRINITY_BUS_")},
             "TRINITY_BUS_EXPLORER__WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows",
@@ -74,8 +74,16 @@ def assert_nothing_found(found: dict[str, Any]) -> None:
 
 
 def test_a_password_of_the_environment_is_found_nowhere() -> None:
-    found, _ = spy(TRINITY_BUS_KAFKA__SASL_PASSWORD=MARKER)
+    """And variables that the operator names are given, and no other."""
+    found, log = spy(
+        TRINITY_BUS_KAFKA__SASL_PASSWORD=MARKER,
+        TRINITY_BUS_EXPLORER__RUNNER_ENVIRONMENT="JUDGE_KEY",
+        JUDGE_KEY="of the judge",
+        OTHER_KEY="of another one",
+    )
     assert_nothing_found(found)
+    assert found["variables"] & {"JUDGE_KEY", "OTHER_KEY"} == {"JUDGE_KEY"}
+    assert ("workflows run as root" in log) is (os.geteuid() == 0), "an explorer says that its workflows are root"
 
 
 def test_a_password_of_a_file_is_found_nowhere(tmp_path: Path) -> None:
@@ -85,25 +93,9 @@ def test_a_password_of_a_file_is_found_nowhere(tmp_path: Path) -> None:
     assert_nothing_found(found)
 
 
-def test_variables_that_the_operator_names_are_given_and_no_other() -> None:
-    found, _ = spy(
-        TRINITY_BUS_KAFKA__SASL_PASSWORD=MARKER,
-        TRINITY_BUS_EXPLORER__RUNNER_ENVIRONMENT="JUDGE_KEY",
-        JUDGE_KEY=f"{MARKER} of the judge",
-        OTHER_KEY=f"{MARKER} of another one",
-    )
-    assert found["environment"] == ["JUDGE_KEY"]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give runners another user")
 def test_runners_are_another_user_and_do_not_become_root_again() -> None:
     found, log = spy(TRINITY_BUS_KAFKA__SASL_PASSWORD=MARKER, TRINITY_BUS_EXPLORER__RUNNER_USER="nobody")
     assert found["user"] == _NOBODY
     assert_nothing_found(found)
     assert "run as root" not in log
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs its workflows as root")
-def test_an_explorer_says_that_its_workflows_are_root() -> None:
-    _, log = spy(TRINITY_BUS_KAFKA__SASL_PASSWORD=MARKER)
-    assert "workflows run as root" in log

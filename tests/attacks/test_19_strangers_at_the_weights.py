@@ -30,6 +30,7 @@ from schemas.topics import MODEL_VERSIONS
 from tests.support.faults.transfers import announcement, settled
 from tests.support.mesh.certificates import certificate
 from tests.support.mesh.waiting import wait_until
+from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings
 from trinity_bus.coordination.effects import Write
@@ -72,9 +73,29 @@ def receiver() -> Iterator[WeightReceiver]:
     made.close()
 
 
-def assert_serves(publisher: Publisher, receiver: WeightReceiver, announced: ModelVersion) -> None:
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel, socket.socket]]:
+    """Both ends of a connection, and the trainer's own."""
+    ours, theirs = socket.socketpair()
+    never = threading.Event()
+    trainer, member = (Channel(one, timeout_s=1, cancelled=never) for one in (ours, theirs))
+    yield trainer, member, ours
+    trainer.close()
+    member.close()
+
+
+@pytest.fixture
+def announced() -> ModelVersion:
+    """A version that nobody publishes."""
+    publisher = WeightServer()
+    made = announcement(publisher, 5, "0" * 64, "a")
+    publisher.close()
+    return made
+
+
+def assert_serves(receiver: WeightReceiver, announced: ModelVersion, cafile: Path | None = None) -> None:
     """Whatever has been done to it, the trainer serves a member."""
-    receiver.start(source_of(announced, "a", 5))
+    receiver.start(source_of(announced, "a", 5, cafile))
     progress = settled(receiver)
     assert progress.state == "ready", progress.error
     assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
@@ -85,10 +106,10 @@ def hello(who: str, nonce: bytes, proof: bytes) -> bytes:
     return len(body).to_bytes(4) + body
 
 
-def what_is_told(address: tuple[str, int], *said: bytes, limit_s: float = 20) -> bytes:
+def what_is_told(address: tuple[str, int], *said: bytes) -> bytes:
     """Everything that a stranger hears who says this, until it is thrown out."""
     heard = b""
-    with socket.create_connection(address, timeout=limit_s) as stranger, contextlib.suppress(ConnectionResetError):
+    with socket.create_connection(address, timeout=20) as stranger, contextlib.suppress(ConnectionResetError):
         for part in said:
             stranger.sendall(part)
         while piece := stranger.recv(1 << 16):
@@ -114,7 +135,7 @@ def test_a_stranger_hears_a_random_number_and_nothing_else(
     assert {len(text) for text in heard} == {OPENING_BYTES}
     assert len(set(heard)) == len(heard)
     monkeypatch.undo()
-    assert_serves(publisher, receiver, announced)
+    assert_serves(receiver, announced)
 
 
 def test_a_member_with_another_secret_is_not_let_in(publisher: Publisher, receiver: WeightReceiver) -> None:
@@ -126,7 +147,7 @@ def test_a_member_with_another_secret_is_not_let_in(publisher: Publisher, receiv
     receiver.start(source_of(announced, "b", 1))
     assert "did not prove itself" in settled(receiver).error
     receiver.cancel()
-    assert_serves(publisher, receiver, announced)
+    assert_serves(receiver, announced)
 
 
 def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
@@ -160,7 +181,7 @@ def test_a_member_takes_nothing_from_who_does_not_know_the_secret(
     assert len(what_is_told(publisher.address, took[0])) == OPENING_BYTES
     monkeypatch.undo()
     receiver.cancel()
-    assert_serves(publisher, receiver, announced)
+    assert_serves(receiver, announced)
 
 
 def test_an_announcement_without_a_secret_lets_nobody_in(publisher: Publisher, receiver: WeightReceiver) -> None:
@@ -195,7 +216,7 @@ def test_strangers_are_bounded_and_keep_no_member_out(
         for _ in range(40):
             strangers.enter_context(socket.create_connection(publisher.address))
         wait_until(lambda: len(_listener(publisher)._strangers) <= 8)
-        assert_serves(publisher, receiver, announced)
+        assert_serves(receiver, announced)
 
 
 def test_a_process_with_as_many_threads_as_it_may_have_serves_members_again_when_it_has_fewer(
@@ -214,7 +235,7 @@ def test_a_process_with_as_many_threads_as_it_may_have_serves_members_again_when
         with socket.create_connection(publisher.address, timeout=20) as stranger:
             assert stranger.recv(1) == b""
     assert not _listener(publisher)._strangers
-    assert_serves(publisher, receiver, announced)
+    assert_serves(receiver, announced)
 
 
 @contextlib.contextmanager
@@ -229,15 +250,6 @@ def counted(publisher: Publisher, announced: ModelVersion, explorer: str) -> Ite
         yield channel
     finally:
         channel.close()
-
-
-def test_connections_of_one_member_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "PER_MEMBER", 2)
-    announced = announcement(publisher, 0, publisher.stage(0, WEIGHTS.items()), "a")
-    with contextlib.ExitStack() as stack:
-        channels = [stack.enter_context(counted(publisher, announced, "a")) for _ in range(5)]
-        wait_until(lambda: sum(one.is_open() for one in channels) <= 2)
-        assert channels[-1].is_open()
 
 
 def test_connections_of_one_member_are_bounded_however_many_epochs_name_it(
@@ -269,10 +281,10 @@ def test_a_member_that_lies_costs_its_own_transfer_alone(publisher: Publisher, r
     assert settled(receiver).state == "ready"
 
 
-def test_a_message_of_somebody_in_between_ends_the_transfer() -> None:
-    ours, theirs = socket.socketpair()
-    never = threading.Event()
-    trainer, member = (Channel(one, timeout_s=5, cancelled=never) for one in (ours, theirs))
+def test_a_message_of_somebody_in_between_ends_the_transfer(
+    channels: tuple[Channel, Channel, socket.socket],
+) -> None:
+    trainer, member, ours = channels
     key = os.urandom(32)
     trainer.secure(key, "trainer")
     member.secure(key, "member")
@@ -283,14 +295,10 @@ def test_a_message_of_somebody_in_between_ends_the_transfer() -> None:
         ours.sendall((3).to_bytes(4) + message_code(key, sender, number, b"one") + b"one")  # type: ignore[arg-type]
         with pytest.raises(LinkError, match="somebody is in between"):
             member.receive(10)
-    trainer.close()
-    member.close()
 
 
-def test_a_store_of_a_link_takes_so_much_and_no_more() -> None:
-    ours, theirs = socket.socketpair()
-    never = threading.Event()
-    trainer, member = (Channel(one, timeout_s=1, cancelled=never) for one in (ours, theirs))
+def test_a_store_of_a_link_takes_so_much_and_no_more(channels: tuple[Channel, Channel, socket.socket]) -> None:
+    trainer, member, _ = channels
     store = LinkStore(member, 1)
 
     def flood() -> None:
@@ -305,7 +313,6 @@ def test_a_store_of_a_link_takes_so_much_and_no_more() -> None:
         store.wait(["never"])
     member.close()
     thread.join()
-    trainer.close()
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
@@ -334,14 +341,10 @@ def test_members_of_old_epochs_are_let_in_no_more() -> None:
     assert not is_let_in("trainer-life/3/a")
     assert is_let_in("trainer-life/19/a")
     assert not is_let_in("trainer-life/19/b")
-    began = time.monotonic()
-    assert keyring.find("trainer-life/19/a", lambda _: False, began + 0.1) is None
+    assert keyring.find("trainer-life/19/a", lambda _: False, awake.now() + 0.1) is None
 
 
-def test_a_secret_is_in_the_record_and_nowhere_else() -> None:
-    publisher = WeightServer()
-    announced = announcement(publisher, 0, "0" * 64, "a")
-    publisher.close()
+def test_a_secret_is_in_the_record_and_nowhere_else(announced: ModelVersion) -> None:
     assert announced.secret is not None
     assert announced.secret not in repr(announced)
     assert announced.secret not in str(announced)
@@ -359,10 +362,10 @@ class NotingProducer:
         self.sent.append(record)
 
 
-async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_foresee() -> None:
-    publisher = WeightServer()
-    decided = announcement(publisher, 0, "0" * 64, "a").model_copy(update={"secret": None})
-    publisher.close()
+async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_foresee(
+    announced: ModelVersion,
+) -> None:
+    decided = announced.model_copy(update={"secret": None})
     producer = NotingProducer()
 
     lanes = Lanes(cast("Bus", None), time.monotonic)
@@ -376,10 +379,7 @@ async def test_the_coordinator_gives_each_announcement_a_secret_that_nobody_can_
     assert all(re.fullmatch("[0-9a-f]{64}", secret) for secret in secrets)
 
 
-def test_status_does_not_show_a_secret() -> None:
-    publisher = WeightServer()
-    announced = announcement(publisher, 5, "0" * 64, "a")
-    publisher.close()
+def test_status_does_not_show_a_secret(announced: ModelVersion) -> None:
     view = MeshState()
     view.apply(announced, 1.0)
     out = io.StringIO()
@@ -428,10 +428,7 @@ def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: We
     ):
         assert len(stranger.recv(100)) == OPENING_BYTES
         assert (stranger.version() or "") >= "TLSv1.2"
-    receiver.start(replace(source_of(announced, "a", 5), cafile=str(own)))
-    progress = settled(receiver)
-    assert progress.state == "ready", progress.error
-    assert all(torch.equal(tensor, WEIGHTS[name]) for name, tensor in receiver.take())
+    assert_serves(receiver, announced, own)
     server.close()
 
 

@@ -16,22 +16,21 @@ from schemas.codec import decode, encode
 from schemas.topics import OPERATOR_COMMANDS, TOPICS
 from tests.support.simulation.harness import Harness, batches, dispatches, errors, refusals, replies, statuses
 from trinity_bus.client import producer_name
-from trinity_bus.client.errors import check_reply
+from trinity_bus.client.connection import check_reply
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.accounts import Counters, Shares, Unfilled
 from trinity_bus.coordination.batches.batch import Batch
 
 
-def busy_story(**settings: Any) -> Harness:
-    """Forty slots, all taken by a training batch of one producer; the others find them full."""
+def busy_story(**settings: Any) -> tuple[Harness, list[Dispatch]]:
+    """Forty slots, all taken by a training batch of one producer, in this order; the others find them full."""
     harness = Harness(**{"batch_size": 40, "max_staleness": 10**6, "explorer_timeout_s": 10**6, **settings})
     for name in ("e0", "e1"):
         harness.beat(name, slots=20)
-    for number in range(40):
-        harness.task(f"first-{number}", producer="trainset")
-    assert len(harness.machine.ledger.running) == 40
-    return harness
+    running = [dispatch for n in range(40) for dispatch in dispatches(harness.task(f"first-{n}", producer="trainset"))]
+    assert len(running) == 40
+    return harness, running
 
 
 def evaluate(harness: Harness, count: int = 4090, producer: str | None = "greedy", **fields: Any) -> list[Effect]:
@@ -57,8 +56,7 @@ def answer(harness: Harness, order: Dispatch) -> list[Dispatch]:
 
 @pytest.mark.parametrize("producer", ["greedy", None])
 def test_an_evaluation_of_4090_tasks_takes_its_share_of_the_freed_slots_and_no_more(producer: str | None) -> None:
-    harness = busy_story()
-    running = _running(harness)
+    harness, running = busy_story()
     evaluate(harness, producer=producer)
     for number in range(40):
         harness.task(f"second-{number}", producer="trainset")
@@ -70,8 +68,7 @@ def test_an_evaluation_of_4090_tasks_takes_its_share_of_the_freed_slots_and_no_m
 
 
 def test_a_client_with_one_task_is_served_before_the_second_thousand_of_another() -> None:
-    harness = busy_story()
-    running = _running(harness)
+    harness, running = busy_story()
     evaluate(harness)
     harness.task("mine", batch_id="9/mine", batch_type="eval", batch_size=1, producer="modest")
     handed_out = [new.task.task_id for order in running[:2] for new in answer(harness, order)]
@@ -79,7 +76,7 @@ def test_a_client_with_one_task_is_served_before_the_second_thousand_of_another(
 
 
 def test_with_a_cap_reading_goes_on_for_others_and_what_is_too_much_is_refused() -> None:
-    harness = busy_story(max_open_tasks=4096, producer_max_open_tasks=1000)
+    harness, _ = busy_story(max_open_tasks=4096, producer_max_open_tasks=1000)
     refused = refusals(evaluate(harness))
     assert refused == ["over_quota"] * 3090
     assert harness.machine.wants_tasks()
@@ -93,7 +90,7 @@ def test_with_a_cap_reading_goes_on_for_others_and_what_is_too_much_is_refused()
 
 
 def test_without_a_cap_one_may_take_all_and_the_others_wait_without_loss() -> None:
-    harness = busy_story(max_open_tasks=1000)
+    harness, _ = busy_story(max_open_tasks=1000)
     assert refusals(evaluate(harness, 1000)) == []
     assert not harness.machine.wants_tasks()
     harness.abort("0/exam")
@@ -119,11 +116,10 @@ def test_timeouts_and_repeats_are_capped() -> None:
 def test_train_batches_of_producers_take_turns() -> None:
     harness = Harness(batch_size=1, max_inflight_batches=1, max_staleness=10**6)
     harness.beat(slots=1)
-    for number in range(20):
-        harness.task(f"greedy-{number}", batch_id=f"greedy-{number}", batch_size=1, producer="greedy")
-    harness.task("modest", batch_id="modest", batch_size=1, producer="modest")
+    running: deque[Dispatch] = deque()
+    for name, producer in [*((f"greedy-{n}", "greedy") for n in range(20)), ("modest", "modest")]:
+        running += dispatches(harness.task(name, batch_id=name, batch_size=1, producer=producer))
     order = []
-    running = deque(_running(harness))
     while running:
         first = running.popleft()
         order.append(first.task.task_id)
@@ -329,27 +325,3 @@ def test_a_caller_is_told_that_a_batch_is_not_its_own() -> None:
     reply = CommandReply(client="c", command_id="1", batch_id="b", error="not_yours", detail="Batch b is of 'owner'.")
     with pytest.raises(PermissionError, match="'owner'"):
         check_reply(reply, "b")
-
-
-def _running(harness: Harness) -> list[Dispatch]:
-    """Orders for all that runs, in the order of their dispatch."""
-    ledger = harness.machine.ledger
-    found = []
-    for attempt in ledger.running.values():
-        task = ledger.tasks[attempt.task_id]
-        batch = ledger.batches[task.batch_id]
-        found.append(
-            Dispatch(
-                explorer=attempt.explorer,
-                incarnation=attempt.incarnation,
-                task=task.accepted.task,
-                attempt=attempt.number,
-                batch_id=batch.batch_id,
-                batch_type=batch.batch_type,
-                repeat_times=8,
-                run_id_base=0,
-                min_version=0,
-                timeout_s=1.0,
-            )
-        )
-    return found

@@ -1,6 +1,5 @@
 """Names and texts off the wire that would end a log line, steer a terminal, or carry a model's answer into traces."""
 
-import asyncio
 import io
 import logging
 import subprocess
@@ -21,10 +20,12 @@ from schemas import Dispatch, PublishedVersion, Task
 from schemas.codec import encode
 from schemas.errors import printable
 from schemas.groups.trainable import Bounds
+from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
-from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
 from trinity_bus.telemetry.occupancy import Occupancy
 from trinity_bus.telemetry.setup import DiscreetSpanExporter
@@ -175,17 +176,8 @@ class RaisingRunners:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, raw: bytes, traceparent: str | None, **_: object) -> RunDone:
         raise self.error
-
-
-class DeafProducer:
-    """FAKE: takes everything and keeps nothing."""
-
-    async def send(self, *_: object) -> "asyncio.Future[None]":
-        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        sent.set_result(None)
-        return sent
 
 
 async def span_of_an_attempt(
@@ -198,21 +190,19 @@ async def span_of_an_attempt(
     order = dispatch(task=Task(task_id="t", workflow="math", prompt="6*7="), attempt=1, timeout_s=60)
 
     served = ServedVersion(0)
-    ended = asyncio.Event()
     one = executor.RolloutExecutor(
         cast("Runners", RaisingRunners(error)),
-        cast("Producer", DeafProducer()),
+        cast("Producer", FakeBus(FakeLog()).producer()),
         ExplorerIdentity(explorer="explorer-0", incarnation="life", model="policy"),
         bounds=Bounds(vocabulary=100, positions=100),
         served=served,
         slots=Occupancy("idle", 1),
         max_group_bytes=1 << 20,
-        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=ended.set),
-        on_ended=lambda _: ended.set(),
+        turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=lambda: None),
         record_content=record_content,
     )
     one.start(order, encode(order), None)
-    await ended.wait()
+    await one.drain(60)
     (span,) = kept.get_finished_spans()
     return span
 

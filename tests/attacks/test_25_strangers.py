@@ -9,16 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewPartitions
 
 from schemas.topics import REPLIES, TASKS
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh
 from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import until, wait_until
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.bus.client.connection import administrator
-from trinity_bus.bus.read import stalls
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
 from trinity_bus.health import server as health
@@ -72,38 +70,6 @@ async def stalled(reader: Reader) -> None:
     async with asyncio.timeout(60):
         while await reader.keeps_up():
             await reader.batch(0.1)
-
-
-@pytest.mark.integration
-async def test_a_transaction_that_a_stranger_leaves_open_is_told_and_no_service_calls_itself_ready(
-    kafka: KafkaSettings, mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(stalls, "HELD_S", 0.5)
-    async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
-        name = TASKS.full_name(mesh.kafka.namespace)
-        stranger = AIOKafkaProducer(
-            bootstrap_servers=kafka.bootstrap_servers,
-            transactional_id=f"{name}.stranger",
-            transaction_timeout_ms=600_000,
-        )
-        await stranger.start()
-        await stranger.begin_transaction()
-        for partition in range(TASKS.partitions):
-            await stranger.send_and_wait(name, b"{}", partition=partition)
-        await send_tasks(producer, 20)
-        with caplog.at_level(logging.ERROR):
-            await asyncio.sleep(0)
-            found = await reader.batch(1)
-            assert found == [], "they wait behind the stranger's"
-            await stalled(reader)
-        assert "wait for a transaction that somebody has left open" in caplog.text
-        await stranger.abort_transaction()
-        await stranger.stop()
-        async with asyncio.timeout(60):
-            while len(found) < 20:
-                found += await reader.batch(1)
-            while not await reader.keeps_up():
-                await reader.batch(0.1)
 
 
 @pytest.mark.integration

@@ -1,12 +1,24 @@
 """Turns that a workflow, or a neighbour, has written so that whoever goes on from them is at it for hours.
 
-An explorer finds the turns of earlier attempts between two heartbeats: while it looks, it says nothing.
+An explorer finds the turns of earlier attempts between two heartbeats: while it looks, it says nothing. Nor does it
+wait for places in the log that nobody can have written to, told by a neighbour in a heartbeat.
 """
 
+import asyncio
 import time
 
+import pytest
+
+from schemas import Position
+from schemas.record import MAX_COUNT
+from schemas.topics import TURNS
 from schemas.turn import chain
+from tests.support.fakes.mesh_records import dispatch
 from tests.support.fakes.turns import turn
+from tests.support.mesh.mesh import unused
+from trinity_bus.bus import Bus
+from trinity_bus.config import KafkaSettings
+from workers.explorer.turns import TurnKeeper
 
 ENOUGH_S = 2.0
 """It takes well below one second."""
@@ -26,3 +38,24 @@ def test_many_attempts_that_end_in_the_same_dead_end_are_passed_over_at_once() -
     began = time.process_time()
     assert chain([*stem, *leaves, turn(0, 7)]) == [turn(0, 7)]
     assert time.process_time() - began < ENOUGH_S
+
+
+LIMIT_S = 30.0
+
+
+@pytest.mark.integration
+async def test_turns_where_none_can_lie_cost_an_explorer_nothing(kafka: KafkaSettings) -> None:
+    settings = unused(kafka).model_copy(update={"outage_s": 5.0})
+    places = [
+        Position(partition=TURNS.partitions, offset=0),
+        Position(partition=MAX_COUNT, offset=0),
+        Position(partition=0, offset=1),
+        Position(partition=0, offset=MAX_COUNT),
+    ]
+    async with Bus(settings, client_id="test") as bus:
+        await bus.ensure_topics([TURNS])
+        async with bus.producer() as producer:
+            keeper = TurnKeeper(bus, producer, on_first=lambda: None)
+            async with asyncio.timeout(LIMIT_S):
+                for place in places:
+                    assert await keeper.done(dispatch(turns=place)) == [], place

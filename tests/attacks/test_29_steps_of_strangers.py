@@ -1,10 +1,11 @@
 """What strangers leave on ``steps``, a topic that is kept for good, and every trainer reads from its beginning."""
 
 import pytest
-from msgspec.structs import replace
 
 from schemas import LeftOut
-from tests.unit.trainer.test_step_records import begun, received
+from schemas.topics import STEPS
+from tests.support.fakes.received import received
+from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Undecodable
 from trinity_bus.training.errors import TrainingError
 from workers.trainer.step_records import StepRecords
@@ -15,18 +16,18 @@ POISON = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: 
 @pytest.mark.parametrize("key", ["neighbour/3", "trainer-0/2", "trainer-0/x", "trainer-0/3/3", "", None])
 def test_a_poison_record_of_no_step_to_be_taken_stops_no_trainer(key: str | None) -> None:
     known = StepRecords("trainer-0", "run-1", 2)
-    known.take(replace(received(POISON), key=key))
-    assert known.binding(begun()) is None
+    known.take(received(POISON, STEPS, key=key))
+    assert known.binding(begun_step(3)) is None
 
 
 def test_a_poison_record_of_a_step_to_be_taken_does() -> None:
     with pytest.raises(TrainingError, match="cannot be read"):
-        StepRecords("trainer-0", "run-1", 2).take(replace(received(POISON), key="trainer-0/3"))
+        StepRecords("trainer-0", "run-1", 2).take(received(POISON, STEPS, key="trainer-0/3"))
 
 
 @pytest.mark.parametrize(("trainer", "key"), [("neighbour", "neighbour/3"), ("trainer-0", "neighbour/3")])
 def test_what_another_trainer_says_of_this_run_leaves_nothing_out(trainer: str, key: str) -> None:
-    forged = begun(trainer=trainer, left_out=[LeftOut(task_id="task-1", reason="greedy", samples=[0, 1, 2, 3])])
+    forged = begun_step(3, trainer=trainer, left_out=[LeftOut(task_id="task-1", reason="greedy", samples=[0, 1, 2, 3])])
     known = StepRecords("trainer-0", "run-1", 2)
-    known.take(replace(received(forged), key=key))
-    assert known.binding(begun()) is None
+    known.take(received(forged, STEPS, key=key))
+    assert known.binding(begun_step(3)) is None

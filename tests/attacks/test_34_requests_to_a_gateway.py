@@ -1,6 +1,9 @@
-"""Whatever a client asks, a model writes or an explorer answers, it is told what is wrong: never "internal error"."""
+"""Whatever a client asks, a model writes or an explorer answers, it is told what is wrong: never "internal error".
 
-import json
+And a stranger who opens connections, and sends half a request on each, holds no socket for an hour.
+"""
+
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -8,13 +11,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.support.gateway.rig import KEY, SECRET, rig
-from trinity_bus.gateway import wire
+from tests.support.gateway.rig import ASKED, KEY, SECRET, rig
+from trinity_bus.chat import wire
 from trinity_bus.gateway.address_proof import Presence
 
 MINE = {"Authorization": f"Bearer {KEY}"}
 DEEP = b"[" * 50_000 + b"]" * 50_000
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
 CHAT = [
     b'{"\\ud800": 1}',
     b'{"messages": ' + DEEP + b"}",
@@ -96,7 +98,7 @@ async def test_half_a_character_in_a_tool_call_is_a_flaw_of_the_call(path: str, 
         assert "error" not in text
 
 
-async def answered_by(handler: Any) -> tuple[int, str]:
+async def answered_by(handler: Any) -> tuple[int, Any]:
     """Asks a gateway whose only explorer answers so."""
     address = ""
 
@@ -110,11 +112,7 @@ async def answered_by(handler: Any) -> tuple[int, str]:
     async with rig(explorers=0, engine_wait_s=0.1) as here, TestServer(app) as explorer:
         address = f"{explorer.host}:{explorer.port}"
         await here.heard("explorer-0", address=address)
-        async with (
-            aiohttp.ClientSession(headers=MINE) as http,
-            http.post(f"{here.url}/v1/chat/completions", json={"messages": ASKED, "max_tokens": 4}) as response,
-        ):
-            return response.status, await response.text()
+        return await here.post("/v1/chat/completions", messages=ASKED, max_tokens=4)
 
 
 def frame(**said: Any) -> bytes:
@@ -156,10 +154,10 @@ async def test_what_no_explorer_may_answer_is_its_failure(answer: bytes) -> None
         asked += 1
         return web.Response(body=answer)
 
-    status, text = await answered_by(generate)
+    status, told = await answered_by(generate)
     assert asked == 1
-    assert (status, json.loads(text)["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
-    assert "internal error" not in text
+    assert (status, told["error"]["type"]) in ((502, "server_error"), (503, "overloaded_error"))
+    assert "internal error" not in str(told)
 
 
 async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:
@@ -182,3 +180,17 @@ async def test_a_prompt_is_not_sent_on_to_whom_an_explorer_names() -> None:
 
         status, _ = await answered_by(generate)
     assert (status, reached, asked) == (503, [], 1)
+
+
+@pytest.mark.parametrize("half", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: "])
+@pytest.mark.parametrize("whose", ["gateway", "explorer"])
+async def test_half_a_request_does_not_hold_a_socket(half: bytes, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.runtime.http._IDLE_S", 0.2)
+    async with rig() as here:
+        address = here.gateway.address if whose == "gateway" else here.sides["explorer-0"].address
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(half)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()

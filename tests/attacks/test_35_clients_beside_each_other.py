@@ -3,16 +3,13 @@
 import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.support.gateway.rig import KEY, OTHERS_KEY, rig
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, rig
 from tests.support.mesh.waiting import until
 from tests.unit.gateway.test_sessions import say, sessions
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.experiences import Published
-
-ASKED: Any = [{"role": "user", "content": "6*7="}]
 
 
 def test_who_says_much_forgets_its_own() -> None:
@@ -34,17 +31,11 @@ async def test_a_commit_that_hangs_is_that_of_one_client(monkeypatch: pytest.Mon
         await asyncio.Event().wait()
 
     monkeypatch.setattr(CommandChannel, "contribute", contribute)
-    async with rig() as here, aiohttp.ClientSession() as http:
-
-        async def post(key: str, path: str, body: Any) -> Any:
-            headers = {"Authorization": f"Bearer {key}"}
-            async with http.post(f"{here.url}{path}", json=body, headers=headers) as response:
-                return await response.json()
-
+    async with rig() as here:
         for key in (KEY, OTHERS_KEY):
-            answer = await post(key, "/v1/chat/completions", {"messages": ASKED})
-            await post(key, "/feedback", {"msg_ids": [answer["id"]], "reward": 1})
-        commits = [asyncio.create_task(post(key, "/commit", {})) for key in (KEY, OTHERS_KEY)]
+            _, answer = await here.post("/v1/chat/completions", key, messages=ASKED)
+            await here.post("/feedback", key, msg_ids=[answer["id"]], reward=1)
+        commits = [asyncio.create_task(here.post("/commit", key)) for key in (KEY, OTHERS_KEY)]
         await until(lambda: len(asked) == 2, 30)
         for one in commits:
             one.cancel()

@@ -16,15 +16,12 @@ from pydantic import SecretStr
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.topics import EXPLORER_EVENTS
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import KEY, SECRET, Rig, rig
+from tests.support.gateway.rig import ASKED, SECRET, Rig, rig
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.gateway import explorers
 from trinity_bus.gateway.address_proof import presence_of, with_proof
 from workers.preconditions import problems
-
-MINE = {"Authorization": f"Bearer {KEY}"}
-ASKED = {"messages": [{"role": "user", "content": "6*7="}], "max_tokens": 4}
 
 
 def beat(**said: Any) -> ExplorerHeartbeat:
@@ -34,6 +31,12 @@ def beat(**said: Any) -> ExplorerHeartbeat:
 
 def proof_of(**said: Any) -> str:
     return with_proof(beat(**said), SECRET.get_secret_value()).address_proof
+
+
+async def ask(here: Rig, times: int) -> None:
+    for number in range(times):
+        status, _ = await here.post("/v1/chat/completions", messages=ASKED, max_tokens=4, seed=number)
+        assert status == 200
 
 
 async def heard(here: Rig, said: ExplorerHeartbeat) -> None:
@@ -64,11 +67,9 @@ async def test_nothing_is_sent_to_an_address_without_its_proof(forged: Callable[
 
     stranger = await asyncio.start_server(listen, "127.0.0.1", 0)
     address = f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
-    async with stranger, rig() as here, aiohttp.ClientSession(headers=MINE) as http:
+    async with stranger, rig() as here:
         await heard(here, beat(address=address, address_proof=forged(address)))
-        for _ in range(4):
-            async with http.post(f"{here.url}/v1/chat/completions", json=ASKED) as answer:
-                assert answer.status == 200
+        await ask(here, 4)
     assert not asked
 
 
@@ -77,7 +78,7 @@ async def test_an_old_heartbeat_that_is_written_again_leads_nobody_to_who_has_it
     """The explorer is gone, its address is a stranger's, and its proof lies on the log for all to read."""
     asked: list[str] = []
     heads: list[str] = []
-    async with rig() as here, aiohttp.ClientSession(headers=MINE) as http, aiohttp.ClientSession() as strangers:
+    async with rig() as here, aiohttp.ClientSession() as strangers:
         honest = here.sides["explorer-0"]
         once = "0" * 64
 
@@ -100,9 +101,7 @@ async def test_an_old_heartbeat_that_is_written_again_leads_nobody_to_who_has_it
             await (await FakeBus(here.log).producer().send(EXPLORER_EVENTS, old.explorer, old))
             await until(lambda: len(here.gateway.explorers.usable) == 2, 10)
             await here.heard("explorer-0", running=[])
-            for number in range(8):
-                async with http.post(f"{here.url}/v1/chat/completions", json=ASKED | {"seed": number}) as told:
-                    assert told.status == 200
+            await ask(here, 8)
         assert set(asked) <= {"/proof"}, "no prompt was sent there"
         assert asked, "it was its turn, too"
         assert not any(heads), "nor the key"
@@ -120,35 +119,27 @@ async def test_who_was_asked_before_proves_anew_where_somebody_else_may_have_the
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    async with rig(2) as here, aiohttp.ClientSession(headers=MINE) as http:
+    async with rig(2) as here:
         events = FakeBus(here.log).producer()
-
-        async def ask() -> None:
-            for number in range(8):
-                async with http.post(f"{here.url}/v1/chat/completions", json=ASKED | {"seed": number}) as told:
-                    assert told.status == 200
 
         async def usable(*names: str) -> None:
             await until(lambda: [one.name for one in here.gateway.explorers.usable] == [*names], 10)
 
-        await ask()
+        await ask(here, 8)
         assert here.engines["explorer-1"].prompts, "it has been met"
         gone = here.sides["explorer-1"]
         old = gone.told(beat(explorer="explorer-1"))
         await here.lose("explorer-1")
         if ends == "it has left":
-            await (
-                await events.send(
-                    EXPLORER_EVENTS, "explorer-1", ExplorerLeft(explorer="explorer-1", incarnation="life")
-                )
-            )
+            left = ExplorerLeft(explorer="explorer-1", incarnation="life")
+            await (await events.send(EXPLORER_EVENTS, "explorer-1", left))
             await usable("explorer-0")
         else:
             monkeypatch.setattr(explorers, "_PROVED_S", 0.0)
         async with TestServer(app, port=int(gone.address.rpartition(":")[2])):
             await (await events.send(EXPLORER_EVENTS, "explorer-1", old))
             await usable("explorer-0", "explorer-1")
-            await ask()
+            await ask(here, 8)
     assert set(asked) == {"/proof"}
 
 

@@ -1,7 +1,12 @@
-"""Data sets of columns that somebody has made: damaged ones, and small ones that unpack to more than there is."""
+"""Data sets that somebody has made: damaged ones, small ones that unpack to more than there is, and what is none.
+
+What lies where one should may be a pipe, a device, or a folder that somebody else has written.
+"""
 
 import gzip
 import io
+import math
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +24,7 @@ from workers.taskset import columns_main
 from workers.taskset import rows as reading
 from workers.taskset.dataset import load
 from workers.taskset.description import DatasetError
+from workers.taskset.orders import PassRates
 from workers.taskset.rows import RowError, RowReader
 
 DAMAGED = 400
@@ -186,3 +192,25 @@ def test_rows_that_nobody_wants_any_more_leave_no_process() -> None:
 def test_what_both_processes_say_is_the_same() -> None:
     assert reading._OUT_OF_MEMORY == columns_main.OUT_OF_MEMORY
     assert reading.MAX_ROW_BYTES == columns_main.MAX_ROW_BYTES
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_what_never_ends_is_not_read(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / f"a.{kind}")
+    with pytest.raises(DatasetError, match="is no file"):
+        load(tmp_path / f"a.{kind}")
+
+
+@pytest.mark.parametrize("splits", [b"{}", b"[]", b'{"splits": []}', b'{"splits": 1}', b"\xff", b"[" * 100_000])
+def test_a_folder_that_nobody_can_read_is_told(tmp_path: Path, splits: bytes) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "dataset_dict.json").write_bytes(splits)
+    with pytest.raises(DatasetError, match="no folder that the library datasets has saved"):
+        load(folder)
+
+
+def test_a_reward_that_is_no_number_ends_no_order() -> None:
+    rates = PassRates(3)
+    rates.saw(1, math.nan)
+    assert [rates.draw(share) for share in (0.1, 0.5, 0.9)] == [0, 1, 2]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from schemas.topics import TOPICS
-from tests.support.chart import CASES, RELEASE, helm
+from tests.support.chart import of_kind, refused, with_values
 from trinity_bus.bus.administration.access import CLUSTER, USERS, Kind, Operation, Right, rights
 from trinity_bus.bus.topics.creation import config_of, copies_for, durability
 from trinity_bus.config import KafkaSettings, Settings
@@ -27,10 +26,6 @@ _KINDS: Final = {
     "cluster": Kind.CLUSTER,
     "transactionalId": Kind.TRANSACTIONAL_ID,
 }
-
-
-def of_kind(resources: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
-    return {one["metadata"]["name"]: one["spec"] for one in resources if one["kind"] == kind}
 
 
 def brokers(resources: list[dict[str, Any]]) -> int:
@@ -55,26 +50,23 @@ def test_topics_are_made_as_the_command_makes_them(resources: list[dict[str, Any
 
 
 def test_topics_that_can_grow_have_as_many_partitions_as_they_are_told() -> None:
-    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", "kafka.partitions.experiences=16"])
-    assert done.returncode == 0, done.stderr
-    topics = of_kind([one for one in yaml.safe_load_all(done.stdout) if one], "KafkaTopic")
+    topics = of_kind(with_values("8-gpus", "kafka.partitions.experiences=16"), "KafkaTopic")
     assert [name for name, spec in topics.items() if spec["partitions"] == 16] == [
         "trinity.rollouts",
         "trinity.experiences",
     ]
 
 
-@pytest.mark.parametrize("wrong", ["tasks=9", "experiences=4"])
-def test_partitions_that_a_topic_cannot_have_are_refused(wrong: str) -> None:
-    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", f"kafka.partitions.{wrong}"])
-    assert done.returncode != 0
-    assert f"trinity.{wrong.partition('=')[0]} has 8 partitions, and cannot have" in done.stderr
-
-
-def test_partitions_of_a_topic_that_is_none_are_refused() -> None:
-    done = helm("template", [*RELEASE, *CASES["8-gpus"], "--set", "kafka.partitions.experience=16"])
-    assert done.returncode != 0
-    assert "kafka.partitions: there is no topic experience" in done.stderr
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("tasks=9", "trinity.tasks has 8 partitions, and cannot have"),
+        ("experiences=4", "trinity.experiences has 8 partitions, and cannot have"),
+        ("experience=16", "kafka.partitions: there is no topic experience"),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(wrong: str, said: str) -> None:
+    assert said in refused("8-gpus", f"kafka.partitions.{wrong}")
 
 
 def test_users_have_the_rights_that_the_command_gives(resources: list[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.chart import EXTERNAL
+from tests.support.chart import EXTERNAL, of_kind
 
 pytestmark = pytest.mark.chart
 
@@ -30,7 +30,7 @@ def ports_of(rule: dict[str, Any]) -> Ports:
 def allowed(resources: list[dict[str, Any]], labels: dict[str, str], way: str, peer: dict[str, str]) -> Iterator[Ports]:
     """The ports that a pod may be reached at (``ingress``) or reach (``egress``), by and at pods of its namespace."""
     side = {"ingress": "from", "egress": "to"}[way]
-    for policy in (one["spec"] for one in resources if one["kind"] == "NetworkPolicy"):
+    for policy in of_kind(resources, "NetworkPolicy").values():
         if not matches(policy["podSelector"], labels):
             continue
         for rule in policy.get(way, []):
@@ -47,7 +47,7 @@ def labels(workloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
 def test_every_pod_is_closed_but_for_what_is_said(
     resources: list[dict[str, Any]], labels: dict[str, dict[str, str]]
 ) -> None:
-    policies = [one["spec"] for one in resources if one["kind"] == "NetworkPolicy"]
+    policies = of_kind(resources, "NetworkPolicy").values()
     for own in labels.values():
         assert any(
             matches(policy["podSelector"], own) and set(policy["policyTypes"]) == {"Ingress", "Egress"}
@@ -72,9 +72,8 @@ def connects(resources: list[dict[str, Any]], source: dict[str, str], target: di
 
 def is_closed(resources: list[dict[str, Any]], labels: dict[str, str], way: str) -> bool:
     return any(
-        matches(one["spec"]["podSelector"], labels) and way.capitalize() in one["spec"]["policyTypes"]
-        for one in resources
-        if one["kind"] == "NetworkPolicy"
+        matches(policy["podSelector"], labels) and way.capitalize() in policy["policyTypes"]
+        for policy in of_kind(resources, "NetworkPolicy").values()
     )
 
 
@@ -121,9 +120,9 @@ def test_every_service_reaches_the_log_and_names(
 def test_the_brokers_listener_lets_the_mesh_in(
     resources: list[dict[str, Any]], labels: dict[str, dict[str, str]]
 ) -> None:
-    for kafka in (one for one in resources if one["kind"] == "Kafka"):
-        (listener,) = kafka["spec"]["kafka"]["listeners"]
+    for kafka in of_kind(resources, "Kafka").values():
+        (listener,) = kafka["kafka"]["listeners"]
         assert (listener["tls"], listener["authentication"]) == (True, {"type": "scram-sha-512"})
         (peer,) = listener["networkPolicyPeers"]
         assert all(matches(peer["podSelector"], own) for own in labels.values())
-        assert kafka["spec"]["kafka"]["authorization"] == {"type": "simple"}
+        assert kafka["kafka"]["authorization"] == {"type": "simple"}

@@ -4,9 +4,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.support.chart import RELEASE, helm
+from tests.support.chart import pods_of, resources_of
 from tests.support.console.answers import CHECKS, SOUND
 from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.questions import draft_of
@@ -31,19 +30,13 @@ def test_helm_renders_what_the_console_has_written(gpus: str, tmp_path: Path) ->
     assert found.is_sound, found.problems
     path = tmp_path / "values.yaml"
     path.write_text(chart_values(found), encoding="utf-8")
-    done = helm("template", [*RELEASE, "--values", str(path)])
-    assert done.returncode == 0, done.stderr
-    resources = [one for one in yaml.safe_load_all(done.stdout) if one]
+    resources = resources_of("--values", str(path))
     (text,) = [one["data"]["mesh.toml"] for one in resources if "mesh.toml" in one.get("data", {})]
     read = tomllib.loads(text)
     assert read["mesh"] == {"namespace": "mine", "model_path": "/model/small"}
     assert read["trainer"]["learning_rate"] == 1e-6
     assert read["coordinator"]["max_open_bytes"] == 1_073_741_824
     assert read["trainer"]["objective_options"] == {"on": 1.5, "a b": "null"}
-    pods = {
-        one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"]["spec"]
-        for one in resources
-        if one["kind"] in {"Deployment", "StatefulSet"}
-    }
-    asked = {name: pods[name]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0) for name in pods}
+    containers = {name: pod["spec"]["containers"][0] for name, pod in pods_of(resources).items()}
+    asked = {name: one["resources"]["limits"].get("nvidia.com/gpu", 0) for name, one in containers.items()}
     assert asked == {"coordinator": 0, "explorer": int(gpus > "0"), "trainer": int(gpus), "taskset": 0}

@@ -4,9 +4,8 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.chart import CASES, RELEASE, SIZES, helm, rendered, values
+from tests.support.chart import CASES, SIZES, of_kind, pods_of, rendered, resources_of, values, with_values
 from trinity_bus.config import ExplorerSettings, HealthSettings, secret_variables
 from trinity_bus.runtime.service import GRACE_S
 
@@ -86,11 +85,7 @@ def test_an_upgrade_has_the_time_that_explorers_take(
     case: str, resources: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
 ) -> None:
     """As many at a time as nodes may lose, and nobody calls it failed while one drains and another starts."""
-    (explorer,) = [
-        one["spec"]
-        for one in resources
-        if one["metadata"]["name"] == "mesh-explorer" and "spec" in one and one["kind"] == "Deployment"
-    ]
+    explorer = of_kind(resources, "Deployment")["mesh-explorer"]
     told = values(case if case in SIZES else "8-gpus")["explorer"]["maxUnavailable"]
     assert explorer["strategy"]["rollingUpdate"] == {"maxUnavailable": told, "maxSurge": 0}
     drains_s = workloads["explorer"]["spec"]["terminationGracePeriodSeconds"]
@@ -98,11 +93,9 @@ def test_an_upgrade_has_the_time_that_explorers_take(
 
 
 def test_whoever_lets_nobody_evict_explorers_still_upgrades_them() -> None:
-    done = helm("template", [*RELEASE, *CASES["64-gpus"], "--set", "explorer.maxUnavailable=0"])
-    found = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "mesh-explorer"]
-    specs = {one["kind"]: one["spec"] for one in found}
-    assert specs["PodDisruptionBudget"]["maxUnavailable"] == 0
-    assert specs["Deployment"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 1
+    found = with_values("64-gpus", "explorer.maxUnavailable=0")
+    assert of_kind(found, "PodDisruptionBudget")["mesh-explorer"]["maxUnavailable"] == 0
+    assert of_kind(found, "Deployment")["mesh-explorer"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 1
 
 
 def test_a_node_of_its_own_volumes_may_go(workloads: dict[str, dict[str, Any]]) -> None:
@@ -115,15 +108,13 @@ def test_a_node_of_its_own_volumes_may_go(workloads: dict[str, dict[str, Any]]) 
 
 def test_annotations_of_ones_own_count_more() -> None:
     given = ["--set-json", 'explorer.annotations={"trinity-bus/settings": "mine", "example.org/team": "ours"}']
-    done = helm("template", [*RELEASE, *CASES["64-gpus"], *given])
-    found = [one for one in yaml.safe_load_all(done.stdout) if one and one["metadata"]["name"] == "mesh-explorer"]
-    (annotations,) = [
-        one["spec"]["template"]["metadata"]["annotations"] for one in found if one["kind"] == "Deployment"
-    ]
+    arguments = (*CASES["64-gpus"], *given)
+    annotations = pods_of(resources_of(*arguments))["explorer"]["metadata"]["annotations"]
     assert annotations["trinity-bus/settings"] == "mine"
     assert annotations["example.org/team"] == "ours"
     # A key that is there twice is none that every reader takes the same of.
-    assert done.stdout.count("trinity-bus/settings:") == rendered("64-gpus").count("trinity-bus/settings:")
+    counts = [rendered(*told).count("trinity-bus/settings:") for told in (arguments, CASES["64-gpus"])]
+    assert counts[0] == counts[1]
 
 
 def test_no_secret_is_in_an_environment(workloads: dict[str, dict[str, Any]]) -> None:
@@ -147,7 +138,7 @@ def test_secrets_are_read_by_the_service_alone(workloads: dict[str, dict[str, An
 def test_every_disruption_budget_is_of_a_service(
     resources: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
 ) -> None:
-    budgets = [one["spec"] for one in resources if one["kind"] == "PodDisruptionBudget"]
+    budgets = of_kind(resources, "PodDisruptionBudget").values()
     of = {budget["selector"]["matchLabels"]["app.kubernetes.io/component"]: budget for budget in budgets}
     assert of.keys() == {"coordinator", "explorer", "trainer", "gateway"} & workloads.keys()
     assert of["trainer"]["maxUnavailable"] == 0
@@ -155,12 +146,10 @@ def test_every_disruption_budget_is_of_a_service(
 
 def test_explorers_are_counted_by_one_hand(case: str, resources: list[dict[str, Any]]) -> None:
     """A number of replicas in the chart would undo KEDA's at each upgrade."""
-    (explorer,) = [
-        one for one in resources if one["kind"] == "Deployment" and one["metadata"]["name"] == "mesh-explorer"
-    ]
-    scaled = [one["spec"]["scaleTargetRef"]["name"] for one in resources if one["kind"] == "ScaledObject"]
+    explorer = of_kind(resources, "Deployment")["mesh-explorer"]
+    scaled = [spec["scaleTargetRef"]["name"] for spec in of_kind(resources, "ScaledObject").values()]
     assert scaled == (["mesh-explorer"] if case == "64-gpus" else [])
-    assert ("replicas" in explorer["spec"]) != bool(scaled)
+    assert ("replicas" in explorer) != bool(scaled)
 
 
 def test_a_trainer_that_wants_whole_nodes_has_explorers_make_room(
@@ -175,16 +164,9 @@ def test_a_trainer_that_wants_whole_nodes_has_explorers_make_room(
 def test_an_explorer_may_have_the_profile_that_a_sandbox_needs_and_nobody_else_does() -> None:
     profile = "trinity-bus/seccomp.json"
     of_explorer = "explorer.securityContext.seccompProfile"
-    given = f"{of_explorer}.type=Localhost,{of_explorer}.localhostProfile={profile}"
-    done = helm("template", [*RELEASE, *CASES["one-node"], "--set", given])
-    assert done.returncode == 0, done.stderr
-    templates = [
-        one["spec"]["template"] for one in yaml.safe_load_all(done.stdout) if one and "template" in one.get("spec", {})
-    ]
+    pods = pods_of(with_values("one-node", f"{of_explorer}.type=Localhost,{of_explorer}.localhostProfile={profile}"))
     found = {
-        one["metadata"]["labels"]["app.kubernetes.io/component"]: container["securityContext"]
-        for one in templates
-        for container in one["spec"]["containers"]
+        name: container["securityContext"] for name, pod in pods.items() for container in pod["spec"]["containers"]
     }
     explorer = found.pop("explorer")
     assert explorer["seccompProfile"] == {"type": "Localhost", "localhostProfile": profile}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.chart import resources_of, values
+from tests.support.chart import of_kind, values, with_values
 
 pytestmark = pytest.mark.chart
 
@@ -13,8 +13,8 @@ SIZE = "64-gpus"
 
 @pytest.fixture
 def group() -> dict[str, Any]:
-    (found,) = [one for one in resources_of(SIZE) if one["kind"] == "LeaderWorkerSet"]
-    return dict(found["spec"]["leaderWorkerTemplate"])
+    (found,) = of_kind(with_values(SIZE), "LeaderWorkerSet").values()
+    return dict(found["leaderWorkerTemplate"])
 
 
 def container(template: dict[str, Any]) -> dict[str, Any]:
@@ -24,6 +24,11 @@ def container(template: dict[str, Any]) -> dict[str, Any]:
 
 def variables(template: dict[str, Any]) -> dict[str, str]:
     return {entry["name"]: entry.get("value", "") for entry in container(template)["env"]}
+
+
+def secrets_of(template: dict[str, Any]) -> list[str]:
+    (secrets,) = [one for one in template["spec"]["volumes"] if one["name"] == "secrets"]
+    return [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
 
 
 def test_each_node_launches_its_part_of_the_ranks(group: dict[str, Any]) -> None:
@@ -50,28 +55,24 @@ def test_ranks_find_rank_0_by_its_pods_address_and_prove_themselves_by_a_file(gr
         names = list(told)
         assert names.index("POD_IP") < names.index("TRINITY_BUS_TRAINER__RANKS_HOST"), "else it is not filled in"
         assert told["TRINITY_BUS_TRAINER__RANKS_KEY_FILE"] == "/run/secrets/trinity-bus/ranks-key"
-        (secrets,) = [one for one in template["spec"]["volumes"] if one["name"] == "secrets"]
-        items = [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
-        assert "ranks-key" in items
+        assert "ranks-key" in secrets_of(template)
     # LeaderWorkerSet makes that name's service itself, and would leave one of the chart's as it is.
-    assert not [one for one in resources_of(SIZE) if one["kind"] == "Service" and "trainer" in one["metadata"]["name"]]
+    assert not [name for name in of_kind(with_values(SIZE), "Service") if "trainer" in name]
 
 
 def test_the_leader_alone_knows_the_log(group: dict[str, Any]) -> None:
     leader, worker = (group[one] for one in ("leaderTemplate", "workerTemplate"))
     assert [name for name in variables(leader) if "_KAFKA__" in name]
     assert not [name for name in variables(worker) if "_KAFKA__" in name]
-    (secrets,) = [one for one in worker["spec"]["volumes"] if one["name"] == "secrets"]
-    items = [item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]]
-    assert items == ["ranks-key"]
+    assert secrets_of(worker) == ["ranks-key"]
 
 
 def test_all_share_the_checkpoints_and_the_leader_alone_is_asked(group: dict[str, Any]) -> None:
     leader, worker = group["leaderTemplate"], group["workerTemplate"]
     shared = [[one for one in at["spec"]["volumes"] if one["name"] != "secrets"] for at in (leader, worker)]
     assert shared[0] == shared[1]
-    (claim,) = [one for one in resources_of(SIZE) if one["kind"] == "PersistentVolumeClaim"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    (claim,) = of_kind(with_values(SIZE), "PersistentVolumeClaim").values()
+    assert claim["accessModes"] == ["ReadWriteMany"]
     assert {name for name in container(leader) if name.endswith("Probe")}
     assert not {name for name in container(worker) if name.endswith("Probe")}
     own = ("containers", "volumes")

@@ -4,11 +4,10 @@ import pytest
 
 from tests.support.chart import CASES
 from tests.support.cluster.api import MERGE
-from tests.support.cluster.site import Site
+from tests.support.cluster.site import LARGE, Site
 
 pytestmark = pytest.mark.cluster
 
-NODE = {"cpu": "512", "memory": "8Ti", "nvidia.com/gpu": "64"}
 TOPICS = ("kafka.strimzi.io/v1", "kafkatopics")
 DEPLOYMENTS = ("apps/v1", "deployments")
 SCALING = "scaling.enabled=true,scaling.prometheus=http://prometheus:9090,scaling.max=8"
@@ -23,7 +22,7 @@ def images(site: Site, component: str) -> set[str]:
 
 
 def test_it_is_changed_and_changed_back(training: Site) -> None:
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.done("install", *CASES["8-gpus"])
     training.until_ready(coordinator=2, explorer=4, trainer=1, gateway=2, console=1)
     first = names(training, "explorer")
@@ -65,7 +64,7 @@ def test_partitions_that_are_there_are_not_taken_away(way: str, training: Site) 
 
 def test_explorers_stay_when_their_number_is_given_to_keda(training: Site) -> None:
     """And what KEDA has made of it stays at each upgrade, and when it is taken from KEDA again."""
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.done("install", *CASES["8-gpus"])
     training.until_ready(explorer=4)
     first = names(training, "explorer")
@@ -101,7 +100,7 @@ def test_what_keda_makes_of_the_scaled_object_is_taken(training: Site) -> None:
 
 
 def test_a_trainer_of_one_node_becomes_one_of_several(training: Site) -> None:
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     several = [*CASES["8-gpus"], "--set", "checkpoints.accessMode=ReadWriteMany"]
     training.done("install", *several)
     training.until_ready(trainer=1)
@@ -115,7 +114,7 @@ def test_a_trainer_of_one_node_becomes_one_of_several(training: Site) -> None:
 
 def test_an_upgrade_mends_a_trainer_that_never_became_ready(training: Site) -> None:
     """As one does whose settings, or whose image, were wrong: nobody has to delete its pod by hand."""
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.kubelets.slow.add("trainer")
     training.done("install", *CASES["one-node"])
     training.api.wait(lambda: [pod for pod in training.pods("trainer") if "nodeName" in pod["spec"]], "trainer")
@@ -132,7 +131,7 @@ def test_an_upgrade_mends_a_trainer_that_never_became_ready(training: Site) -> N
 
 def test_what_cannot_change_is_said_and_stays(training: Site) -> None:
     """The claim of the checkpoints. Helm changes all else, calls the release failed, and goes on from there."""
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.done("install", *CASES["one-node"])
     training.until_ready(coordinator=2, explorer=1, trainer=1)
     claim = training.path("v1", "persistentvolumeclaims", "mesh-checkpoints")

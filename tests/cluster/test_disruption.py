@@ -3,12 +3,11 @@
 import pytest
 
 from tests.support.chart import CASES, values
-from tests.support.cluster.site import Site
+from tests.support.cluster.site import LARGE, Site
 from trinity_bus.runtime.service import GRACE_S
 
 pytestmark = pytest.mark.cluster
 
-NODE = {"cpu": "512", "memory": "8Ti", "nvidia.com/gpu": "64"}
 TOO_MANY = 429
 
 
@@ -29,12 +28,8 @@ def settled(site: Site, component: str, allowed: int) -> None:
     site.api.wait(counted, f"budget of {component} that allows {allowed}")
 
 
-def names(site: Site, component: str) -> list[str]:
-    return [pod["metadata"]["name"] for pod in site.pods(component)]
-
-
 def test_one_of_a_service_goes_at_a_time_and_the_trainer_stays(training: Site) -> None:
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.done("install", *CASES["8-gpus"])
     training.until_ready(coordinator=2, explorer=4, trainer=1, gateway=2, console=1)
     settled(training, "trainer", 0)
@@ -43,9 +38,9 @@ def test_one_of_a_service_goes_at_a_time_and_the_trainer_stays(training: Site) -
         settled(training, component, 1)
         # What comes in the place of one that goes is not ready at once.
         training.kubelets.slow.add(component)
-        first, second = names(training, component)[:2]
+        first, second = training.names(component)[:2]
         assert evict(training, first) == 201
-        training.api.wait(lambda c=component, n=first: n not in names(training, c), "end of it")  # type: ignore[misc]
+        training.api.wait(lambda c=component, n=first: n not in training.names(c), "end of it")  # type: ignore[misc]
         assert evict(training, second) == TOO_MANY
         training.kubelets.slow.discard(component)
         training.until_ready(**{component: many})
@@ -56,7 +51,7 @@ def test_one_of_a_service_goes_at_a_time_and_the_trainer_stays(training: Site) -
 def test_a_node_is_emptied(training: Site) -> None:
     """As ``kubectl drain`` does it: no new pods, then each of the old ones is evicted until none is left."""
     for name in ("first", "second"):
-        training.kubelets.add(name, NODE)
+        training.kubelets.add(name, LARGE)
     training.done("install", *CASES["8-gpus"], "--set", "trainer.enabled=false")
     training.until_ready(coordinator=2, explorer=4, gateway=2, console=1)
     training.api.patch("/api/v1/nodes/first", {"spec": {"unschedulable": True}})
@@ -71,7 +66,7 @@ def test_a_node_is_emptied(training: Site) -> None:
 
 
 def test_one_that_is_not_ready_keeps_no_node_from_being_emptied(training: Site) -> None:
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.kubelets.slow.add("trainer")
     training.done("install", *CASES["one-node"])
     training.api.wait(lambda: [pod for pod in training.pods("trainer") if "nodeName" in pod["spec"]], "trainer")
@@ -79,10 +74,10 @@ def test_one_that_is_not_ready_keeps_no_node_from_being_emptied(training: Site) 
 
 
 def test_an_explorer_that_goes_has_the_time_to_drain(training: Site) -> None:
-    training.kubelets.add("node", NODE)
+    training.kubelets.add("node", LARGE)
     training.done("install", *CASES["64-gpus"])
     training.until_ready(explorer=1)
-    (name,) = names(training, "explorer")
+    (name,) = training.names("explorer")
     settled(training, "explorer", 1)
     assert evict(training, name) == 201
     training.api.wait(lambda: name in training.kubelets.graces, "end of it")

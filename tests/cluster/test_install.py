@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.chart import CASES, EXTERNAL
-from tests.support.cluster.site import Site
+from tests.support.cluster.site import LARGE, Site
 
 pytestmark = pytest.mark.cluster
 
@@ -19,7 +19,7 @@ KEPT = ("kafkatopics/trinity.", "persistentvolumeclaims/mesh-checkpoints")
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_installed_and_removed_and_what_cannot_be_made_again_stays(case: str, training: Site) -> None:
-    training.kubelets.add("node", {"cpu": "512", "memory": "8Ti", "nvidia.com/gpu": "64"})
+    training.kubelets.add("node", LARGE)
     before = training.everything()
     training.done("install", *CASES[case])
     # Pods are let in one by one, by the namespace's level of security and its quota.

@@ -129,6 +129,12 @@ def names(node: Node) -> Iterator[str]:
         yield from names(child)
 
 
+def asked(model: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a user gets who asks the trained model."""
+    command = [sys.executable, "-m", "workers.cli.app", "ask", *words, "--model", model]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+
+
 async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     demo = start("--steps", str(STEPS), "--seed", "3", "--limit", f"{LIMIT_S:g}")
     assert demo.ended() == 0, demo.said()
@@ -188,14 +194,7 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
         assert name in gradient
     assert gradient.count("sync weights") >= 1
 
-    asked = subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", "ask", "copy 3 1 4 =", "--model", summary["model"]],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
-    assert asked.stderr == ""
+    assert asked(summary["model"], "copy 3 1 4 =").stderr == ""
 
 
 def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> None:
@@ -212,26 +211,8 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
     assert summary["exact_after"] > 0.2
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert (Path(summary["model"]) / "chat_template.jinja").is_file()
-    asked = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "workers.cli.app",
-            "ask",
-            "--system",
-            "",
-            "27 + 35",
-            "= 62",
-            "41 + 35",
-            "--model",
-            summary["model"],
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
-    assert any(character.isdigit() for character in asked.stdout)
+    told = asked(summary["model"], "--system", "", "27 + 35", "= 62", "41 + 35").stdout
+    assert any(character.isdigit() for character in told)
 
 
 @pytest.mark.parametrize("moment", ["at once", "services start"])
@@ -245,23 +226,18 @@ def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> No
     assert demo.ended() == 130, demo.said()
 
 
-def test_a_service_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    demo = start("--steps", str(STEPS), "--limit", f"{LIMIT_S:g}")
+def test_a_service_and_a_broker_that_die_are_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
+    # The other subject, so that it is run at all: turns, and calls of a tool.
+    demo = start("tools", "--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
     demo.until(lambda: demo.service("trainer") is not None, "there was a trainer")
     trainer = demo.service("trainer")
     assert trainer is not None
     trainer.kill()
-    assert demo.ended() == 0, demo.said()
-    assert re.search(r"trainer was ended by SIGKILL.*; it is started again", demo.said())
-
-
-def test_a_broker_that_dies_is_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
-    # The other subject, so that it is run at all: turns, and calls of a tool.
-    demo = start("tools", "--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
     demo.until(lambda: "test before" in demo.said(), "its services served")
     (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
     kafka.kill()
     assert demo.ended() == 0, demo.said()
+    assert re.search(r"trainer was ended by SIGKILL.*; it is started again", demo.said())
     assert re.search(r"Kafka was ended by SIGKILL.*; it is started again, and the services wait for it", demo.said())
 
 

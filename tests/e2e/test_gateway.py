@@ -14,7 +14,6 @@ import aiohttp
 import httpx
 import openai
 import pytest
-import torch
 
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ExperienceGroup, Turn
@@ -26,9 +25,10 @@ from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
+from tests.support.reference import mismatch
 from trinity_bus.bus import Bus, Producer
+from trinity_bus.chat.wire import logprobs_of, tokens_of
 from trinity_bus.config import KafkaSettings
-from trinity_bus.gateway.wire import logprobs_of, tokens_of
 from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.e2e
@@ -261,23 +261,17 @@ async def weights_roll_and_an_explorer_dies(
     of_several = [one for one in answers if len(one[1].versions) > 1]
     assert of_several
     for prompt, response in of_several[:SEVERAL]:
-        assert mismatch(trainer.models, prompt, response) < TOLERANCE
+        assert mismatch_of(trainer.models, prompt, response) < TOLERANCE
 
 
-def mismatch(models: Mapping[int, Path], prompt: list[int], response: DrawnResponse) -> float:
+def mismatch_of(models: Mapping[int, Path], prompt: list[int], response: DrawnResponse) -> float:
     """How far log-probabilities are from those of the models whose versions the answer names."""
-    from transformers import AutoModelForCausalLM
-
-    tokens, told = tokens_of(response.token_ids), torch.tensor(logprobs_of(response.logprobs))
+    tokens, told = tokens_of(response.token_ids), logprobs_of(response.logprobs)
     ends = [start for start, _ in response.versions[1:]] + [len(tokens)]
-    worst = 0.0
-    for (start, version), end in zip(response.versions, ends, strict=True):
-        model: Any = AutoModelForCausalLM.from_pretrained(models[version], dtype=torch.float32)
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        right = torch.log_softmax(logits, -1)[range(len(tokens)), tokens]
-        worst = max(worst, float((right - told)[start:end].abs().max()))
-    return worst
+    return max(
+        float(mismatch(models[version], prompt, tokens, told)[start:end].max())
+        for (start, version), end in zip(response.versions, ends, strict=True)
+    )
 
 
 async def alone(stack: Stack, bus: Bus) -> str:

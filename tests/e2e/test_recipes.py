@@ -56,18 +56,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def preload(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preload]:
-    """What all services but trainers are forked from: vLLM is imported once for all recipes."""
+def preloads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preload, Preload]]:
+    """What trainers are forked from, and what all others: vLLM and Megatron are imported once for all recipes."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRINITY_BUS_MESH__MODEL_PATH": str(model)}
-    functions = ["trinity_bus.inference.launch:preload", "workers.explorer.service"]
-    log = tmp_path_factory.mktemp("preload") / "preload.log"
-    with Preload.begin(functions, name="preload", main="workers.cli.app:main", env=env, output=log) as found:
-        yield found
+    logs = tmp_path_factory.mktemp("preloads")
+
+    def begin(name: str, *functions: str) -> Preload:
+        return Preload.begin(functions, name=name, main="workers.cli.app:main", env=env, output=logs / f"{name}.log")
+
+    with (
+        begin("megatron", "trinity_bus.training.engines.megatron_engine", "workers.trainer.service") as trainers,
+        begin("vllm", "trinity_bus.inference.launch:preload", "workers.explorer.service") as others,
+    ):
+        yield trainers, others
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_trains_for_two_steps(
-    recipe: Path, kafka: KafkaSettings, model: Path, preload: Preload, tmp_path: Path
+    recipe: Path, kafka: KafkaSettings, model: Path, preloads: tuple[Preload, Preload], tmp_path: Path
 ) -> None:
     checkpoints, tasks, port = tmp_path / "checkpoints", stand_in(recipe, tmp_path), free_port()
     own = {
@@ -95,7 +101,7 @@ def test_a_recipe_trains_for_two_steps(
     def service(name: str, *, called: str = "", **more: object) -> ServiceSpec:
         options = [part for path, value in (own | more).items() for part in ("--set", f"{path}={value}")]
         one = PlannedService(called or name, [*options, "run", name], stage=int(name != "coordinator"))
-        spec = spec_of(one, recipe / "mesh.toml", env, forked_from=None if name == "trainer" else preload)
+        spec = spec_of(one, recipe / "mesh.toml", env, forked_from=preloads[name != "trainer"])
         return replace(spec, again=False)
 
     services = [service("trainer"), service("coordinator"), service("explorer")]
@@ -112,7 +118,8 @@ def test_a_recipe_trains_for_two_steps(
             supervisor.launch(spec)
 
         def trained() -> bool:
-            preload.look()
+            for preload in preloads:
+                preload.look()
             supervisor.check()
             return 2 in steps(checkpoints)
 

@@ -12,7 +12,8 @@ import pytest
 
 from tests.stack.test_dashboards import make_trouble
 from tests.support.fakes.service import PretendService
-from tests.support.mesh.compose import FOLDER, ComposeStack, defaults, docker
+from tests.support.mesh.compose import ComposeStack, defaults, docker
+from tests.support.mesh.compose_files import FOLDER
 from tests.support.mesh.prometheus_names import alert_rules
 from tests.support.mesh.waiting import wait_until
 

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.support.faults.raw_batches import aged_segment
-from tests.support.mesh.compose import FOLDER, UP_LIMIT_S, ComposeStack
+from tests.support.mesh.compose import UP_LIMIT_S, ComposeStack
+from tests.support.mesh.compose_files import FOLDER
 from trinity_bus.view import MeshState
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(2700)]

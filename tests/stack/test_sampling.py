@@ -18,7 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Status, StatusCode
 
-from tests.support.mesh.compose import FOLDER, defaults, docker
+from tests.support.mesh.compose import defaults, docker
+from tests.support.mesh.compose_files import FOLDER
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 

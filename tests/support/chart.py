@@ -72,13 +72,38 @@ def helm(command: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[
 
 
 @cache
-def rendered(case: str) -> str:
+def rendered(*arguments: str) -> str:
     """Return what Helm sends to the cluster, as text."""
-    done = helm("template", [*RELEASE, *CASES[case]])
+    done = helm("template", [*RELEASE, *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @cache
-def resources_of(case: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(rendered(case)) if document]
+def resources_of(*arguments: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(rendered(*arguments)) if document]
+
+
+def with_values(case: str, *values: str) -> list[dict[str, Any]]:
+    """Return what is made of a case with such values instead of its own."""
+    return resources_of(*CASES[case], *(part for value in values for part in ("--set", value)))
+
+
+def refused(case: str, value: str) -> str:
+    """Return what Helm says of a value that cannot be."""
+    done = helm("template", [*RELEASE, *CASES[case], "--set", value])
+    assert done.returncode != 0
+    return done.stderr
+
+
+def of_kind(resources: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    """Return the specifications of all resources of a kind, by name."""
+    return {one["metadata"]["name"]: one["spec"] for one in resources if one["kind"] == kind}
+
+
+def pods_of(resources: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the pods of each service: its component's name to their specification; of several of one, the first."""
+    specs = [spec for kind in ("Deployment", "StatefulSet") for spec in of_kind(resources, kind).values()]
+    groups = [spec["leaderWorkerTemplate"] for spec in of_kind(resources, "LeaderWorkerSet").values()]
+    templates = [spec["template"] for spec in specs] + [group["leaderTemplate"] for group in groups]
+    return {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in templates}

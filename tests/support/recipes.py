@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path.parent for path in (ROOT / "recipes").glob("*/mesh.toml"))
 
 
-def stand_in(recipe: Path, folder: Path, rows: int = 4) -> Path:
+def stand_in(recipe: Path, folder: Path) -> Path:
     """Write a description like that of a recipe, and few short rows in the places of its files."""
     text = (recipe / "tasks.toml").read_text()
     for source in [one for kind in tomllib.loads(text).values() for one in kind]:
@@ -23,7 +23,7 @@ def stand_in(recipe: Path, folder: Path, rows: int = 4) -> Path:
         answers = _columns(source["answer"])
         made = [
             dict.fromkeys(sorted(asked), f"{number} + 1") | dict.fromkeys(answers, str(number + 1))
-            for number in range(rows)
+            for number in range(4)
         ]
         if file.suffix == ".parquet":
             parquet.write_table(pa.Table.from_pylist(made), file)

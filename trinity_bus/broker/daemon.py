@@ -18,7 +18,7 @@ from rich.console import Console
 
 from trinity_bus import awake
 from trinity_bus.broker import java
-from trinity_bus.broker.errors import BrokerError, DataFolderInUseError, DataFolderUnusableError
+from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.broker.layout import Folder, State, data_dir, read_state
 from trinity_bus.broker.node import serves, try_lock, wait_ready
 from trinity_bus.broker.start import start_node
@@ -54,11 +54,7 @@ def status(settings: BrokerSettings) -> BrokerStatus:
 
 
 def start(settings: BrokerSettings, *, console: Console | None = None) -> State:
-    """Start a broker that outlives this process, and wait until it serves. Where one runs already, return that.
-
-    Raises:
-        BrokerError: It cannot start; the message says why and what to do.
-    """
+    """Start a broker that outlives this process, and wait until it serves. Where one runs already, return that."""
     before = status(settings)
     if before.state is not None:
         wait_ready(_Other(before.state), before.state.port, before.folder, settings.start_timeout_s)
@@ -96,16 +92,14 @@ def _spawn(folder: Folder, command: list[str], lock: int) -> subprocess.Popen[by
 def stop(settings: BrokerSettings) -> bool:
     """Stop the background broker of the data folder: in order within a limit, else by force. False where none ran.
 
-    Raises:
-        DataFolderInUseError: What serves the folder belongs to a process that still lives, such as a demo.
-        BrokerError: It cannot be stopped.
+    DataFolderUnusableError: what serves the folder belongs to a process that still lives, such as a demo.
     """
     folder = Folder(data_dir(settings))
     state = status(settings).state
     if state is None:
         return False
     if not state.background:
-        raise DataFolderInUseError(
+        raise DataFolderUnusableError(
             f"the broker on {folder.root} is part of a running command; stop that command (Ctrl-C)"
         )
     for number, limit_s in ((signal.SIGTERM, _STOP_GRACE_S), (signal.SIGKILL, _STOP_GRACE_S)):
@@ -121,9 +115,7 @@ def stop(settings: BrokerSettings) -> bool:
 def reset(settings: BrokerSettings) -> Path | None:
     """Delete the data folder with every record in it. Return the folder, or None where there was none.
 
-    Raises:
-        DataFolderInUseError: A broker runs on it.
-        DataFolderUnusableError: It is not a broker's data folder.
+    DataFolderUnusableError: a broker runs on it, or it is not a broker's data folder.
     """
     folder = Folder(data_dir(settings))
     if not folder.root.exists():
@@ -131,7 +123,7 @@ def reset(settings: BrokerSettings) -> Path | None:
     if not folder.lock.exists():
         raise DataFolderUnusableError(f"{folder.root} is not a broker's data folder; nothing was deleted")
     if _locked(folder):
-        raise DataFolderInUseError(f"a broker runs on {folder.root}; stop it first: trinity-bus broker stop")
+        raise DataFolderUnusableError(f"a broker runs on {folder.root}; stop it first: trinity-bus broker stop")
     shutil.rmtree(folder.root)
     return folder.root
 

@@ -54,13 +54,7 @@ class EmbeddedBroker:
         return None if self._child is None else self._child.wait(timeout_s)
 
     def start(self) -> Self:
-        """Start it and wait until it serves.
-
-        Where it has died, this starts it again on the same data, and at the same port if that is still free.
-
-        Raises:
-            BrokerError: It cannot start; the message says why and what to do.
-        """
+        """Start it and wait until it serves; where it has died, again on the same data, at the same port if it can."""
         if self._child is not None and self._child.poll() is None:
             return self
         self._child, self._state = start_node(

@@ -27,9 +27,7 @@ _IDS: Final = ("cluster.id", "directory.id")
 def format_folder(folder: Folder, classpath: list[Path], heap_mib: int) -> None:
     """Give the folder what Kafka wants to find: an id and the versions of its features.
 
-    Raises:
-        BrokerError: Kafka's own tool refuses.
-        DataFolderUnusableError: The cache, in which nothing is prepared, cannot be written.
+    BrokerError: Kafka's own tool refuses. DataFolderUnusableError: the cache cannot be written.
     """
     kept = classpath[0].parent / "formatted"
     if not _is_whole(kept):

@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trinity_bus.broker.errors import BrokerNotInstalledError, DataFolderUnusableError, JarsUnavailableError
+from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.runtime.plain_files import open_plain
 
 LOCK_FILE = Path(__file__).with_name("kafka.lock")
@@ -47,7 +47,7 @@ class Jar:
 
 
 def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
-    """Return the jars that the lock file names, in the order of the class path. Raises JarsUnavailableError."""
+    """Return the jars that the lock file names, in the order of the class path. Raises BrokerError."""
     jars = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -55,7 +55,7 @@ def read_lock(path: Path = LOCK_FILE) -> list[Jar]:
         coordinate, _, sha256 = line.partition(" ")
         parts = coordinate.split(":")
         if len(parts) != 3 or len(sha256) != 64:
-            raise JarsUnavailableError(f"{path}:{number} is not 'group:artifact:version sha256'; create the file again")
+            raise BrokerError(f"{path}:{number} is not 'group:artifact:version sha256'; create the file again")
         group, artifact, version = parts
         jars.append(Jar(group, artifact, version, sha256))
     return jars
@@ -68,10 +68,7 @@ def jar_folder(cache: Path, path: Path = LOCK_FILE) -> Path:
 def install(cache: Path, *, console: Console | None = None, lock: Path = LOCK_FILE) -> list[Path]:
     """Make sure that every jar is there and is the right one; return the class path.
 
-    Raises:
-        JarsUnavailableError: A jar cannot be had.
-        BrokerNotInstalledError: A jar is missing and jgo is not installed.
-        DataFolderUnusableError: The cache cannot be written.
+    BrokerError: a jar cannot be had. DataFolderUnusableError: the cache cannot be written.
     """
     jars = read_lock(lock)
     folder = jar_folder(cache, lock)
@@ -153,7 +150,7 @@ def _fetch(jar: Jar, folder: Path, staging: Path) -> None:
             candidate.replace(folder / jar.filename)
             return
         found.append(f"its SHA-256 is {actual}, the lock file says {jar.sha256}")
-    raise JarsUnavailableError(
+    raise BrokerError(
         f"cannot get {jar}: {found[-1]}. Check the network, "
         "or put the jar into your Maven repository (~/.m2/repository)"
     )
@@ -163,7 +160,7 @@ def _local_copy(jar: Jar) -> Path | None:
     try:
         from jgo.constants import default_maven_repo
     except ImportError as error:
-        raise BrokerNotInstalledError(
+        raise BrokerError(
             "the embedded broker needs the packages of an extra: pip install 'trinity-bus[broker]'"
         ) from error
     place = Path(default_maven_repo(), *jar.group.split("."), jar.artifact, jar.version, jar.filename)

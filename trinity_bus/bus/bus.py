@@ -14,8 +14,7 @@ from schemas.topic import Topic
 from schemas.topics import TOPICS
 from trinity_bus.bus.administration.cluster import ClusterObserver
 from trinity_bus.bus.administration.requests import LogIdentity, identity_of
-from trinity_bus.bus.client.connection import administrator, kafka_errors, wait_reachable
-from trinity_bus.bus.client.logs import throttle_client_logs
+from trinity_bus.bus.client.connection import administrator, kafka_errors, throttle_client_logs, wait_reachable
 from trinity_bus.bus.read.offsets import committed
 from trinity_bus.bus.read.positions import PositionReader
 from trinity_bus.bus.read.reader import Reader, ReaderOptions
@@ -48,12 +47,7 @@ class Bus:
         self._connecting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Check that a broker can be reached and lets this process in.
-
-        Raises:
-            ConfigError: No broker is configured, or the TLS files cannot be used.
-            BrokerUnreachableError: None answers in time, or it refuses the credentials.
-        """
+        """Check that a broker can be reached and lets this process in."""
         throttle_client_logs()
         await wait_reachable(self.settings, self.client_id, self._start_s)
 
@@ -69,12 +63,7 @@ class Bus:
         await self.stop()
 
     async def ensure_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
-        """Create the topics that are absent, with what their records need, and check the others.
-
-        Raises:
-            TopicMismatchError: An existing topic is not what its records need.
-            BusError: The broker refuses to create one.
-        """
+        """Create the topics that are absent, with what their records need, and check the others: TopicMismatchError."""
         created = await topic_admin.ensure(await self._administrator(), self.settings, topics)
         # A leader that is announced may still be making its log; once offsets can be asked for, records can be sent.
         reader = await self._position_reader()
@@ -82,20 +71,11 @@ class Bus:
             await reader.offsets(topic, "end")
 
     async def present(self, topics: Sequence[Topic] = TOPICS) -> list[Topic]:
-        """Return which of these topics there are; creates nothing.
-
-        Raises:
-            UnknownTopicError: The namespace has none of the mesh's topics; the message tells which namespaces have any.
-        """
+        """Return which of these topics there are; creates nothing."""
         return await topic_admin.present(await self._administrator(), self.settings, topics)
 
     async def grow(self, topic: Topic, partitions: int) -> int:
-        """Give a topic so many partitions, while it is in use. Return how many it had.
-
-        Raises:
-            TopicMismatchError: It cannot have so many: see :mod:`trinity_bus.bus.topics.growth`.
-            BusError: There is no such topic, or the broker refuses.
-        """
+        """Give a topic so many partitions, while it is in use. Return how many it had."""
         return await growth.grow(await self._administrator(), self.settings, topic, partitions)
 
     async def cluster_observer(self) -> ClusterObserver:
@@ -139,12 +119,7 @@ class Bus:
         return await (await self._position_reader()).offsets_from(topic, time_ms)
 
     async def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Delete records before these offsets, each the first that is kept, by ``(topic name, partition)``.
-
-        Raises:
-            AccessDeniedError: The user may not.
-            BusError: The broker does not, or not all of it.
-        """
+        """Delete records before these offsets, each the first that is kept, by ``(topic name, partition)``."""
         if not offsets:
             return
         admin = await self._administrator()
@@ -182,10 +157,8 @@ class Bus:
         """Return the records at these positions, in their order; undecodable where they cannot be read.
 
         Meant for thousands of positions at a time. Besides the result, it holds one fetch in memory. What lies behind
-        a transaction that is open is waited for until that ends, however long it takes.
-
-        Raises:
-            RecordGoneError: A position has no committed record: deleted by retention, aborted, or never written.
+        a transaction that is open is waited for until that ends, however long it takes. RecordGoneError: a position has
+        no committed record: deleted by retention, aborted, or never written.
         """
         return await (await self._position_reader()).fetch(topic, positions, expect=expect)
 

@@ -14,8 +14,7 @@ before, as token ids; what is no continuation of that begins a sample of its own
 for people, tools and clients, and no token is ever made of it.
 """
 
-from trinity_bus.chat.formats import ParsedCall
-from trinity_bus.chat.messages import ChatError, ChatMessage, Completion, EndingTokenizer, Tokenizer, ToolSchema
+from trinity_bus.chat.messages import ChatError, Completion, EndingTokenizer, Tokenizer
 from trinity_bus.chat.renderer import Renderer
 from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
 from trinity_bus.chat.template import TemplateRenderer, renderer_for
@@ -23,19 +22,16 @@ from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
 
 __all__ = [
     "ChatError",
-    "ChatMessage",
     "Completion",
     "EndingTokenizer",
     "ExampleWriter",
     "ModelReply",
-    "ParsedCall",
     "Prompt",
     "Renderer",
     "Session",
     "TemplateRenderer",
     "TokenSample",
     "Tokenizer",
-    "ToolSchema",
     "WrittenAnswer",
     "renderer_for",
 ]

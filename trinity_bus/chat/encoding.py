@@ -50,7 +50,8 @@ _RENAMED: Final = f"mark{secrets.token_hex(8)}y"
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    max_tokens: int | None = None  # of the longest prompt; None: no text is refused
+    # Of the longest prompt (``mesh.max_model_len``): what is surely longer is not tokenized. None: no text is refused.
+    max_tokens: int | None = None
     parse_special_tokens: bool = False  # whether marks in what users and tools say are tokens
     # Name of the package's renderer; None: the chat template, or what the model's name says.
     renderer: str | None = None

@@ -5,7 +5,7 @@ template. A call that cannot be read is a flaw, in words that the model can be t
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,12 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class Read:
+    """A turn as it reads."""
+
     content: str
     calls: list[ParsedCall] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)  # calls that could not be read, in words for the model
+    reasoning: str | None = None
 
     def add(self, name: Any, arguments: Any, written: str) -> bool:
         """Take a call, its arguments a mapping or JSON of one, or note what is wrong; return whether it is one."""
@@ -94,6 +97,14 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     inside = text if opened else begun.removeprefix(THINK)
     reasoning, closed, rest = inside.partition(THOUGHT)
     return (reasoning.strip(), rest.lstrip("\n")) if closed else (inside.strip(), "")
+
+
+def without_marks(token_ids: Sequence[int], special: Collection[int]) -> list[int]:
+    """Return the tokens of a turn without the marks at its end, which are no text of it."""
+    ids = list(token_ids)
+    while ids and ids[-1] in special:
+        ids.pop()
+    return ids
 
 
 def opens_reasoning(prompt_end: str) -> bool:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, as requests to a session and what it has said (pure).
+"""OpenAI's chat completions, as requests to a session and what it has said, and completions of a prompt (pure).
 
 Of a request only what an agent has to decide is taken: messages, tools, length, stops, how many. How tokens are drawn
 (temperature and its like, and the seed, with which all runs of a group would be one) is the task's and the explorer's
@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from schemas.record import Record
 from schemas.sampling import Sampling, StructuredOutputs
-from trinity_bus.chat.formats import in_reasoning, required_call
+from trinity_bus.chat.encoding import encoder_of
+from trinity_bus.chat.formats import in_reasoning, required_call, without_marks
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer
 from trinity_bus.chat.renderer import TemplateOptions, Tools, read_options
 from trinity_bus.chat.session import ModelReply
@@ -50,6 +51,14 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "logit_bias": ({},),
     "modalities": (["text"],),
     "top_logprobs": (0,),
+}
+
+_COMPLETION_TAKEN: Final = frozenset({"prompt", "model", "max_tokens", "stop", "n", "stream", "stream_options"})
+_COMPLETION_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "logit_bias": ({},),
+    "suffix": ("",),
 }
 
 
@@ -123,6 +132,40 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
         options=read_options(asked.get(OPTIONS, {})),
         drawing={name: value for name, value in asked.items() if name in _DRAWING},
         required=required,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    model: str
+    prompt: list[int]
+    sampling: Sampling
+    n: int
+    stream: bool
+    include_usage: bool
+
+
+def read_completion_request(body: bytes, sampling: Sampling, tokenizer: Tokenizer) -> CompletionRequest:
+    """Read a request to complete a prompt as it stands; raises ChatError where it asks for what cannot be had."""
+    asked = read_body(body, _COMPLETION_TAKEN | PASSED_OVER, _COMPLETION_NEUTRAL)
+    prompt = asked.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        token_ids = encoder_of(tokenizer).prompt(prompt)
+    elif isinstance(prompt, list) and all(type(one) is int and 0 <= one < 1 << 31 for one in prompt):
+        token_ids = prompt
+    else:
+        raise ChatError("prompt is one text, or one list of token ids")
+    if not token_ids:
+        raise ChatError("a prompt without a single token")
+    return CompletionRequest(
+        model=str(asked.get("model", "")),
+        prompt=token_ids,
+        sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop")),
+        n=read_n(asked),
+        stream=read_flag(asked, "stream"),
+        include_usage=read_include_usage(asked),
     )
 
 
@@ -236,13 +279,34 @@ def read_objects(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return value
 
 
+type Choices = Sequence[tuple[ModelReply, Sequence[tuple[str, float]] | None]]
+
+
 @dataclass(frozen=True, slots=True)
-class ChatStream:
-    """The chunks of an answer while it is drawn; ``created`` in seconds since 1970."""
+class _Shape:
+    """An answer, in one piece or in chunks; ``created`` in seconds since 1970."""
 
     id: str
     created: int
     model: str
+    prompt_tokens: int
+
+    def _frame(self, kind: str, choices: Sequence[Any], drawn: int | None = None) -> dict[str, Any]:
+        frame = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return frame if drawn is None else {**frame, "usage": usage(self.prompt_tokens, drawn)}
+
+
+class ChatShape(_Shape):
+    """Each choice comes with its tokens' texts and log-probabilities, where they were asked for."""
+
+    __slots__ = ()
+
+    def body(self, choices: Choices) -> dict[str, Any]:
+        made = [
+            {"index": i, "message": said.message, "logprobs": _logprobs(tokens), "finish_reason": finish_reason(said)}
+            for i, (said, tokens) in enumerate(choices)
+        ]
+        return self._frame("chat.completion", made, sum(said.tokens for said, _ in choices))
 
     def first(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {"role": "assistant", "content": ""})
@@ -260,60 +324,49 @@ class ChatStream:
         yield self._chunk(index, delta, logprobs=_logprobs(tokens))
         yield self._chunk(index, {}, finish_reason=finish_reason(said))
 
-    def usage(self, prompt_tokens: int, drawn: int) -> dict[str, Any]:
-        return {**self._frame(), "choices": [], "usage": usage(prompt_tokens, drawn)}
+    def usage(self, drawn: int) -> dict[str, Any]:
+        return self._frame("chat.completion.chunk", [], drawn)
+
+    def chunks(self, choices: Choices, *, include_usage: bool) -> Iterator[dict[str, Any]]:
+        for i, (said, tokens) in enumerate(choices):
+            yield self.first(i)
+            yield from self.last(i, said, said.content, tokens)
+        if include_usage:
+            yield self.usage(sum(said.tokens for said, _ in choices))
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._frame(), "choices": [choice]}
-
-    def _frame(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
+        return self._frame("chat.completion.chunk", [choice])
 
 
-type Choices = Sequence[tuple[ModelReply, Sequence[tuple[str, float]] | None]]
+class CompletionShape(_Shape):
+    """Choices are texts, each with why it ended."""
+
+    __slots__ = ()
+
+    def body(self, choices: Sequence[tuple[str, str]], drawn: int) -> dict[str, Any]:
+        made = [_choice(i, text, reason) for i, (text, reason) in enumerate(choices)]
+        return self._frame("text_completion", made, drawn)
+
+    def chunk(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        return self._frame("text_completion", [_choice(index, text, finish_reason)])
+
+    def usage(self, drawn: int) -> dict[str, Any]:
+        return self._frame("text_completion", [], drawn)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """What is answered to a request; ``created`` in seconds since 1970.
+def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
-    Each choice comes with its tokens' texts and log-probabilities, where they were asked for.
-    """
 
-    id: str
-    created: int
-    model: str
-    prompt_tokens: int
-    choices: Choices
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [
-                {
-                    "index": i,
-                    "message": said.message,
-                    "logprobs": _logprobs(tokens),
-                    "finish_reason": finish_reason(said),
-                }
-                for i, (said, tokens) in enumerate(self.choices)
-            ],
-            "usage": usage(self.prompt_tokens, sum(said.tokens for said, _ in self.choices)),
-        }
-
-    def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-        stream = ChatStream(self.id, self.created, self.model)
-        for i, (said, tokens) in enumerate(self.choices):
-            yield stream.first(i)
-            yield from stream.last(i, said, said.content, tokens)
-        if include_usage:
-            yield stream.usage(self.prompt_tokens, sum(said.tokens for said, _ in self.choices))
+def text_of_completion(tokenizer: Tokenizer, token_ids: Sequence[int], stop: Sequence[str]) -> str:
+    """Return what a completion reads as: without its end, and what ended it."""
+    text = tokenizer.decode(without_marks(token_ids, frozenset(tokenizer.all_special_ids)))
+    for one in stop:
+        text = text.partition(one)[0]
+    return text
 
 
 def error_body(message: str, kind: str) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from renderers.base import MODEL_RENDERER_MAP, ToolCallParseStatus
 from renderers.configs import AutoRendererConfig, config_from_name
 
 from trinity_bus.chat.encoding import Encoder, encoder_of
-from trinity_bus.chat.formats import ParsedCall
+from trinity_bus.chat.formats import Read
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, TemplateOptions, Tools, after
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 
 
@@ -61,21 +61,22 @@ class PackagedRenderer:
             return None
         return list(whole.token_ids[len(before) :])
 
-    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         given = [dict(tool) for tool in tools or ()] or None
         read = self._renderer.parse_response(list(drawn.token_ids), tools=given, prompt_ids=list(drawn.prompt))
-        calls, flaws, texts = [], [], [read.content] if read.content else []
+        found, texts = Read("", reasoning=read.reasoning_content), [read.content] if read.content else []
         for call in read.tool_calls:
             begin, end = call.token_span or (0, 0)
-            written = self._encoder.model.decode(drawn.token_ids[begin:end]) or call.raw
             if not tools:
-                texts.append(written)
-            elif call.status is ToolCallParseStatus.OK and call.name and isinstance(call.arguments, dict):
-                calls.append(ParsedCall(call.name, call.arguments))
+                taken = False
+            elif call.status is ToolCallParseStatus.OK:
+                taken = found.add(call.name, call.arguments, call.raw)
             else:
-                flaws.append(f"this tool call could not be read, {call.status.value}: {call.raw.strip()[:200]!r}")
-                texts.append(written)
-        return ParsedTurn("\n".join(texts), read.reasoning_content, calls, flaws)
+                taken = found.flaw(call.raw, call.status.value)
+            if not taken:
+                texts.append(self._encoder.model.decode(drawn.token_ids[begin:end]) or call.raw)
+        found.content = "\n".join(texts)
+        return found
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         # What the package reads as text is known at the end of a turn.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from trinity_bus.chat.formats import ParsedCall
+from trinity_bus.chat.formats import Read
 from trinity_bus.chat.messages import ChatError, ChatMessage, ToolSchema
 from trinity_bus.chat.speech import Speech
 
@@ -35,14 +35,6 @@ class DrawnTurn:
     ended: bool  # whether the model has ended it, and no limit has cut it
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedTurn:
-    content: str
-    reasoning: str | None
-    calls: Sequence[ParsedCall]
-    flaws: Sequence[str]
-
-
 class Renderer(Protocol):
     """Writes messages as tokens, for one model. What its template cannot write is a ChatError."""
 
@@ -55,7 +47,7 @@ class Renderer(Protocol):
         None where nothing can follow it, because this model writes what was before in another way from then on.
         """
 
-    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.
 
         Never raises: what cannot be read as a call is a flaw of it, and text.

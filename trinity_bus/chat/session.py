@@ -57,20 +57,8 @@ class TokenSample:
     sampling: Sampling | None = None
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
-        return Rollout(
-            prompt_token_ids=self.prompt_token_ids,
-            response_token_ids=self.response_token_ids,
-            logprobs=self.logprobs,
-            mask=self.mask,
-            reward=reward,
-            metrics=dict(metrics),
-            finish_reason=self.finish_reason,
-            versions=self.versions,
-            run_id=run_id,
-            turn_starts=self.turn_starts,
-            routes=self.routes,
-            sampling=self.sampling,
-        )
+        same = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "number"}
+        return Rollout(**same, reward=reward, metrics=dict(metrics), run_id=run_id)
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
         drawn = list(completion.token_ids)

@@ -31,9 +31,10 @@ from trinity_bus.chat.formats import (
     opens_reasoning,
     read_llama,
     split_reasoning,
+    without_marks,
 )
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, ParsedTurn, Renderer, TemplateOptions, Tools, after
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, Renderer, TemplateOptions, Tools, after
 from trinity_bus.chat.speech import Speech
 from trinity_bus.runtime.cpu_limit import limited
 
@@ -65,17 +66,14 @@ class TemplateRenderer:
         new = self._encoder.encode(following)
         return new[self._end_of_turn(drawn, new) :]
 
-    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
-        ids = list(drawn.token_ids)
-        while ids and ids[-1] in self._special:
-            ids.pop()
-        reasoning, rest = split_reasoning(
-            self._tokenizer.decode(ids), opened=in_reasoning(self._tokenizer, drawn.prompt)
-        )
+    def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
+        text = self._tokenizer.decode(without_marks(drawn.token_ids, self._special))
+        reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
         read = self._read(rest) if tools else Read(rest)
         if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
             read = Read(rest)
-        return ParsedTurn(read.content, reasoning, read.calls, read.flaws)
+        read.reasoning = reasoning
+        return read
 
     def configured(self, options: TemplateOptions) -> "TemplateRenderer":
         return TemplateRenderer(self._encoder, {**self._options, **options})
@@ -139,9 +137,9 @@ class PromptsOnly:
 
     prompt = extension = configured = turn = _refuse
 
-    def read(self, drawn: DrawnTurn, tools: Tools) -> ParsedTurn:
+    def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         del tools
-        return ParsedTurn(self._tokenizer.decode(list(drawn.token_ids)), None, (), ())
+        return Read(self._tokenizer.decode(list(drawn.token_ids)))
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         del prompt, tools

@@ -23,7 +23,7 @@ from enum import StrEnum
 
 from schemas import Position, Task, TaskResult
 from trinity_bus.client.ids import BatchId, given_task_id
-from trinity_bus.client.results import Status, refused, status_of
+from trinity_bus.client.results import Rejection, Status, refused, status_of
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class TaskWrapper:
 
     @property
     def task_id(self) -> str:
-        """The id as it was given."""
+        # as it was given
         return given_task_id(self.task.task_id)
 
 
 class BatchTracker:
-    """The tasks of one batch. ``default_runs``: of a task that names no number, to be told of one that was refused."""
+    # ``default_runs``: of a task that names no number, to be told of one that was refused.
 
     def __init__(self, batch_id: BatchId, default_runs: int = 1) -> None:
         self.batch_id = batch_id
@@ -54,7 +54,7 @@ class BatchTracker:
 
     @property
     def outstanding(self) -> Iterable[str]:
-        """Ids on the log of the tasks that have no result yet."""
+        # Ids on the log of the tasks that have no result yet.
         return self._outstanding.keys()
 
     @property
@@ -70,46 +70,35 @@ class BatchTracker:
         return not self._outstanding and not self._ready
 
     def schedule(self, tasks: Iterable[Task]) -> None:
-        """Add tasks, as they stand on the log, with ids that were not used before."""
+        # As they stand on the log, with ids that were not used before.
         for task in tasks:
             self._outstanding[task.task_id] = TaskWrapper(task, self._scheduled)
             self._scheduled += 1
 
-    def accept(self, result: TaskResult) -> bool:
-        """Note a result. Return whether it was waited for; a second one for the same task is not."""
-        return self._settle(
-            result.task_id,
-            status_of(result),
-            [part.position for part in result.parts if part.position is not None],
-        )
-
-    def refuse(self, task_name: str, why: str) -> bool:
-        """Note that the coordinator will not run a task. Return whether it was waited for."""
-        wrapper = self._outstanding.get(task_name)
-        runs = self._default_runs if wrapper is None else wrapper.task.repeat_times or self._default_runs
-        return self._settle(task_name, refused(runs, why), [])
+    def accept(self, ended: TaskResult | Rejection) -> bool:
+        """Note how a task has ended. Return whether it was waited for; a second word about the same task is not."""
+        wrapper = self._outstanding.pop(ended.task_id, None)
+        if wrapper is None:
+            return False
+        result = refused(wrapper.task, ended.why, self._default_runs) if isinstance(ended, Rejection) else ended
+        wrapper.status = status_of(result)
+        wrapper.positions = [part.position for part in result.parts if part.position is not None]
+        self._ready[ended.task_id] = wrapper
+        self.finished += 1
+        return True
 
     def give_up(self, task_names: Iterable[str]) -> None:
-        """No results of these tasks are waited for any more. Those that have one are left alone."""
+        # Those that have a result are left alone.
         for name in task_names:
             self._outstanding.pop(name, None)
 
     def completed(self) -> list[TaskWrapper]:
-        """Return what is READY, in the order of scheduling. Nothing is taken."""
+        # What is READY, in the order of scheduling. Nothing is taken.
         return sorted(self._ready.values(), key=lambda wrapper: wrapper.order)
 
     def take(self, wrappers: Sequence[TaskWrapper]) -> None:
         for wrapper in wrappers:
             self._ready.pop(wrapper.task.task_id, None)
-
-    def _settle(self, task_name: str, status: Status, positions: list[Position]) -> bool:
-        wrapper = self._outstanding.pop(task_name, None)
-        if wrapper is None:
-            return False
-        wrapper.status, wrapper.positions = status, positions
-        self._ready[task_name] = wrapper
-        self.finished += 1
-        return True
 
 
 class WaitOutcome(StrEnum):
@@ -120,19 +109,13 @@ class WaitOutcome(StrEnum):
 
 @dataclass(slots=True)
 class Wait:
-    """One caller's wait for a batch.
-
-    Args:
-        started_at: Seconds on any clock that never runs backward.
-        wait_after_min_s: How long it goes on when ``min_num`` results are there.
-        min_num: Results that are enough; all where absent, or where there are fewer tasks.
-    """
+    """One caller's wait for a batch."""
 
     tracker: BatchTracker
-    started_at: float
+    started_at: float  # in seconds of any clock that never runs backward
     timeout_s: float
-    wait_after_min_s: float
-    min_num: int | None = None
+    wait_after_min_s: float  # how long it goes on when ``min_num`` results are there
+    min_num: int | None = None  # that are enough; all where absent, or where there are fewer tasks
     enough_since: float | None = None
 
     def over(self, now: float) -> WaitOutcome | None:
@@ -148,7 +131,7 @@ class Wait:
         return WaitOutcome.TIMEOUT if now >= self.started_at + self.timeout_s else None
 
     def pause(self, now: float) -> float:
-        """Seconds until it is over if nothing happens."""
+        # Seconds until it is over if nothing happens.
         until = self.started_at + self.timeout_s
         if self.enough_since is not None:
             until = min(until, self.enough_since + self.wait_after_min_s)
@@ -175,5 +158,4 @@ class WaitAll:
         return WaitOutcome.TIMEOUT if now >= self._since + self.timeout_s else None
 
     def pause(self, now: float) -> float:
-        """Seconds until it is over if nothing happens."""
         return max(0.0, self._since + self.timeout_s - now)

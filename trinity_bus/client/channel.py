@@ -34,18 +34,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import (
-    AbortBatch,
-    CancelTasks,
-    CommandReply,
-    Contribute,
-    FinalizeBatch,
-    FinalizeUpgrade,
-    PublishVersion,
-    RollBack,
-    SkipBatch,
-    SubmitBatch,
-)
+from schemas import AbortBatch, CommandReply, Contribute, FinalizeBatch, PublishVersion, RollBack
 from schemas.command import AnyCommand, Command
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
@@ -63,13 +52,9 @@ _NAME_CHARS: Final = 64
 
 
 class CommandChannel:
-    """Sends commands and waits for their replies. An async context manager.
+    """Sends commands and waits for their replies. An async context manager. For the times see ``retry_policy``.
 
-    Args:
-        name: What the coordinator's log calls this client; what follows it tells it from others of that name.
-        again_s: Time without a reply after which a command is sent again.
-        silence_s: Time without a word from any coordinator after which waiting is given up.
-        clock: Seconds, steady.
+    ``name``: what the coordinator's log calls this client; what follows it tells it from others of that name.
     """
 
     def __init__(
@@ -110,75 +95,28 @@ class CommandChannel:
     def settings(self) -> KafkaSettings:
         return self._bus.settings
 
-    def command_id(self) -> str:
-        """Another one for each command."""
-        return f"{self.client}/{next(self._numbers)}"
+    async def ask(self, kind: type[AnyCommand], *, operator: bool = False, **fields: Any) -> CommandReply:
+        """Send a command, made of fields of its own, and return the reply, which may say that it was refused.
 
-    async def submit(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Ask to register a batch; the fields are those of ``SubmitBatch``."""
-        return await self._ask(SubmitBatch(**self._names(batch_id), **fields))
-
-    async def finalize(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Wait for a batch to end; the fields are those of ``FinalizeBatch``."""
-        return await self._ask(FinalizeBatch(**self._names(batch_id), **fields))
-
-    async def abort(self, batch_id: str, *, operator: bool = False, **fields: Any) -> CommandReply:
-        """Ask to abort a batch, as an operator anybody's; the fields are those of ``AbortBatch``."""
-        command = AbortBatch(**self._names(batch_id), **fields)
-        return await self._ask(command, OPERATOR_COMMANDS if operator else COMMANDS)
-
-    async def cancel_tasks(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Ask to end the unfinished tasks of a batch; the fields are those of ``CancelTasks``."""
-        return await self._ask(CancelTasks(**self._names(batch_id), **fields))
-
-    async def skip(self, batch_id: str, **fields: Any) -> CommandReply:
-        """Ask, as an operator, that the trainer passes over a batch; the fields are those of ``SkipBatch``."""
-        return await self._ask(SkipBatch(**self._names(batch_id), **fields), OPERATOR_COMMANDS)
+        ``operator``: whether it is sent as an operator's, as those are that nobody else may send. Raises
+        NoCoordinatorError where no coordinator answers.
+        """
+        topic = COMMANDS if kind in COMMANDS.records and not operator else OPERATOR_COMMANDS
+        return await self._ask(self._command(kind, **fields), topic)
 
     async def contribute(self, published: Published, covers: Sequence[str] = ()) -> CommandReply:
-        """Ask that experiences count as a task's.
-
-        ``covers``: other ids under which they could be contributed; nothing counts where one of them is known.
-        """
-        command = Contribute(
-            **self._own(),
-            task_id=published.task_id,
-            pieces=published.pieces,
-            version_min=published.version_min,
-            version_max=published.version_max,
-            producer=self.producer,
-            covers=list(covers) or None,
-        )
-        return await self._ask(command)
-
-    async def publish_version(self, model: str, version: int | None, asked_by: str | None) -> CommandReply:
-        """Ask that a version be served; None: the newest, and each that comes."""
-        command = PublishVersion(**self._own(), model=model, version=version, asked_by=asked_by)
-        return await self._ask(command, OPERATOR_COMMANDS)
-
-    async def roll_back(self, model: str, version: int, reason: str, asked_by: str | None) -> CommandReply:
-        """Ask, as an operator, that what is newer than a version be discarded."""
-        command = RollBack(**self._own(), model=model, version=version, reason=reason, asked_by=asked_by)
-        return await self._ask(command, OPERATOR_COMMANDS)
-
-    async def finalize_upgrade(self, level: int) -> CommandReply:
-        """Ask, as an operator, that the coordinator's state be written at this level from now on."""
-        command = FinalizeUpgrade(**self._own(), level=level)
-        return await self._ask(command, OPERATOR_COMMANDS)
+        """Ask that experiences count as a task's; ``covers``: see ``Contribute``."""
+        return await self.ask(Contribute, **published._asdict(), covers=list(covers) or None)
 
     async def ask_whether_present(self) -> None:
         """Return when a coordinator answers; NoCoordinatorError where none does."""
         await self._ask(self._question())
 
-    def _own(self) -> dict[str, Any]:
-        return {"client": self.client, "command_id": self.command_id()}
-
-    def _names(self, batch_id: str | None) -> dict[str, Any]:
-        own = self._own()
-        return {**own, "batch_id": batch_id or own["command_id"], "producer": self.producer}
+    def _command[C: AnyCommand](self, kind: type[C], **fields: Any) -> C:
+        own = {"producer": self.producer} if "producer" in kind.model_fields else {}
+        return kind(client=self.client, command_id=f"{self.client}/{next(self._numbers)}", **own, **fields)
 
     async def _ask(self, command: AnyCommand, topic: Topic = COMMANDS) -> CommandReply:
-        # The reply may say that the command was refused. Raises NoCoordinatorError where none answers.
         if self._failure is not None:
             raise self._failure
         answered: asyncio.Future[CommandReply] = asyncio.get_running_loop().create_future()
@@ -218,7 +156,7 @@ class CommandChannel:
 
     def _question(self) -> AbortBatch:
         # Answered at once by any coordinator, and of no effect: to abort what never was is a success.
-        return AbortBatch(**self._names(None), reason="are you there?")
+        return self._command(AbortBatch, batch_id=f"{self.client}/0", reason="are you there?")
 
     async def _send(self, command: AnyCommand, topic: Topic = COMMANDS) -> BusError | None:
         # What goes wrong is returned, and made good by sending it again.

@@ -35,9 +35,8 @@ from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
 from trinity_bus.client.connection import Connected, Connection
-from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
-from trinity_bus.client.results import Rejection, rejection_of
+from trinity_bus.client.results import Rejection, refused, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings
@@ -70,52 +69,29 @@ class Client(Connected):
         batch_type: BatchType | None = None,
         min_wait_num: int | None = None,
     ) -> "BatchHandle":
-        """Submit tasks as one batch; they are durable when this returns.
+        """Submit tasks, at least one, as one batch: as ``RolloutCoordinator.submit_batch`` does.
 
-        Args:
-            tasks: At least one; their ids are unique within the batch.
-            batch_id: Not used before. Absent: one that is made up.
-            batch_type: Absent: as its tasks say, and all of them say the same.
-            min_wait_num: Finished tasks with which the batch may end; see ``RolloutCoordinator.submit_batch``.
-
-        Raises:
-            RefusedError: There is no task, the tasks are of both types, or the batch cannot be; nothing was sent.
-            SendError: The batch is registered, but not all tasks are known to be durable: abort it.
+        Absent, ``batch_id`` is made up, and ``batch_type`` is what all tasks say.
         """
-        connection = self._connected()
+        connection = self.connection
         given = f"batch-{uuid.uuid4().hex[:12]}" if batch_id is None else batch_id
         name, kind = batch_name(given), _type_of(tasks, batch_type)
         named = tasks_of(tasks, name, kind, len(tasks), producer=connection.channel.producer)
-        reply = await connection.channel.submit(
-            name,
-            batch_type=kind,
-            expected_task_count=len(named),
-            min_wait_num=None if min_wait_num is None else min(min_wait_num, len(named)),
-        )
-        check_reply(reply, given)
+        enough = None if min_wait_num is None else min(min_wait_num, len(named))
+        await connection.submit(given, kind, len(named), enough)
         handle = self._handles[name] = BatchHandle(connection, given, kind, named)
         await send_tasks(connection.producer, named)
         return handle
 
     async def send(self, tasks: Sequence[Task]) -> int:
-        """Send tasks that are to be trained on, and nothing more: they form batches by themselves, or name theirs.
-
-        Return how many; they are durable.
-
-        Raises:
-            SendError: One is not known to be durable.
-        """
-        connection = self._connected()
+        """Send tasks that form automatic batches, or name theirs, and nothing more; return how many, once durable."""
+        connection = self.connection
         return await send_tasks(connection.producer, sent_by(connection.channel.producer, tasks))
 
     async def experiences(self, result: TaskResult) -> ExperienceGroup | None:
-        """Return the samples of a train task, in the order of their runs; None where it came to none.
-
-        Raises:
-            RecordGoneError: They are not on the log any more, or cannot be read.
-        """
+        """Return the samples of a train task, None where it came to none. RecordGoneError: they cannot be read."""
         positions = [part.position for part in result.parts if part.position is not None]
-        found = await self._connected().bus.fetch(EXPERIENCES, positions) if positions else []
+        found = await self.connection.bus.fetch(EXPERIENCES, positions) if positions else []
         groups = []
         for received in found:
             if not isinstance(received.record, ExperienceGroup):
@@ -125,12 +101,9 @@ class Client(Connected):
 
     def _take(self, received: Received[Any]) -> None:
         ended = rejection_of(received) if received.topic is DEAD_LETTERS else received.record
-        if isinstance(ended, Rejection):
-            name = batch_of_task(ended.task_name)
-        elif isinstance(ended, TaskResult):
-            name = ended.batch_id
-        else:
+        if not isinstance(ended, Rejection | TaskResult):
             return
+        name = batch_of_task(ended.task_id)
         handle = self._handles.get(name)
         if handle is not None:
             handle.take(ended)
@@ -143,16 +116,12 @@ class Client(Connected):
 
 
 class BatchHandle:
-    """A batch that was submitted. Iterate it for the results of its tasks; each is given once.
-
-    A wait for the next result has no limit but that a coordinator answers: ``asyncio.timeout`` gives one.
-    """
+    """A batch that was submitted. Iterate it for the results of its tasks; each is given once."""
 
     def __init__(self, connection: Connection, batch_id: BatchId, batch_type: BatchType, tasks: Sequence[Task]) -> None:
         self.batch_id = batch_id
         self.batch_type: BatchType = batch_type
         self._connection = connection
-        self._name = batch_name(batch_id)
         self._unfinished = {task.task_id: task for task in tasks}
         self._ready: deque[TaskResult] = deque()
         self._changed = asyncio.Event()
@@ -167,12 +136,7 @@ class BatchHandle:
         return self
 
     async def __anext__(self) -> TaskResult:
-        """Wait for the next result, and take it. Its ``task_id`` is as it was given.
-
-        Raises:
-            NotStartedError: The client was stopped.
-            BusError: Results cannot be read any more.
-        """
+        """Wait for the next result, and take it. Its ``task_id`` is as it was given."""
         while not self._ready:
             if not self._unfinished:
                 raise StopAsyncIteration
@@ -187,41 +151,20 @@ class BatchHandle:
         return self._ready.popleft()
 
     async def result(self, *, timeout: float | None = None) -> BatchResult:  # noqa: ASYNC109 - the coordinator keeps it
-        """Wait until the batch has ended. Results of its tasks stay, to be iterated.
-
-        Args:
-            timeout: Seconds. Absent: what all attempts at one task may take together. When the time is up, an
-                evaluation is ended with what it has, and so is a batch with ``min_wait_num``.
-
-        Raises:
-            TimedOutError: Any other goes on, and can be asked again.
-            UnknownBatchError: It ended so long ago that its result is forgotten.
-        """
-        reply = await self._connection.channel.finalize(self._name, batch_type=self.batch_type, timeout_s=timeout)
-        check_reply(reply, self.batch_id, self.batch_type)
-        if reply.result is None:
-            raise RefusedError(f"Batch {self.batch_id}: {NO_RESULT}")
-        return reply.result
+        """Wait until the batch has ended: see ``RolloutCoordinator.finalize_train_batch``. Its results stay."""
+        return await self._connection.finalize(self.batch_id, self.batch_type, timeout)
 
     async def abort(self, reason: str, *, keep_partial_results: bool = False) -> None:
-        """Abort the batch: see ``RolloutCoordinator.abort_batch``. Nothing happens where it has ended.
-
-        Raises:
-            NotOwnerError: Somebody else has taken its id.
-        """
-        reply = await self._connection.channel.abort(
-            self._name, reason=reason, keep_partial_results=keep_partial_results
-        )
-        check_reply(reply, self.batch_id)
+        """Abort the batch: see ``RolloutCoordinator.abort_batch``. Nothing happens where it has ended."""
+        await self._connection.abort(self.batch_id, reason, keep_partial_results=keep_partial_results)
 
     def take(self, ended: TaskResult | Rejection) -> None:
         """Note how a task ended; the client calls it. A second word about the same task changes nothing."""
-        name = ended.task_name if isinstance(ended, Rejection) else ended.task_id
-        task = self._unfinished.pop(name, None)
+        task = self._unfinished.pop(ended.task_id, None)
         if task is None:
             return
-        result = _refused(task, ended.why) if isinstance(ended, Rejection) else ended
-        self._ready.append(result.model_copy(update={"task_id": given_task_id(name)}))
+        result = refused(task, ended.why) if isinstance(ended, Rejection) else ended
+        self._ready.append(result.model_copy(update={"task_id": given_task_id(ended.task_id)}))
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:
@@ -237,17 +180,3 @@ def _type_of(tasks: Sequence[Task], batch_type: BatchType | None) -> BatchType:
     if len(types) > 1:
         raise RefusedError("the tasks are of both types, train and eval: submit them as two batches, or say batch_type")
     return types.pop()
-
-
-def _refused(task: Task, why: str) -> TaskResult:
-    # The result of a task that the coordinator has not accepted.
-    return TaskResult(
-        task_id=task.task_id,
-        batch_id=task.batch_id or "",
-        batch_type=task.batch_type,
-        status="failed",
-        completed_runs=0,
-        total_runs=task.repeat_times or 1,
-        attempts=0,
-        error=why,
-    )

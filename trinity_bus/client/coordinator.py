@@ -10,7 +10,7 @@ many processes, may submit, finalize and abort the same batches at once; all fin
 and one that was submitted by a process that has died can be finalized by another.
 
 A batch is submitted in two steps: the coordinator is told of it and answers, then its tasks are sent. They are durable
-when ``submit_batch`` returns.
+when ``submit_batch`` returns. ``docs/clients.md`` has the rules for ids, order, and several clients.
 
 ==================================  ===================================================================================
 what fails                          what happens
@@ -29,13 +29,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Self
 
-from schemas import CommandReply, Task
+from schemas import SkipBatch, Task
 from schemas.record import BatchType, Metrics
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connected, tell_unused
-from trinity_bus.client.errors import NO_RESULT, check_reply
 from trinity_bus.client.experiences import publish
 from trinity_bus.client.ids import BatchId, batch_name, tasks_of
 from trinity_bus.client.tasks import send_tasks
@@ -91,106 +90,56 @@ class RolloutCoordinator(Connected):
     ) -> None:
         """Register a batch and send its tasks; they are durable when this returns.
 
-        Args:
-            batch_id: Not used before; train batches are best numbered.
-            tasks: Their ids are unique within the batch. On the log they are called ``<batch id>#<task id>``. None: the
-                batch stays PENDING until it is finalized or aborted.
-            batch_type: What the batch is for; that of the tasks is not looked at.
-            min_wait_num: Finished tasks with which the batch may end, once ``wait_after_min_s`` has passed too. Absent:
-                ``over_rollout_ratio`` decides. An eval batch waits for all, whatever is said here.
-
-        Raises:
-            RefusedError: ``Batch X is already active.``; or X has ended and its id is used up, is too large, cannot be
-                a batch id, or two tasks have one id. Nothing was sent.
-            SendError: The batch is registered, but not all tasks are known to be durable: abort it.
+        Without tasks the batch stays PENDING until it is finalized or aborted. ``batch_type`` counts, not that of the
+        tasks. RefusedError: nothing was sent. SendError: it is registered, but not all tasks are known to be durable.
         """
         batch = batch_name(batch_id)
-        connection = self._connected()
+        connection = self.connection
         named = tasks_of(tasks, batch, batch_type, len(tasks) or None, producer=connection.channel.producer)
         if min_wait_num is not None and min_wait_num > len(tasks):
             log.warning("batch %s: min_wait_num %d is more than its %d tasks", batch, min_wait_num, len(tasks))
             min_wait_num = len(tasks) or None
         # One after the other: batches are full, and trained on, in the order in which they were submitted.
         async with self._submitting:
-            reply = await connection.channel.submit(
-                batch, batch_type=batch_type, expected_task_count=len(named), min_wait_num=min_wait_num
-            )
-            check_reply(reply, batch_id)
+            await connection.submit(batch_id, batch_type, len(named), min_wait_num)
             await send_tasks(connection.producer, named)
 
     async def finalize_train_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
-        """Wait until a train batch is FINALIZED.
+        """Wait until a train batch is FINALIZED, for ``timeout`` seconds, or what all attempts at one task may take.
 
         When the time is up first, a batch with a ``min_wait_num`` of which at least one task is finished is ended with
-        what it has. Any other goes on, and can be finalized later: nothing of it is lost.
-
-        ``timeout``: seconds; absent, or 0: what all attempts at one task may take together.
-
-        Returns:
-            ``batch_id`` as it was given, ``batch_type``, ``finished_task_count``, and ``metrics``: ``rollout/...``. Of
-            an aborted batch, what it came to.
-
-        Raises:
-            UnknownBatchError: ``Batch X is not registered.``; or it ended so long ago that its result is forgotten.
-            RefusedError: ``Batch X is eval, expected train.``, at once; or it is open (see ``schemas.batch``).
-            TimedOutError: ``Timeout waiting for batch X.``
+        what it has. Any other goes on, and can be finalized later: nothing of it is lost. Raises UnknownBatchError,
+        RefusedError (it is of the other type, or open) or TimedOutError.
         """
         return await self._finalize(batch_id, "train", timeout)
 
     async def finalize_eval_batch(self, batch_id: BatchId, *, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - the coordinator keeps it
-        """Wait until an eval batch is FINALIZED; when the time is up, it is ended with what it has.
-
-        Arguments, result and errors are those of ``finalize_train_batch``, but that it never times out; ``metrics`` are
-        ``eval/<batch id after the first slash>/...``.
-        """
+        """Do the same for an eval batch, which never times out: when the time is up, it is ended with what it has."""
         return await self._finalize(batch_id, "eval", timeout)
 
     async def abort_batch(self, batch_id: BatchId, *, reason: str, keep_partial_results: bool = False) -> None:
-        """Abort a batch. Nothing happens where it has ended or was never known.
+        """Abort a batch. Nothing happens where it has ended or was never known. NotOwnerError: it is another's.
 
-        With ``keep_partial_results`` its ABORTED record, which has the reason, names the results that it has, those of
-        unfinished tasks too. They are never trained on.
-
-        Raises:
-            NotOwnerError: It is another producer's.
+        With ``keep_partial_results`` its ABORTED record names the results that it has. They are never trained on.
         """
-        reply = await self._connected().channel.abort(
-            batch_name(batch_id), operator=self._operator, reason=reason, keep_partial_results=keep_partial_results
+        await self.connection.abort(
+            batch_id, reason, keep_partial_results=keep_partial_results, operator=self._operator
         )
-        check_reply(reply, batch_id)
 
     async def skip_batch(self, batch_id: BatchId, *, reason: str) -> None:
-        """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator.
-
-        The reason stands in the lineage of every version that follows.
-
-        Raises:
-            NotOwnerError: This object was not made with ``operator``.
-            RefusedError: It cannot be passed over; the message says why.
-        """
+        """Have the trainer pass over a FINALIZED train batch that it has not trained on, as an operator."""
         if not self._operator:
             raise NotOwnerError(f"Batch {batch_id}: only an operator may skip it (operator=True).")
-        reply = await self._connected().channel.skip(batch_name(batch_id), reason=reason)
+        reply = await self.connection.channel.ask(SkipBatch, batch_id=batch_name(batch_id), reason=reason)
         if reply.error is not None:
             raise RefusedError(reply.detail)
 
     async def process_experiences(self, payloads: list[bytes]) -> Metrics:
         """Check experiences, publish them, and contribute them: they join the train batch that is being filled.
 
-        Args:
-            payloads: Each one ``schemas.ExperienceGroup``, encoded; each of a task that nobody has answered, or what a
-                ``Scheduler`` gave: that is not trained on otherwise, and counts as a task of its own, once. They are
-                published in the name of this client.
-
-        Returns:
-            ``experience_pipeline/experience_count`` and its times; empty for no payloads. All of them count when this
-            returns, unless their batch gets its place in training too late for their versions.
-
-        Raises:
-            NotStartedError: ``prepare`` has not been called.
-            SchemaError: A payload is no experience group; nothing was published.
-            SendError: Not all are known to be durable.
-            RefusedError: The coordinator has refused some; the others count. The message names each with the reason.
+        Each payload is one ``ExperienceGroup``, encoded, of a task that nobody has answered, or what a ``Scheduler``
+        gave: that counts as a task of its own, once. SchemaError: one is none, and nothing was published. RefusedError:
+        the coordinator has refused those that the message names; the others count.
         """
         if self._connection is None:
             raise NotStartedError("Experience pipeline is not initialized.")
@@ -209,17 +158,12 @@ class RolloutCoordinator(Connected):
         return metrics
 
     async def _finalize(self, batch_id: BatchId, batch_type: BatchType, timeout_s: float | None) -> dict[str, Any]:
-        reply: CommandReply = await self._connected().channel.finalize(
-            batch_name(batch_id), batch_type=batch_type, timeout_s=timeout_s or None
-        )
-        check_reply(reply, batch_id, batch_type)
-        if reply.result is None:
-            raise RefusedError(f"Batch {batch_id}: {NO_RESULT}")
-        if reply.result.state == "aborted":
+        result = await self.connection.finalize(batch_id, batch_type, timeout_s or None)
+        if result.state == "aborted":
             log.warning("batch %s was aborted: nothing of it is trained on", batch_id)
         return {
             "batch_id": batch_id,
-            "batch_type": reply.result.batch_type,
-            "finished_task_count": reply.result.finished_task_count,
-            "metrics": dict(reply.result.metrics),
+            "batch_type": result.batch_type,
+            "finished_task_count": result.finished_task_count,
+            "metrics": dict(result.metrics),
         }

@@ -12,7 +12,7 @@ batch that is being filled when the coordinator accepts the contribution.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,19 +26,14 @@ from trinity_bus.client.ids import is_of_scheduler
 
 
 def deserialize_many(payload: bytes) -> list[Sample]:
-    """Return the samples in a payload, as ``Scheduler.get_payload_results`` gives it, in order; of none, none.
+    """Return the samples in a payload of ``Scheduler.get_payload_results``; DecodeError: it is no experience group.
 
-    Their arrays are views into it. What is of all of them, such as the task, is in the ``ExperienceGroup`` that
-    ``decode`` returns.
-
-    Raises:
-        DecodeError: It is no experience group.
+    Their arrays are views into it. What is of all of them, such as the task, is in what ``decode`` returns of it.
     """
     return list(decode(payload, ExperienceGroup).samples()) if payload else []
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """One task's experiences, as they lie on the log: what ``Contribute`` tells of them."""
 
     task_id: str
@@ -52,11 +47,7 @@ async def publish(
 ) -> tuple[Metrics, list[Published]]:
     """Check and publish encoded groups, each of another task, in the name of ``author`` and ``incarnation``.
 
-    A group that is larger than ``max_bytes`` is published in several records.
-
-    Returns:
-        ``experience_pipeline/experience_count``, the samples in all groups; ``time/experience_pipeline/write`` and
-        ``/total``, seconds; and where each group lies. Nothing for no payloads.
+    A group that is larger than ``max_bytes`` is published in several records. Returns metrics, and where each lies.
 
     Raises:
         SchemaError: A payload is no experience group, or a sample is larger than a record; nothing was published.

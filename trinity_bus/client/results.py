@@ -1,15 +1,15 @@
-"""What a caller of ``Scheduler`` gets for its tasks, and which tasks the coordinator refuses."""
+"""What a caller gets for its tasks, and which tasks the coordinator refuses."""
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from schemas import TaskResult
+from schemas import Task, TaskResult
 from schemas.record import Metrics
 from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import header
-from trinity_bus.client.ids import BatchId
+from trinity_bus.client.ids import BatchId, batch_of_task
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
 _DUPLICATE: Final = "duplicate_task"
@@ -46,37 +46,35 @@ class CompletedTaskResult:
 
 
 def status_of(result: TaskResult) -> Status:
-    return Status(
-        completed_runs=result.completed_runs,
-        total_runs=result.total_runs,
-        metrics=[dict(result.metrics)],
-        message=_message(result),
+    completed, total = result.completed_runs, result.total_runs
+    error = result.error or "the coordinator does not say"
+    what = CLEANUP if CLEANUP in error else f"First error: {error}"
+    message = None if completed == total else f"{completed}/{total} runs completed successfully. {what}"
+    return Status(completed, total, [dict(result.metrics)], message)
+
+
+def refused(task: Task, why: str, default_runs: int = 1) -> TaskResult:
+    """Return the result of a task that the coordinator has not accepted."""
+    return TaskResult(
+        task_id=task.task_id,
+        batch_id=batch_of_task(task.task_id),
+        batch_type=task.batch_type,
+        status="failed",
+        completed_runs=0,
+        total_runs=task.repeat_times or default_runs,
+        attempts=0,
+        error=why,
     )
 
 
-def refused(total_runs: int, why: str) -> Status:
-    return Status(0, total_runs, [{}], f"0/{total_runs} runs completed successfully. First error: {why}")
-
-
-def _message(result: TaskResult) -> str | None:
-    if result.completed_runs == result.total_runs:
-        return None
-    start = f"{result.completed_runs}/{result.total_runs} runs completed successfully."
-    error = result.error or "the coordinator does not say"
-    return f"{start} {CLEANUP}" if CLEANUP in error else f"{start} First error: {error}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    task_name: str  # its id on the log
+class Rejection(NamedTuple):
+    task_id: str  # on the log
     why: str
 
 
 def rejection_of(letter: Received[Any]) -> Rejection | None:
-    """Return what a dead letter says of a task; None where it is of something else.
-
-    A task that came twice is refused once and run once: of that, too, nothing is said.
-    """
+    """Return what a dead letter says of a task; None where it is of something else, or of a task that came twice."""
+    # Such a task is refused once and run once.
     reason = header(letter.headers, DLQ_REASON)
     if header(letter.headers, DLQ_TOPIC) != TASKS.name or letter.key is None or reason in {None, _DUPLICATE}:
         return None

@@ -28,16 +28,8 @@ class RetryStep(StrEnum):
 
 
 class RetryPolicy:
-    """When a command is sent again, and when given up. All times are seconds on one clock that never runs backward.
-
-    Args:
-        now: When it was sent first.
-        taken: Whether the broker took it then.
-        again_s: Time without a reply after which it is sent again.
-        silence_s: Time without a word from a coordinator after which it is given up.
-        outage_s: The same while the broker takes nothing.
-    """
-
+    # All times are seconds on one clock that never runs backward. ``taken``: whether the broker took it when it was
+    # sent first, at ``now``; ``outage_s``: as ``silence_s`` while the broker takes nothing.
     def __init__(
         self, now: float, *, taken: bool, again_s: float = AGAIN_S, silence_s: float = SILENCE_S, outage_s: float = 0.0
     ) -> None:

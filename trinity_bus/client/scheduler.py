@@ -10,9 +10,16 @@
     get_... <-- results, read as they are written <--'    read by position <--------'
 
 A batch of a scheduler is an *open* batch of the coordinator (see ``schemas.batch``) under a name of its own: several
-schedulers, in as many processes, may all number their batches 1, 2, 3. It is opened by the first ``schedule``, and
-ended when every result has been taken, when it is cleaned up or aborted, or by ``stop``. An id may be used again: that
-is another batch on the log. Waiting is for records on the log, not for the next look at a clock.
+schedulers, in as many processes, may all number their batches 1, 2, 3::
+
+    schedule                       every result is taken, it is cleaned up or aborted, stop
+    -------> OPEN (SubmitBatch) -------------------------------------------------> CLOSED (CancelTasks, AbortBatch)
+                ^                                                                     |
+                '----------------- schedule, under another name on the log -----------'
+
+To close a batch, its unfinished tasks are ended (the coordinator writes a result for each that it has), the batch is
+aborted, so that tasks which the coordinator has yet to read are refused, and everything that was written meanwhile is
+read. Then no result can come any more. If no coordinator answers, the batch stays OPEN, and can be closed later.
 
 What was scheduled counts as *outstanding* until its result is read, and a result as *there* until it is taken; nothing
 that has been taken is counted again. See :mod:`trinity_bus.client.batch_tracker` for when a wait is over.
@@ -29,34 +36,66 @@ another client aborts the batch     the statuses of its tasks say so
 this process dies                   its open batches stay until they are aborted (``trinity-bus abort``); their tasks
                                     run to their ends, and the results are on the log
 ==================================  ===================================================================================
-
-Where the reference goes wrong, this does not: a failing runner costs an attempt and not the task; results that were
-taken are not waited for again; ids can be used again; and an attempt is limited by ``dynamic_timeout()``, which starts
-from the limit of one attempt, not from that of all attempts together.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import uuid
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from schemas import CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport, Task
+from schemas import (
+    AbortBatch,
+    CancelTasks,
+    CoordinatorHeartbeat,
+    ExplorerHeartbeat,
+    ExplorerLeft,
+    Position,
+    RunnersReport,
+    Task,
+    TaskResult,
+)
+from schemas.record import BatchType
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus import awake
-from trinity_bus.bus import Bus, TopicFollower
-from trinity_bus.client.batch_tracker import Wait, WaitAll, WaitOutcome
+from trinity_bus.bus import Bus, Received, TopicFollower, Undecodable
+from trinity_bus.client.batch_tracker import BatchTracker, Wait, WaitAll, WaitOutcome
 from trinity_bus.client.connection import Connected, Connection, tell_unused
-from trinity_bus.client.ids import BatchId
-from trinity_bus.client.open_batches import OpenBatches
-from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Status
+from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
+from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Rejection, Status, rejection_of
 from trinity_bus.client.retry_policy import SILENCE_S
+from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings
-from trinity_bus.errors import NoCoordinatorError, NotStartedError, TimedOutError
+from trinity_bus.errors import NoCoordinatorError, NotStartedError, RecordGoneError, RefusedError, TimedOutError
 from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 
 log = logging.getLogger(__name__)
 
 _FLEET: Final = (CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport)
+
+
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    # One batch on the log.
+    name: str
+    batch_type: BatchType
+    task_names: set[str] = field(default_factory=set)
+    submitted: bool = False
+    closing: bool = False
+    sending: asyncio.Task[None] | None = None  # the last ``schedule`` of it; each waits for the one before
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledBatch:
+    # One batch as its caller knows it.
+    tracker: BatchTracker
+    open: OpenBatch | None = None
+    failure: Exception | None = None  # why not all of its tasks are on the log
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever takes results has it
 
 
 class Scheduler(Connected):
@@ -84,30 +123,54 @@ class Scheduler(Connected):
         self._settings = settings if settings is not None else Settings()
         topics = (RESULTS, EXPLORER_EVENTS, COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES)
         super().__init__(self._settings, bus, name, topics)
-        self._batches = OpenBatches(self._settings.coordinator.group_size)
+        self._suffix = uuid.uuid4().hex[:8]
         self._mesh: MeshFollower | None = None
-
-    # ------------------------------------------------------------------------------------------------------ batches
+        self._results: TopicFollower | None = None
+        # Those that have tasks without a result, or results that have not been taken.
+        self._batches: dict[BatchId, ScheduledBatch] = {}
+        # Those of which results may come, by their names on the log.
+        self._on_log: dict[str, tuple[ScheduledBatch, OpenBatch]] = {}
+        self._names: Counter[BatchId] = Counter()  # how many names each id has had on the log
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._background: set[asyncio.Task[None]] = set()
 
     def schedule(self, tasks: Sequence[Task], batch_id: BatchId) -> asyncio.Future[None]:
         """Hand tasks out as soon as there is room; several calls for a batch add up.
 
         What is returned may be awaited: done when the tasks are durable. It raises what went wrong otherwise, and so
-        does every later wait for the batch.
-
-        Args:
-            tasks: All of one type, that of the batch. Their ids are unique within the batch. None: nothing happens.
-            batch_id: Decides which go first: see ``trinity_bus.coordination.batches.dispatch_queue.sort_batch_id``.
-
-        Raises:
-            RefusedError: Two have one id, the types differ, or the id cannot be a batch's. Nothing was scheduled.
-            NotStartedError: The scheduler is not started.
+        does every later wait for the batch. RefusedError: nothing was scheduled. ``batch_id`` decides which go first:
+        see ``trinity_bus.coordination.batches.dispatch_queue.sort_batch_id``.
         """
-        if tasks:
-            return self._batches.schedule(tasks, batch_id)
-        nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        nothing.set_result(None)
-        return nothing
+        if not tasks:
+            nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            nothing.set_result(None)
+            return nothing
+        connection, batch_type = self.connection, tasks[0].batch_type
+        if any(task.batch_type != batch_type for task in tasks):
+            raise RefusedError(f"Batch {batch_id}: its tasks are of both types, train and eval.")
+        batch = self._batches.get(batch_id)
+        target = None if batch is None else batch.open
+        if target is None:
+            target = OpenBatch(self._next_name(batch_id), batch_type)
+        elif target.batch_type != batch_type:
+            raise RefusedError(f"Batch {batch_id} is {target.batch_type}, its tasks cannot be {batch_type}.")
+        named = tasks_of(tasks, target.name, batch_type, None, target.task_names, producer=connection.channel.producer)
+        # Nothing is changed before this line, and nothing can fail after it.
+        if batch is None:
+            tracker = BatchTracker(batch_id, self._settings.coordinator.group_size)
+            batch = self._batches[batch_id] = ScheduledBatch(tracker)
+        if batch.open is None:
+            batch.open = target
+            self._names[batch_id] += 1
+            self._on_log[target.name] = (batch, target)
+        target.task_names.update(task.task_id for task in named)
+        batch.tracker.schedule(named)
+        target.sending = asyncio.create_task(self._send(connection, batch, target, named, target.sending))
+        told = asyncio.shield(target.sending)
+        # It may be left alone: then the failure is told by the next wait.
+        told.add_done_callback(lambda future: future.cancelled() or future.exception())
+        return told
 
     async def get_payload_results(
         self,
@@ -117,25 +180,13 @@ class Scheduler(Connected):
         clear_timeout_tasks: bool = True,
         return_partial_tasks: bool = False,
     ) -> tuple[list[Status], list[bytes]]:
-        """Wait for results of a batch, and take those that are there.
+        """Wait for results of a batch, and take those that are there: statuses in the order of scheduling, payloads.
 
         Args:
-            batch_id: As scheduled. Of one that is not known there is nothing, at once.
             min_num: Results that are enough: when they are there, the others are waited for ``wait_after_min_s`` more.
-                Absent, or more than there are: all.
-            timeout: Seconds. Absent, or 0: what all attempts at one task may take together. When it has passed, what
-                is there is taken; that is no error.
-            clear_timeout_tasks: Whether tasks without a result are then cut off; their runners are stopped at once if
-                the time was up. Otherwise a later call has their results.
+            timeout: Seconds. Absent, or 0: what all attempts at one task may take together.
+            clear_timeout_tasks: Whether tasks without a result are then cut off; else a later call has their results.
             return_partial_tasks: Whether a task that is cut off counts with the runs that it has done.
-
-        Returns:
-            The statuses, in the order of scheduling, and one payload for each part of a train task that gave one: an
-            ``ExperienceGroup``, encoded.
-
-        Raises:
-            NoCoordinatorError: None answers while tasks are to be cut off. Nothing was taken.
-            RecordGoneError: A payload is not on the log any more. Nothing was taken.
         """
         results = await self._get(batch_id, min_num, timeout, clear_timeout_tasks, return_partial_tasks, payloads=True)
         return _split(results)
@@ -155,31 +206,21 @@ class Scheduler(Connected):
     async def drain_batch_payload_results(self, batch_id: BatchId) -> tuple[list[Status], list[bytes]]:
         """Take what is there, without waiting for anything."""
         batch = self._batches.get(batch_id)
-        return ([], []) if batch is None else _split(await self._batches.take_completed(batch, payloads=True))
+        return ([], []) if batch is None else _split(await self._take_completed(batch, payloads=True))
 
     def discard_completed_results(self, batch_id: BatchId) -> None:
         """Forget the results of a batch that are there. Tasks without one go on, and a later call has theirs."""
-        batch = self._batches.get(batch_id)
-        if batch is not None:
+        if (batch := self._batches.get(batch_id)) is not None:
             batch.tracker.take(batch.tracker.completed())
-            self._batches.forget_if_empty(batch)
+            self._forget_if_empty(batch)
 
     async def abort_batch(
         self, batch_id: BatchId, return_partial_tasks: bool = False, restart_runners: bool = True
     ) -> None:
-        """Cut the unfinished tasks of a batch off, if it is known. Results that are there stay, to be taken.
-
-        Args:
-            return_partial_tasks: Whether a task counts with the runs that it has done.
-            restart_runners: Whether runners that are at its tasks are stopped at once.
-
-        Raises:
-            NoCoordinatorError: None answers.
-        """
-        batch = self._batches.get(batch_id)
-        if batch is not None:
-            await self._batches.close(batch, CLEANUP, partial=return_partial_tasks, restart=restart_runners)
-            self._batches.forget_if_empty(batch)
+        """Cut the unfinished tasks of a batch off, if it is known. Results that are there stay, to be taken."""
+        if (batch := self._batches.get(batch_id)) is not None:
+            await self._close(batch, CLEANUP, partly=return_partial_tasks, restart=restart_runners)
+            self._forget_if_empty(batch)
 
     def has_step(self, batch_id: BatchId) -> bool:
         """Whether a batch has tasks without a result, or results that have not been taken."""
@@ -187,40 +228,32 @@ class Scheduler(Connected):
         return batch is not None and not batch.tracker.empty
 
     async def wait_all(self, timeout: float | None = None, clear_timeout_tasks: bool = True) -> None:  # noqa: ASYNC109 - it begins anew with each result
-        """Wait until no task of any batch is without a result. Nothing is taken.
+        """Wait until no task of any batch is without a result. Nothing is taken. Raises TimedOutError.
 
-        ``timeout``: longest time without a result, in seconds. Absent, or 0: what all attempts at one task may take
-        together. With ``clear_timeout_tasks`` all unfinished tasks are then cut off, and their runners stopped.
-
-        Raises:
-            TimedOutError: ``Timeout after T seconds. Still have P pending tasks and R running tasks.``
+        ``timeout``: longest time without a result, in seconds. With ``clear_timeout_tasks`` all unfinished tasks are
+        then cut off, and their runners stopped.
         """
         limit = timeout or self._default_timeout()
-        wait = WaitAll([batch.tracker for batch in self._batches.all], awake.now(), limit)
-        while (over := wait.over([batch.tracker for batch in self._batches.all], awake.now())) is None:
-            await self._batches.change(wait.pause(awake.now()), self._batches.all)
+        batches = self._batches
+        wait = WaitAll([batch.tracker for batch in batches.values()], awake.now(), limit)
+        while (over := wait.over([batch.tracker for batch in batches.values()], awake.now())) is None:
+            await self._change(wait.pause(awake.now()), batches.values())
         if over is WaitOutcome.COMPLETE:
             return
-        outstanding = {name for batch in self._batches.all for name in batch.tracker.outstanding}
+        outstanding = {name for batch in batches.values() for name in batch.tracker.outstanding}
         running = len(outstanding & self._fleet.running_tasks())
         if clear_timeout_tasks:
-            batches = self._batches.all
-            await asyncio.gather(*(self._batches.close(batch, CLEANUP, restart=True) for batch in batches))
-            for batch in batches:
-                self._batches.forget_if_empty(batch)
+            cut_off = list(batches.values())
+            await asyncio.gather(*(self._close(batch, CLEANUP, restart=True) for batch in cut_off))
+            for batch in cut_off:
+                self._forget_if_empty(batch)
         raise TimedOutError(
             f"Timeout after {limit} seconds. Still have {len(outstanding) - running} pending tasks and "
             f"{running} running tasks."
         )
 
-    # -------------------------------------------------------------------------------------------------------- states
-
     def dynamic_timeout(self, timeout: float | None = None) -> float:
-        """Limit of an attempt that starts now, in seconds.
-
-        ``timeout``: what it would be without measurements; absent, or 0: ``coordinator.task_timeout_s``. That is the
-        limit as long as the coordinator has not measured enough attempts, or is not to; else it bounds theirs.
-        """
+        """Limit of an attempt that starts now, in seconds; ``timeout``: the most, where absent that of the settings."""
         coordinator = self._coordinator()
         measured = coordinator.dynamic_timeout_s
         if not timeout:
@@ -244,25 +277,26 @@ class Scheduler(Connected):
         for line in state_table(self.get_all_state()).splitlines():
             log.info("%s", line)
 
-    # ------------------------------------------------------------------------------------------------------ internals
-
     async def _closing(self) -> None:
-        await self._batches.disconnect("the scheduler stops")
+        # Every batch is closed; they stay open on the log where no coordinator answers (NoCoordinatorError).
+        closed = [self._close(batch, "the scheduler stops") for batch in self._batches.values()]
+        for outcome in await asyncio.gather(*closed, *self._background, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _opened(self, connection: Connection) -> None:
-        bus, fail = connection.bus, self._batches.fail
-        results = TopicFollower(
-            lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._batches.take, fail, written=True
+        bus, self._failure = connection.bus, None
+        results = self._results = TopicFollower(
+            lambda start: bus.reader(RESULTS, DEAD_LETTERS, start=start), self._take, self._fail, written=True
         )
         await results.start()
         connection.stack.push_async_callback(results.stop)
         # Most of what explorers say is the coordinator's business, and not even decoded here.
         state = MeshState(alive_s=self._settings.coordinator.explorer_timeout_s)
         self._mesh = mesh = MeshFollower(
-            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=state, expect=_FLEET, on_end=fail
+            bus, EXPLORER_EVENTS, COORDINATOR_EVENTS, start="end", state=state, expect=_FLEET, on_end=self._fail
         )
         await connection.stack.enter_async_context(mesh)
-        self._batches.connect(connection, results.caught_up)
         try:
             async with awake.timeout(SILENCE_S):
                 while mesh.state.coordinator is None:
@@ -293,12 +327,147 @@ class Scheduler(Connected):
         limit = timeout_s or self._default_timeout()
         wait = Wait(tracker, awake.now(), limit, self._coordinator().wait_after_min_s, min_num)
         while (over := wait.over(awake.now())) is None:
-            await self._batches.change(wait.pause(awake.now()), [batch])
+            await self._change(wait.pause(awake.now()), [batch])
         if over is WaitOutcome.TIMEOUT:
             log.error("batch %s: %d tasks have no result after %g s", batch_id, tracker.unfinished, limit)
         if over is not WaitOutcome.COMPLETE and clear:
-            await self._batches.close(batch, CLEANUP, partial=partial, restart=over is WaitOutcome.TIMEOUT)
-        return await self._batches.take_completed(batch, payloads=payloads)
+            await self._close(batch, CLEANUP, partly=partial, restart=over is WaitOutcome.TIMEOUT)
+        return await self._take_completed(batch, payloads=payloads)
+
+    async def _change(self, pause_s: float, batches: Iterable[ScheduledBatch]) -> None:
+        # Wait until something has changed, or for so long; raises what went wrong with sending or reading.
+        if self._failure is not None:
+            raise self._failure
+        for batch in batches:
+            if batch.failure is not None:
+                raise batch.failure
+        with contextlib.suppress(TimeoutError):
+            async with awake.timeout(pause_s):
+                await self._changed.wait()
+
+    async def _take_completed(self, batch: ScheduledBatch, *, payloads: bool) -> list[CompletedTaskResult]:
+        # None is taken where a payload cannot be read (RecordGoneError).
+        async with batch.taking:
+            wrappers = batch.tracker.completed()
+            positions = [position for wrapper in wrappers for position in wrapper.positions] if payloads else []
+            # Expecting no type, they are left as they are on the log.
+            found = iter(await self._payloads(positions))
+            results = [
+                CompletedTaskResult(
+                    batch.tracker.batch_id,
+                    wrapper.task_id,
+                    wrapper.status,
+                    [next(found) for _ in wrapper.positions] if payloads else [],
+                )
+                for wrapper in wrappers
+                if wrapper.status is not None
+            ]
+            batch.tracker.take(wrappers)
+        self._forget_if_empty(batch)
+        return results
+
+    async def _payloads(self, positions: Sequence[Position]) -> list[bytes]:
+        if not positions:
+            return []
+        found = await self.connection.bus.fetch(EXPERIENCES, positions, expect=())
+        for received in found:
+            if isinstance(received.record, Undecodable):
+                raise RecordGoneError(f"{received.place} cannot be read: {received.record.detail}")
+        return [received.raw for received in found]
+
+    async def _send(
+        self,
+        connection: Connection,
+        batch: ScheduledBatch,
+        target: OpenBatch,
+        tasks: Sequence[Task],
+        previous: asyncio.Task[None] | None,
+    ) -> None:
+        try:
+            if previous is not None:
+                await asyncio.shield(previous)
+            if not target.submitted:
+                await connection.submit(target.name, target.batch_type, None)
+                target.submitted = True
+            await send_tasks(connection.producer, tasks)
+        except Exception as error:
+            batch.failure = error
+            self._notify()
+            raise
+
+    async def _close(self, batch: ScheduledBatch, reason: str, *, partly: bool = False, restart: bool = False) -> None:
+        # End a batch on the log, if it is open; its results are there then. ``partly``: whether a task counts with the
+        # runs that it has done; ``restart``: whether runners that are at its tasks are stopped at once.
+        target, batch.open = batch.open, None
+        if target is None:
+            return
+        target.closing = True
+        try:
+            await self._end_on_log(target, reason, partly=partly, restart=restart)
+        except BaseException:
+            target.closing = False
+            if batch.open is None:
+                batch.open = target
+            raise
+        batch.tracker.give_up(target.task_names)
+        batch.failure = None
+        del self._on_log[target.name]
+        self._notify()
+
+    async def _end_on_log(self, target: OpenBatch, reason: str, *, partly: bool, restart: bool) -> None:
+        ask = partial(self.connection.channel.ask, batch_id=target.name, reason=reason)
+        if target.sending is not None and not target.sending.done():
+            target.sending.cancel()
+            await asyncio.wait([target.sending])
+        # It may be refused: a batch that nobody knows has nothing to be cut off.
+        await ask(CancelTasks, return_partial_tasks=partly, restart_runners=restart)
+        await ask(AbortBatch)
+        if self._results is not None:
+            # Those of open transactions too.
+            await self._results.caught_up()
+
+    def _forget_if_empty(self, batch: ScheduledBatch) -> None:
+        # If nothing is left of a batch, it is ended on the log, in the background.
+        if not batch.tracker.empty or batch.failure is not None:
+            return
+        self._batches.pop(batch.tracker.batch_id, None)
+        if batch.open is not None:
+            work: Coroutine[Any, Any, None] = self._close(batch, "every result has been taken")
+            closing = asyncio.create_task(work)
+            self._background.add(closing)
+            closing.add_done_callback(self._closed)
+
+    def _closed(self, closing: asyncio.Task[None]) -> None:
+        self._background.discard(closing)
+        error = None if closing.cancelled() else closing.exception()
+        if error is not None:
+            log.warning("a batch whose results have all been taken stays open on the log: %s", error)
+
+    def _take(self, received: Received[Any]) -> None:
+        # A record of ``results`` or ``dead-letters``.
+        ended = rejection_of(received) if received.topic is DEAD_LETTERS else received.record
+        if not isinstance(ended, Rejection | TaskResult) or batch_of_task(ended.task_id) not in self._on_log:
+            return
+        batch, target = self._on_log[batch_of_task(ended.task_id)]
+        if target.closing and (isinstance(ended, Rejection) or ended.status == "aborted"):
+            # Cut off because the caller does not wait for it any more.
+            batch.tracker.give_up([ended.task_id])
+        else:
+            batch.tracker.accept(ended)
+        self._notify()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._notify()
+
+    def _notify(self) -> None:
+        # Whoever waits is woken, whoever will wait is not.
+        self._changed.set()
+        self._changed.clear()
+
+    def _next_name(self, batch_id: BatchId) -> str:
+        number = self._names[batch_id] + 1
+        return batch_name(f"{batch_name(batch_id)}@{self._suffix}" + (f".{number}" if number > 1 else ""))
 
     def _default_timeout(self) -> float:
         # What all attempts at one task may take together, in seconds.

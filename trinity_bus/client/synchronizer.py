@@ -21,17 +21,16 @@ no coordinator answers              ``NoCoordinatorError``
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from schemas import CommandReply
+from schemas import CommandReply, PublishVersion, RollBack
 from schemas.topics import EVENTS, MODEL_VERSIONS, OPERATOR_COMMANDS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.connection import Connected, Connection, tell_unused
-from trinity_bus.client.errors import within
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
 from trinity_bus.training.checkpoint.folders import CONFIG
@@ -84,13 +83,7 @@ class Synchronizer(Connected):
     def get_actor(
         cls, settings: Settings | None = None, namespace: str | None = None, *, bus: Bus | None = None
     ) -> Self:
-        """Return a client of its own, not yet prepared: there is no one actor to share, the state is on the log.
-
-        Args:
-            settings: Where the log is. Read from the environment where absent.
-            namespace: Of the topics; that of the settings where absent.
-            bus: A connected bus to use.
-        """
+        """Return a client of its own, not yet prepared: there is no one actor to share, the state is on the log."""
         settings = settings if settings is not None else Settings()
         if namespace is not None:
             settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"namespace": namespace})})
@@ -141,12 +134,7 @@ class Synchronizer(Connected):
         return self.model_version
 
     def get_latest_model_path(self, use_huggingface: bool = False) -> Path | None:
-        """Return the checkpoint of the version to be served; None where there is none.
-
-        Args:
-            use_huggingface: Return it only where it is a Hugging Face folder, seen from here: with
-                ``trainer.save_as_hf`` other than ``always`` not every checkpoint is.
-        """
+        """Checkpoint of the version to be served; None where none; ``use_huggingface``: or no Hugging Face folder."""
         announced = self._now().announced
         if announced is None or announced.checkpoint is None:
             return None
@@ -160,24 +148,15 @@ class Synchronizer(Connected):
     async def wait_new_model_state_dict(
         self, current_version: int, no_wait: bool = False, *, timeout_s: float | None = None
     ) -> int:
-        """Wait until another version than the caller's is to be served.
+        """Wait until another version than the caller's is to be served, and return it; with ``no_wait`` not at all.
 
-        Args:
-            current_version: What the caller knows.
-            no_wait: Return at once, be there a new one or not.
-            timeout_s: How long to wait at most. Absent: ``synchronizer.sync_timeout_s``.
-
-        Returns:
-            The version to be served. It is the current one with ``no_wait``, or where the trainer has stopped; it may
-            be an older one, which somebody has chosen.
-
-        Raises:
-            TimedOutError: None came in time.
+        It is the caller's too where the trainer has stopped, and it may be an older one, which somebody has chosen.
+        TimedOutError: none came within ``timeout_s``, or ``synchronizer.sync_timeout_s`` where absent.
         """
         if no_wait:
             return self.model_version
         limit = self._settings.synchronizer.sync_timeout_s if timeout_s is None else timeout_s
-        async with within(limit, f"no version but {current_version} came"):
+        async with _within(limit, f"no version but {current_version} came"):
             while self.model_version == current_version and self.get_trainer_status() == "running":
                 await self._follower().changed(_LOOK_S)
         return self.model_version
@@ -187,12 +166,8 @@ class Synchronizer(Connected):
         return self._now().serving(version)
 
     async def wait_served(self, version: int, *, timeout_s: float, explorers: Collection[str] = ()) -> list[str]:
-        """Wait until all explorers that live serve a version, and at least these; their names.
-
-        Raises:
-            TimedOutError: They did not, in time.
-        """
-        async with within(timeout_s, f"not all explorers serve version {version}"):
+        """Wait until all explorers that live serve a version, and at least these; their names. Raises TimedOutError."""
+        async with _within(timeout_s, f"not all explorers serve version {version}"):
             while True:
                 living = {explorer.name for explorer in self._now().alive()}
                 serving = self.serving(version)
@@ -201,11 +176,7 @@ class Synchronizer(Connected):
                 await self._follower().changed(_LOOK_S)
 
     def get_state_dict_meta(self) -> list[TensorDescription] | None:
-        """Names, dtypes and shapes of the weights of the version to be served; None where its checkpoint is not here.
-
-        Raises:
-            TensorFileError: The checkpoint is damaged.
-        """
+        """Names, dtypes and shapes of the weights of the version to be served; None where they are not here."""
         from trinity_bus.weights.tensor_file import TensorFile
 
         path = self._weights()
@@ -215,13 +186,7 @@ class Synchronizer(Connected):
             return [(meta.name, meta.dtype, tuple(meta.shape)) for meta in file.metas]
 
     def get_model_state_dict(self) -> "tuple[dict[str, torch.Tensor] | None, int]":
-        """Return the weights of the version to be served, from its checkpoint, and its number. Needs torch.
-
-        The weights are None where the checkpoint is not on this machine.
-
-        Raises:
-            TensorFileError: The checkpoint is damaged.
-        """
+        """Weights of the version to be served, None where they are not here, and its number. Needs torch."""
         from trinity_bus.weights.tensor_file import TensorFile
 
         path, version = self._weights(), self.model_version
@@ -233,49 +198,28 @@ class Synchronizer(Connected):
     async def publish_version(self, version: int | None, *, asked_by: str | None = None) -> str:
         """Make every explorer serve this version, and no newer one until None is given: the newest again.
 
-        Args:
-            version: Which.
-            asked_by: Who asks, for the log.
-
-        Returns:
-            What it costs: the batches that wait meanwhile; empty where none do.
-
-        Raises:
-            RefusedError: It cannot be had; the message lists those that can.
-            TimedOutError: The trainer did not answer.
+        Return what it costs: the batches that wait meanwhile. RefusedError: it cannot be had; the message lists those
+        that can. TimedOutError: the trainer did not answer.
         """
-        reply = await self._channel().publish_version(self._settings.mesh.model, version, asked_by)
-        return _detail(reply)
+        channel, model = self.connection.channel, self._settings.mesh.model
+        return _detail(await channel.ask(PublishVersion, model=model, version=version, asked_by=asked_by))
 
     async def roll_back(self, version: int, *, reason: str, asked_by: str | None = None) -> str:
         """End the lineage after a version: train on from it, have explorers serve it at once, discard what is newer.
 
-        Args:
-            version: Whose checkpoint the trainer has kept.
-            reason: Stands in the lineage of every version that follows.
-            asked_by: Who asks; stands there too.
-
-        Returns:
-            What it costs: the batches that are passed over.
-
-        Raises:
-            RefusedError: It cannot be had; the message lists those that can.
-            TimedOutError: The trainer did not answer; it is done when it does.
+        Return what it costs: the batches that are passed over. Raises as ``publish_version`` does; without an answer,
+        it is done when the trainer does.
         """
-        reply = await self._channel().roll_back(self._settings.mesh.model, version, reason, asked_by)
-        return _detail(reply)
+        channel, model = self.connection.channel, self._settings.mesh.model
+        return _detail(await channel.ask(RollBack, model=model, version=version, reason=reason, asked_by=asked_by))
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _now(self) -> MeshState:
         return self._follower().state
 
-    def _channel(self) -> CommandChannel:
-        return self._connected().channel
-
     def _follower(self) -> MeshFollower:
-        self._connected()
-        if self._mesh is None:
+        if self._connection is None or self._mesh is None:
             raise NotStartedError(f"Synchronizer is {self._NOT_YET}")
         return self._mesh
 
@@ -283,6 +227,19 @@ class Synchronizer(Connected):
         folder = self.get_latest_model_path()
         path = None if folder is None else folder / WEIGHTS
         return path if path is not None and path.is_file() else None
+
+
+@asynccontextmanager
+async def _within(seconds: float, why: str) -> AsyncIterator[None]:
+    # TimedOutError, which says why that matters, when the time is over.
+    limit = awake.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOutError(f"{why} within {seconds:g} s") from None
 
 
 def _detail(reply: CommandReply) -> str:

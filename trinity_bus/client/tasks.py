@@ -13,14 +13,11 @@ IN_FLIGHT: Final = 1000  # records that are sent but not yet known to be durable
 
 
 async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Callable[[], None] = lambda: None) -> int:
-    """Send tasks and wait until all are durable; return how many.
+    """Send tasks and wait until all are durable; return how many. SendError: one is not known to be.
 
     Those of a batch that name their producer go to one partition, that of the producer. So the coordinator accepts them
     in this order, which is that of the manifest and of dispatch, and batches are full in the order in which they were
     submitted, however late the log is read. ``on_queued`` is called after each is handed over.
-
-    Raises:
-        SendError: One is not known to be durable.
     """
 
     def partition(task: Task) -> int | None:

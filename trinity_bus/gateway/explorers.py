@@ -28,20 +28,20 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 import aiohttp
 
-from schemas import ExplorerHeartbeat
+from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
 from trinity_bus import awake
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
-from trinity_bus.gateway import wire
 from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
 from trinity_bus.gateway.routing import Router
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
-from trinity_bus.runtime.frames import Dialect, ProtocolError
+from trinity_bus.runtime.frames import ProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -70,40 +70,23 @@ class _Tries:
     moved: bool = False  # whether another explorer was asked than one that was lost
 
 
-def take_frame(drawing: Completion, frame: wire.DrawnFrame, settled: int = 0) -> list[int]:
-    """Take what has come of a response, whose first tokens are of explorers that were cut off; return its tokens.
-
-    Of one that was gone on with, the routes are those of the explorer that ended it, which has run all tokens before.
-    """
-    new = wire.tokens_of(frame.token_ids)
-    _note_version(drawing, len(drawing.token_ids), frame.version)
-    drawing.token_ids += new
-    drawing.logprobs += wire.logprobs_of(frame.logprobs)
-    if frame.finish_reason is not None:
-        drawing.finish_reason = frame.finish_reason
-        drawing.versions = [span for span in drawing.versions if span[0] < settled]
-        for start, version in frame.versions:
-            _note_version(drawing, settled + start, version)
-        drawing.routes = None if frame.routes is None else wire.routes_of(frame.routes)
-    return new
-
-
-def _note_version(drawing: Completion, start: int, version: int) -> None:
-    if version >= 0 and (not drawing.versions or drawing.versions[-1][1] != version):
-        drawing.versions.append((start, version))
-
-
 type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens
 
 
 class Explorers:
-    """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer."""
+    """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer.
 
-    def __init__(self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float) -> None:
+    ``max_tokens``: of responses whose sampling names none.
+    """
+
+    def __init__(
+        self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float, max_tokens: int | None = None
+    ) -> None:
         self._fleet = fleet
         self._key = key
         self._wait_s = wait_s
         self._timeout_s = timeout_s
+        self._max_tokens = max_tokens
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
@@ -140,35 +123,49 @@ class Explorers:
     async def draw(
         self, prompt: Sequence[int], sampling: Sampling, n: int = 1, on_drawn: OnDrawn | None = None
     ) -> list[Completion]:
-        """Return ``n`` responses to a prompt, by a sampling that names ``max_tokens``.
+        """Return ``n`` responses to a prompt.
 
         ``on_drawn`` is told of tokens as they come; None where they are wanted at the end alone. Raises the errors that
         the module names.
         """
         drawings = [_begun() for _ in range(n)]
         async with self._in_time():
-            await self._draw(prompt, sampling, drawings, on_drawn)
+            await self._draw(prompt, self._limited(sampling), drawings, on_drawn)
         return drawings
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        """As ``draw``, for workflows that ask another model: its routes are nothing to them."""
+        del traceparent
+        return [replace(one, routes=None) for one in await self.draw(prompt_token_ids, sampling, n)]
 
     async def chat(self, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation, OpenAI's messages as JSON; raises as ``draw`` does."""
-        ask = wire.ChatAsk(messages=messages, sampling=sampling.model_dump(exclude_none=True))
-        frame = await self._one(wire.CHAT_PATH, _written(wire.CHATS, ask), [])
+        frame = await self._one(wire.ChatAsk(messages, wire.sampling_bytes(self._limited(sampling))), [])
         if not isinstance(frame, wire.SaidFrame):
             raise GenerationError("an explorer answered a conversation with something else")
         return frame.text
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return how likely each token of a sequence is, from ``start`` (at least 1) on; raises as ``draw`` does."""
-        ask = wire.ScoreAsk(tokens=wire.token_bytes(token_ids), start=start)
-        frame = await self._one(wire.SCORE_PATH, _written(wire.SCORES, ask), token_ids)
+        frame = await self._one(wire.ScoreAsk(wire.token_bytes(token_ids), start), token_ids)
         logprobs = wire.logprobs_of(frame.logprobs) if isinstance(frame, wire.ScoredFrame) else []
         if len(logprobs) != len(token_ids) - start:
             raise GenerationError(f"{len(logprobs)} log-probabilities for {len(token_ids) - start} tokens")
         return logprobs
 
-    def heard(self, beat: ExplorerHeartbeat) -> None:
-        self._fleet.heard(beat, awake.now(), own=self._requests[beat.explorer])
+    def _limited(self, sampling: Sampling) -> Sampling:
+        if sampling.max_tokens is not None or self._max_tokens is None:
+            return sampling
+        return sampling.model_copy(update={"max_tokens": self._max_tokens})
+
+    def heard(self, event: Any) -> None:
+        match event:
+            case ExplorerHeartbeat():
+                self._fleet.heard(event, awake.now(), own=self._requests[event.explorer])
+            case ExplorerLeft():
+                self._fleet.left(event)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -210,14 +207,14 @@ class Explorers:
         finally:
             self._requests[explorer.name] -= 1
 
-    async def _one(self, path: str, body: bytes, prompt: Sequence[int]) -> wire.Frame:
+    async def _one(self, ask: wire.AnyAsk, prompt: Sequence[int]) -> wire.Frame:
         tries = _Tries()
         async with self._in_time():
             while tries.lost < _MOST_TRIES:
                 with suppress(_CutOffError):
                     async with (
                         self._asking(prompt, tries) as explorer,
-                        aclosing(self._frames(explorer, path, body)) as frames,
+                        aclosing(self._frames(explorer, ask)) as frames,
                     ):
                         async for frame in frames:
                             return frame
@@ -273,12 +270,9 @@ class Explorers:
         settled: int,
     ) -> None:
         ask = wire.Ask(
-            prompt=wire.token_bytes(prompt),
-            sampling=sampling.model_dump(exclude_none=True),
-            n=len(drawings),
-            stream=on_drawn is not None,
+            wire.token_bytes(prompt), wire.sampling_bytes(sampling), len(drawings), stream=on_drawn is not None
         )
-        async with aclosing(self._frames(explorer, wire.PATH, _written(wire.ASKS, ask))) as frames:
+        async with aclosing(self._frames(explorer, ask)) as frames:
             async for frame in frames:
                 if isinstance(frame, wire.FailedFrame):
                     raise GenerationError(frame.reason)
@@ -287,7 +281,7 @@ class Explorers:
                 if frame.index >= len(drawings):
                     raise GenerationError(f"a token of response {frame.index} of {len(drawings)}")
                 drawing = drawings[frame.index]
-                new = take_frame(drawing, frame, settled)
+                new = wire.take_frame(drawing, frame, settled)
                 if len(drawing.token_ids) - settled > (sampling.max_tokens or 1):
                     raise GenerationError(f"more than the {sampling.max_tokens} tokens that were asked for")
                 run = len(prompt) + len(drawing.token_ids) - settled - 1
@@ -298,14 +292,18 @@ class Explorers:
         if not all(one.finish_reason for one in drawings):
             raise _CutOffError("it ended amid the answer")
 
-    async def _frames(self, explorer: ServingExplorer, path: str, body: bytes) -> AsyncGenerator[wire.Frame]:
+    async def _frames(self, explorer: ServingExplorer, ask: wire.AnyAsk) -> AsyncGenerator[wire.Frame]:
         if self._client is None:
             raise NoEngineError("this process is shutting down")
+        try:
+            body = wire.ASKS.encode(ask)
+        except ProtocolError as error:
+            raise RequestRefusedError(str(error)) from error
         frames = wire.frame_reader()
         try:
             await self._meet(explorer, self._client)
             async with self._client.post(
-                f"http://{explorer.address}{path}",
+                f"http://{explorer.address}{wire.PATH}",
                 data=body,
                 headers={"Authorization": f"Bearer {self._key}"},
                 allow_redirects=False,
@@ -354,14 +352,6 @@ class Explorers:
             case 401:
                 _log.error("explorer %s does not know this key: explorer.http_key differs", explorer.name)
         raise _CutOffError(f"it answered {response.status}: {why}")
-
-
-def _written[M](dialect: Dialect[M], ask: M) -> bytes:
-    """Return a request's body; raises RequestRefusedError where it is larger than any may be."""
-    try:
-        return dialect.encode(ask)
-    except ProtocolError as error:
-        raise RequestRefusedError(str(error)) from error
 
 
 def _begun() -> Completion:

@@ -6,9 +6,8 @@
                   |                                        |
                   '--> every turn, as it was drawn         '--> its reward, for all samples of the run
 
-A program, any executable in any language, finds where the model is in its environment (``OPENAI_BASE_URL``,
-``OPENAI_API_KEY``, which OpenAI's clients read by themselves), and reads its task, as JSON, from standard input. When
-it is too late, or the attempt is over, it is killed, with all that it has started.
+A program finds where the model is in its environment (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``), and its task, as JSON,
+in standard input. When it is too late, or the attempt is over, it is killed, with all that it has started.
 
 Failures: what the function raises is the failure of its run. So is a program that cannot be started, ends with another
 status than 0, or takes too long (``ProgramError``), with the last of what it wrote to standard error. An engine that
@@ -43,10 +42,7 @@ class AgentWorkflow(SingleRunWorkflow):
 
     @abstractmethod
     async def act(self, task: Task, model: Endpoint) -> Outcome:
-        """Do the task, and say what that was worth.
-
-        ``model`` has ``base_url`` and ``api_key`` for a client of OpenAI's.
-        """
+        """Do the task, and say what that was worth; ``model`` has ``base_url`` and ``api_key`` for OpenAI's clients."""
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         del run_id
@@ -63,11 +59,7 @@ class AgentWorkflow(SingleRunWorkflow):
 
 
 def agent(name: str) -> Callable[[Agent], Agent]:
-    """Decorate a function: make it a workflow of this name.
-
-    The function is called once for each run, with the task and the run's ``Endpoint``. One that is not ``async`` runs
-    in a thread of its own.
-    """
+    """Make a function a workflow: called for each run, in a thread of its own where it is not ``async``."""
 
     def add(function: Agent) -> Agent:
         async def act(self: AgentWorkflow, task: Task, model: Endpoint) -> Any:

@@ -11,7 +11,6 @@ they say of themselves with what was asked for, and sends on these very bytes.
 
 import dataclasses
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from schemas import Dispatch, ExperienceGroup, Rollout, Sampling, build_group
 from schemas.codec import decode, encode
 from schemas.experience import MAX_METRICS
 from schemas.record import Metrics
-from trinity_bus.rollout.stamp import sampling_of_rest
-from trinity_bus.rollout.workflow import WorkflowError
+from trinity_bus.rollout.workflow import WorkflowError, sampling_of_rest
 
 MAX_METRIC_NAME = 200
 
@@ -40,23 +38,19 @@ def encode_answer(
         AttributeError, TypeError, ValueError, OverflowError: It is not what a workflow returns.
     """
     if not rollouts:
-        _check_runs(order, [])
-    sampling = None
-    if order.batch_type == "train":
-        sampling = sampling_of_rest(rollouts, asked)
-    rollouts = with_routes_of_all(rollouts)
+        _check(order, [], [])
+    sampling = sampling_of_rest(rollouts, asked) if order.batch_type == "train" else None
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(
-            rollouts,
+            with_routes_of_all(rollouts),
             run_id_base=order.run_id_base,
             version=version,
             sampling=sampling,
-            **dict(zip(_SAID, _said_of(order), strict=True)),
+            **_asked(order),
             model=model,
         )
-    _check_runs(order, group.run_ids.tolist())
-    _check_metrics(group.metrics)
+    _check(order, group.run_ids.tolist(), group.metrics)
     return encode(group)
 
 
@@ -74,36 +68,25 @@ def with_routes_of_all(rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
 def decode_answer(order: Dispatch, answer: bytes, model: str) -> ExperienceGroup:
     """Return the group in a runner's answer; DecodeError, or WorkflowError where it does not answer this order."""
     group = decode(answer, ExperienceGroup)
-    said, asked = _said(group), (*_said_of(order), model)
-    if said != asked:
-        name, one, other = next(row for row in zip((*_SAID, "model"), said, asked, strict=True) if row[1] != row[2])
-        raise WorkflowError(f"the answer is of {name} {one!r:.100}, asked for was {other!r}")
-    _check_runs(order, group.run_ids.tolist())
-    _check_metrics(group.metrics)
+    for name, asked in {**_asked(order), "model": model}.items():
+        if (said := getattr(group, name)) != asked:
+            raise WorkflowError(f"the answer is of {name} {said!r:.100}, asked for was {asked!r}")
+    _check(order, group.run_ids.tolist(), group.metrics)
     if len(group.metrics) != len(group):
         raise WorkflowError(f"the answer has {len(group)} samples, and metrics of {len(group.metrics)}")
     return group
 
 
-# what a group says of itself that answers an order
-_SAID = ("task_id", "attempt", "batch_id", "batch_type", "workflow", "explorer", "incarnation")
-_said = attrgetter(*_SAID, "model")
+def _asked(order: Dispatch) -> dict[str, Any]:
+    # What a group says of itself that answers an order.
+    task = {"task_id": order.task.task_id, "workflow": order.task.workflow}
+    return task | {name: getattr(order, name) for name in _SAME}
 
 
-def _said_of(order: Dispatch) -> tuple[Any, ...]:
-    task = order.task
-    return (
-        task.task_id,
-        order.attempt,
-        order.batch_id,
-        order.batch_type,
-        task.workflow,
-        order.explorer,
-        order.incarnation,
-    )
+_SAME = ("attempt", "batch_id", "batch_type", "explorer", "incarnation")
 
 
-def _check_runs(order: Dispatch, run_ids: Sequence[int]) -> None:
+def _check(order: Dispatch, run_ids: Sequence[int], metrics: Sequence[Metrics]) -> None:
     runs = len(set(run_ids))
     if not 0 < runs <= order.repeat_times:
         raise WorkflowError(
@@ -117,9 +100,6 @@ def _check_runs(order: Dispatch, run_ids: Sequence[int]) -> None:
                 f"workflow {order.task.workflow!r} gave run {run} of task {order.task.task_id!r}, "
                 f"asked for were {first} to {last}"
             )
-
-
-def _check_metrics(metrics: Sequence[Metrics]) -> None:
     for i, one in enumerate(metrics):
         if len(one) > MAX_METRICS:
             raise WorkflowError(f"run {i} has {len(one)} metrics, at most {MAX_METRICS} are sent")

@@ -6,15 +6,9 @@
           ^                                                  |
           '---- text, tool calls; in one piece or streamed --'--> Session --> the run's samples
 
-A turn is the model's answer and what the agent does until it asks again: then it is durable (``ctx.end_turn``). Where
-the explorer dies, the agent is begun anew elsewhere, and is told the answers of its completed turns as long as it asks
-the same; of its own tools those are not called again that go through ``Endpoint.once``.
-
-``model="policy"``, or the name of the model that is trained, is that model. Any other name is a pool of
-``explorer.auxiliary_pools``, a judge say: its answer is text, drawn as the client asks, and no part of any sample.
-
-It listens on loopback, on a port of its own, for as long as the run takes, and answers to the run's key alone. A stream
-is sent when the answer is whole.
+A turn is the model's answer and what the agent does until it asks again: then it is durable (``ctx.end_turn``). Any
+other ``model`` than the one that is trained is a pool of ``explorer.auxiliary_pools``, whose answer is no part of any
+sample. It listens on loopback, and answers to the run's key alone; a stream is sent when the answer is whole.
 
 Failures: a wrong key is 401; a model that is neither the trained one nor such a pool is 404; a request that cannot be
 taken, or that the engine refuses (a prompt that is too long), is 400 and the agent's to handle; an engine that fails is
@@ -28,8 +22,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Self, cast
 
 from aiohttp import web
@@ -37,8 +30,8 @@ from aiohttp import web
 from schemas.sampling import Sampling
 from trinity_bus.chat import ChatError, ModelReply, Session
 from trinity_bus.chat.openai import (
-    ChatAnswer,
     ChatRequest,
+    ChatShape,
     Choices,
     UnknownModelError,
     error_body,
@@ -59,10 +52,7 @@ _POLICY: Final = ("", "policy")  # the model that is trained, whatever it is cal
 
 
 class Endpoint:
-    """Where one run's agent reaches the model. An async context manager.
-
-    ``sampling``: the task's wishes, for the model that is trained.
-    """
+    """Where one run's agent reaches the model. An async context manager; ``sampling``: the task's wishes."""
 
     def __init__(self, ctx: RolloutContext, session: Session, sampling: Sampling | None = None) -> None:
         self.ctx = ctx  # for a reward that asks other pools
@@ -90,11 +80,9 @@ class Endpoint:
         self._url = f"http://{await self._listening.__aenter__()}/v1"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._url = None
-        await self._listening.__aexit__(kind, error, trace)
+        await self._listening.__aexit__(None, None, None)
 
     def once[**P, R](self, tool: Callable[P, R]) -> Callable[P, R]:
         """Return a tool of the agent's that is called once: what it returned is durable, and is told to later attempts.
@@ -122,14 +110,16 @@ class Endpoint:
         try:
             asked = read_request(await request.read(), None)
             await self.ctx.end_turn()
-            answer = await (self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool)(asked)
+            drawn = self._drawn if asked.model in (*_POLICY, self.ctx.model) else self._of_pool
+            prompt_tokens, choices = await drawn(asked)
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"a request has {MAX_BODY_BYTES} bytes at most", _REFUSED)
         except Exception as error:  # noqa: BLE001 (whatever the engine raises is this run's failure)
             return self._failed(error)
+        shape = ChatShape(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens)
         if not asked.stream:
-            return web.json_response(answer.body())
-        return await _stream(request, answer, include_usage=asked.include_usage)
+            return web.json_response(shape.body(choices))
+        return await _stream(request, shape.chunks(choices, include_usage=asked.include_usage))
 
     def _failed(self, error: Exception) -> web.Response:
         if isinstance(error, UnknownModelError):
@@ -140,7 +130,8 @@ class Endpoint:
         self.failure = self.failure or error
         return _error(500, f"{type(error).__name__}: {error}", "server_error")
 
-    async def _drawn(self, asked: ChatRequest) -> ChatAnswer:
+    async def _drawn(self, asked: ChatRequest) -> tuple[int, Choices]:
+        # With how many tokens the prompt has.
         prompt = self._session.prompt(asked.messages, asked.tools, asked.options)
         choices = []
         # An answer of a shape that was asked for (response_format) is not drawn as the others are.
@@ -151,18 +142,15 @@ class Endpoint:
             said = self._session.add(prompt, completion, wishes.stop or (), how)
             drawn = completion.token_ids, completion.logprobs
             choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
-        return self._answer(asked, len(prompt.token_ids), choices)
+        return len(prompt.token_ids), choices
 
-    async def _of_pool(self, asked: ChatRequest) -> ChatAnswer:
+    async def _of_pool(self, asked: ChatRequest) -> tuple[int, Choices]:
         how = asked.of_another_model()
         try:
             text = await self.ctx.chat(asked.messages, pool=asked.model, sampling=how)
         except LookupError as error:
             raise UnknownModelError(f"the model {asked.model[:200]!r} is not served here: {error}") from error
-        return self._answer(asked, 0, [(ModelReply(text), None)])
-
-    def _answer(self, asked: ChatRequest, prompt_tokens: int, choices: Choices) -> ChatAnswer:
-        return ChatAnswer(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, choices)
+        return 0, [(ModelReply(text), None)]
 
     async def _models(self, request: web.Request) -> web.Response:
         if not shows_key(request, self.api_key):
@@ -175,10 +163,10 @@ class Endpoint:
         return web.json_response(model_body(asked))
 
 
-async def _stream(request: web.Request, answer: ChatAnswer, *, include_usage: bool) -> web.StreamResponse:
+async def _stream(request: web.Request, chunks: Iterable[dict[str, Any]]) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    for chunk in answer.chunks(include_usage=include_usage):
+    for chunk in chunks:
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     return response

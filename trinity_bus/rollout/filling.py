@@ -48,10 +48,7 @@ class Filling:
         self._held = list(self._digests)
 
     def missing(self, name: str, arguments: Mapping[str, Any]) -> list[Made]:
-        """Return what is to be made again, in this order, so that the sandbox is as after a call of an earlier attempt.
-
-        The sandbox may be emptied here, and what is returned is noted as it is made.
-        """
+        """Return what is to be made, and noted, again, so that the sandbox is as after a call of an earlier attempt."""
         at = len(self._digests)
         if self._held[at : at + 1] == [digest_of(name, arguments)]:
             self._add(name, arguments)

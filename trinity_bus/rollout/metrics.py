@@ -60,11 +60,7 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 
 def split_suffix(key: str) -> tuple[str, Aggregation]:
-    """Return the name and the aggregation of a metric's key.
-
-    >>> split_suffix("tokens:sum"), split_suffix("a:b:max"), split_suffix("judge:gpt")
-    (('tokens', 'sum'), ('a:b', 'max'), ('judge:gpt', 'mean'))
-    """
+    """Return the name and the aggregation of a metric's key."""
     name, colon, suffix = key.rpartition(":")
     aggregation = _SUFFIXES.get(suffix) if colon else None
     return (key, "mean") if aggregation is None else (name, aggregation)

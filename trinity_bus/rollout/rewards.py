@@ -61,37 +61,25 @@ _OPERATORS: Final = _words(r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq 
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
 _VARIABLE: Final = re.compile(r"(?:[b-zB-HJ-Z]|\\[a-zA-Z]+\S*)[.,;:!?]*")
 _SAYS: Final = re.compile(r"(?:^(?:is|are|be|equals|to|was)|:|=)$", re.IGNORECASE)
-# A number with what is no part of it: ``5-year``, ``5th``.
+# A number with what is no part of it: ``5-year``, ``5th``. Digits behind it would be a later number.
 _SHORT: Final = re.compile(
-    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)(?:-[a-zA-Z]{2,}\S*|st|nd|rd|th|'s|\.[A-Za-z]{2,}.*)"
+    r"([-+]?\\?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?)"
+    r"(?:-[a-zA-Z]{2,}[^\s0-9]*|st|nd|rd|th|'s|\.[A-Za-z]{2,}[^0-9\n]*)"
 )
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
 
+_SYMBOLS: Final = (
+    "\u00d7=times \u03c0=pi \u221e=infty \u2264=le \u2265=ge \u2260=ne \u222a=cup \u2229=cap \u2208=in \u00b1=pm"
+    " \u03b8=theta \u03b1=alpha \u03b2=beta"
+)
 _CHARACTERS: Final = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
     | dict.fromkeys("\u00b7\u22c5\u2219", r"\cdot ")
     | dict.fromkeys("\u00f7\u2044\u2215", "/")
     | dict.fromkeys("\u00b0\u00ba", r"\text{degrees}")
     | dict.fromkeys("\u200b\ufeff", "")
-    | {
-        "\u00d7": r"\times ",
-        "\u03c0": r"\pi ",
-        "\u221e": r"\infty ",
-        "\u2264": r"\le ",
-        "\u2265": r"\ge ",
-        "\u2260": r"\ne ",
-        "\u222a": r"\cup ",
-        "\u2229": r"\cap ",
-        "\u2208": r"\in ",
-        "\u00b1": r"\pm ",
-        "\u03b8": r"\theta ",
-        "\u03b1": r"\alpha ",
-        "\u03b2": r"\beta ",
-        "\u20ac": r"\text{euro}",
-        "\u00a3": r"\text{pound}",
-        "\u00a5": r"\text{yen}",
-        "\u2019": "'",
-    }
+    | {"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"}
+    | {symbol: f"\\{name} " for symbol, _, name in (one.partition("=") for one in _SYMBOLS.split())}
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
 _INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
@@ -492,10 +480,7 @@ def reference(answer: str) -> str:
 
 
 async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
-    """Return 1.0 when the response's final answer equals the reference (or the end of a worked one), else 0.0.
-
-    ``is_equivalent`` is asked where they are not the same, and a formula is wanted.
-    """
+    """Return 1.0 where the final answer equals the reference's, else 0.0; ``is_equivalent`` compares formulas."""
     wanted = reference(answer)
     given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
     if given is None:

@@ -15,8 +15,7 @@ import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from string import Template
 from typing import Any, Final
@@ -64,10 +63,7 @@ def mathematics() -> Reward:
 
 
 def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
-    """Judge the final number of a response: whether it is the reference's, within a relative or absolute tolerance.
-
-    RewardError: the reference is no number.
-    """
+    """Judge the final number of a response, within a tolerance; RewardError where the reference is no number."""
 
     async def judge(said: Answered) -> float:
         wanted = parse_number(reference(said.answer))
@@ -82,10 +78,7 @@ def numeric(*, relative: float = 0.0, absolute: float = 0.0) -> Reward:
 
 
 def matches(pattern: str, *, whole: bool = False) -> Reward:
-    """Judge the format of a response: whether a regular expression is found in it, or is ``whole`` of it.
-
-    ``.`` is any character, a new line too.
-    """
+    """Judge whether a regular expression is found in a response, or is ``whole`` of it; ``.`` is any character."""
     compiled = re.compile(pattern, re.DOTALL)
 
     async def judge(said: Answered) -> float:
@@ -189,13 +182,17 @@ def judged(
 
     async def judge(said: Answered) -> float:
         asked = template.substitute(question=said.question, response=said.text, answer=said.answer)
-        if pool is None:
-            text = await _asked(asked, model, url, key, timeout_s)
-        elif said.ctx is None:
-            raise RewardError(f"pool {pool!r} cannot be asked: Answered.ctx is not set")
-        else:
-            async with _within(timeout_s):
-                text = await said.ctx.chat([{"role": "user", "content": asked}], pool=pool, sampling=sampling)
+        messages = [{"role": "user", "content": asked}]
+        try:
+            async with awake.timeout(timeout_s):
+                if pool is None:
+                    text = await _said_by_server(messages, model, url, key)
+                elif said.ctx is None:
+                    raise RewardError(f"pool {pool!r} cannot be asked: Answered.ctx is not set")
+                else:
+                    text = await said.ctx.chat(messages, pool=pool, sampling=sampling)
+        except TimeoutError as error:
+            raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
         scores = _SCORE.findall(text)
         value = float(scores[-1]) if scores else None
         if value is None or not worst <= value <= best:
@@ -205,35 +202,24 @@ def judged(
     return judge
 
 
-@asynccontextmanager
-async def _within(limit_s: float) -> AsyncIterator[None]:
-    try:
-        async with awake.timeout(limit_s):
-            yield
-    except TimeoutError as error:
-        raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
-
-
-async def _asked(text: str, model: str, url: str, key: str, timeout_s: float) -> str:
+async def _said_by_server(messages: list[dict[str, str]], model: str, url: str, key: str) -> str:
     import aiohttp
 
     if url not in os.environ:
         raise RewardError(f"nobody can be asked to judge: {url} is not set; see explorer.runner_environment")
-    body = {"model": model, "messages": [{"role": "user", "content": text}]}
     headers = {"Authorization": f"Bearer {os.environ.get(key, '')}"}
     address = f"{os.environ[url].rstrip('/')}/chat/completions"
     raw = bytearray()
     try:
         async with (
-            awake.timeout(timeout_s),
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), headers=headers) as session,
-            session.post(address, json=body, allow_redirects=False) as answer,
+            session.post(address, json={"model": model, "messages": messages}, allow_redirects=False) as answer,
         ):
             async for piece in answer.content.iter_any():
                 raw += piece
                 if len(raw) > _MAX_JUDGEMENT:
                     break
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except aiohttp.ClientError as error:
         raise RewardError(f"the judge does not answer: {type(error).__name__}: {error}") from error
     if answer.status != 200 or len(raw) > _MAX_JUDGEMENT:
         raise RewardError(f"the judge refuses: {answer.status}: {raw[:200].decode(errors='replace')}")
@@ -274,39 +260,36 @@ def shaped(reward: Reward, shape: Callable[[float], float]) -> Reward:
 type _Ask = Callable[[int], Awaitable[float]]  # judges by one of the parts, and tells what it gave
 
 
-class _Composed:
-    """A reward made of parts. A part is told by its place, whichever is judged first, or not at all.
+# The name of each part of a reward, the how manieth of that name it is, and the same of its own parts.
+type _Named = list[tuple[str, int, _Named]]
 
-    Among ``parts``, those of a part come before it.
-    """
+
+class _Composed:
+    """A reward made of parts. A part is told by its place, whichever is judged first, or not at all."""
 
     def __init__(self, kind: str, parts: Sequence[Reward], combine: Callable[[_Ask], Awaitable[float]]) -> None:
         self.kind = kind
-        self.names: Counter[str] = Counter()  # how many parts of each name there are, at any depth
+        self._parts = parts
         self._combine = combine
-        self._parts: list[tuple[Reward, str, Counter[str]]] = []  # with its name, and the names before it
-        for part in parts:
-            name = _name_of(part)
-            self._parts.append((part, name, self.names.copy()))
-            self.names.update(part.names if isinstance(part, _Composed) else ())
-            self.names[name] += 1
 
     async def __call__(self, said: Answered) -> float:
-        return await self.judge(said, Counter())
+        return await self.judge(said, self.named(Counter()))
 
-    async def judge(self, said: Answered, before: Counter[str]) -> float:
-        """Judge a response, as a part of a reward with these names before this one's."""
+    def named(self, counts: Counter[str]) -> _Named:
+        """Return the names of its parts; those of a part come before it."""
+        found: _Named = []
+        for part in self._parts:
+            below = part.named(counts) if isinstance(part, _Composed) else []
+            name = _name_of(part)
+            counts[name] += 1
+            found.append((name, counts[name], below))
+        return found
 
+    async def judge(self, said: Answered, named: _Named) -> float:
         async def ask(at: int) -> float:
-            part, name, here = self._parts[at]
-            taken = before + here
-            if isinstance(part, _Composed):
-                value = await part.judge(said, taken)
-                taken += part.names
-            else:
-                value = await part(said)
-            numbers = itertools.count(taken[name] + 1)
-            told = (f"reward/{name}" if number == 1 else f"reward/{name}_{number}" for number in numbers)
+            part, (name, number, below) = self._parts[at], named[at]
+            value = await (part.judge(said, below) if isinstance(part, _Composed) else part(said))
+            told = (f"reward/{name}" if n == 1 else f"reward/{name}_{n}" for n in itertools.count(number))
             said.metrics[next(one for one in told if one not in said.metrics)] = value
             return value
 

@@ -6,14 +6,13 @@
                                      |--some-------> PartialRunsError: those that succeeded, and the first error
                                      '--none-------> the first error
 
-A ``Reusable`` keeps the task that it works on (``self.task``, an environment, a client): each run has an instance to
-itself, though the one instance of a workflow in the registry serves all tasks of its kind at once::
+A ``Reusable`` keeps the task that it works on: each run has an instance to itself::
 
     a run begins --> an idle instance, or a new one --> reset(task) --> run(ctx, run_id) --returned--> idle
                                                                              '--raised, cancelled--> dropped
 
-The runs of a task are done at once where ``run`` is ``async``; each in a thread of its own where it is not: it may
-block; one after the other where ``sequential`` is True, in either case.
+The runs of a task are done at once where ``run`` is ``async``, each in a thread of its own where it is not, one after
+the other where ``sequential`` is True.
 """
 
 import asyncio
@@ -34,10 +33,7 @@ from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, Workf
 
 
 class SingleRunWorkflow(ABC):
-    """Turns ``run_once`` into a workflow. Register the subclass.
-
-    The runs share an event loop: one that blocks it blocks the others.
-    """
+    """Turns ``run_once`` into a workflow. Register the subclass. A run that blocks the event loop blocks the others."""
 
     name: str
     sequential: ClassVar[bool] = False  # The runs of a task are done one after the other, rather than at once

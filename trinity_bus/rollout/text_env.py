@@ -7,8 +7,7 @@
                                                    '------------- not over yet --------------'
 
 Each step's reward is that of the model's turn; the run's is their sum. An attempt that goes on after its explorer's
-death makes the environment anew and takes the same steps in it. That is exact where the environment follows from its
-seed, as Gymnasium's do; where it shows something else, the model is asked anew from there.
+death takes the same steps anew; where the environment shows something else, the model is asked anew from there.
 
 Failures: what the environment raises is the failure of its run, as is one that takes longer for a call than it may
 (``EnvironmentTimeoutError``). Its methods may block: each call has a thread of its own.

@@ -61,10 +61,7 @@ async def within[**P](
 
 
 class BlockingContext:
-    """What a workflow may use that runs in a thread: a ``RolloutContext`` whose methods block.
-
-    An async context manager, of the event loop; at its end what the thread waits for is cancelled.
-    """
+    """A ``RolloutContext`` for a thread: its methods block; at the end of its block what waits is cancelled."""
 
     def __init__(self, ctx: RolloutContext) -> None:
         self._ctx = ctx

@@ -9,28 +9,21 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trinity_bus.chat import EndingTokenizer
 from trinity_bus.chat.encoding import Encoder, Writing
 from trinity_bus.chat.renderer import TemplateOptions, read_options
 
+_AS_IT_COMES: Final = Writing()
+
 
 def load_tokenizer(
-    model_path: str,
-    options: TemplateOptions | None = None,
-    *,
-    max_tokens: int | None = None,
-    parse_special_tokens: bool = False,
-    renderer: str | None = None,
+    model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES
 ) -> EndingTokenizer:
     """Return the tokenizer of a Hugging Face model; OSError, ValueError, ChatError.
 
-    Args:
-        options: Of its chat template (``mesh.chat_template_options``), for ``renderer_for`` to find, as the others.
-        max_tokens: Of the longest prompt (``mesh.max_model_len``): what is surely longer is not tokenized.
-        parse_special_tokens: Whether special tokens in what users and tools say are tokens.
-        renderer: Name of the package's renderer (``mesh.renderer``).
+    ``options`` of its chat template (``mesh.chat_template_options``), and ``how``, are for ``renderer_for`` to find.
     """
     options = read_options(options or {})
     # Its threads would not survive a fork, and it says so at length.
@@ -43,7 +36,7 @@ def load_tokenizer(
         # Left out, it asks at the terminal whether code of the folder may run.
         tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     tokenizer.chat_template_options = options
-    tokenizer.encoder_of_text = Encoder(tokenizer, Writing(max_tokens, parse_special_tokens, renderer))
+    tokenizer.encoder_of_text = Encoder(tokenizer, how)
     loaded: EndingTokenizer = tokenizer
     return loaded
 

@@ -23,12 +23,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from schemas.groups.vectors import FLOAT32, INT32
 from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, Turn
-from trinity_bus.chat import Completion
+from trinity_bus.chat import Completion, wire
 
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable
 
@@ -123,7 +121,7 @@ def _look_at(writing: asyncio.Task[None]) -> None:
 
 def question_of_prompt(prompt: Sequence[int], sampling: Sampling, n: int, pool: str = "") -> str:
     """Return the digest of what an engine is asked; of one of another pool, where one is named."""
-    asked = hashlib.blake2b(np.asarray(prompt, INT32).tobytes(), digest_size=16)
+    asked = hashlib.blake2b(wire.token_bytes(prompt), digest_size=16)
     asked.update(f"{pool}/{n}/{sampling.model_dump_json(exclude_none=True)}".encode())
     return asked.hexdigest()
 
@@ -134,8 +132,8 @@ def question_of_call(name: str, arguments: Any) -> str:
 
 def drawn_response(given: Completion) -> DrawnResponse:
     return DrawnResponse(
-        token_ids=np.asarray(given.token_ids, INT32).tobytes(),
-        logprobs=np.asarray(given.logprobs, FLOAT32).tobytes(),
+        token_ids=wire.token_bytes(given.token_ids),
+        logprobs=wire.logprob_bytes(given.logprobs),
         finish_reason=given.finish_reason,
         versions=[[start, version] for start, version in given.versions],
     )
@@ -144,8 +142,8 @@ def drawn_response(given: Completion) -> DrawnResponse:
 def kept_completion(kept: DrawnResponse) -> Completion:
     """Return a response that was kept, without routes: a turn drawn behind it tells them for all tokens before."""
     return Completion(
-        np.frombuffer(kept.token_ids, INT32).tolist(),
-        np.frombuffer(kept.logprobs, FLOAT32).tolist(),
+        wire.tokens_of(kept.token_ids),
+        wire.logprobs_of(kept.logprobs),
         kept.finish_reason,
         [(start, version) for start, version in kept.versions],
     )

@@ -1,12 +1,12 @@
 """What a workflow is, what it is given, and what it gives back.
 
-States: a workflow has none. One instance serves every task of its kind, several at once on one event loop of a runner
-(a process that runs nothing but workflows), so it keeps nothing between calls to ``run`` and does not block the loop.
+States: a workflow has none. One instance serves every task of its kind, several at once on one event loop of a runner,
+so it keeps nothing between calls to ``run`` and does not block the loop.
 
 Failures: whatever ``run`` raises is the typed failure of this attempt, and the task is tried again elsewhere. A
 workflow raises ``WorkflowError`` for a task that it can never answer, and ``PartialRunsError`` where it has some of the
-runs. It never turns a failure into a reward of zero: zero is what a wrong answer earns. One that blocks the loop, or
-takes the process down, costs the others in its runner a delay, and fails when it does so again in a runner of its own.
+runs; zero is what a wrong answer earns. One that blocks the loop, or takes the process down, costs the others in its
+runner a delay, and fails when it does so again in a runner of its own.
 
 Cancellation: ``run`` is cancelled when its time is up or when the attempt no longer counts. It should let
 ``CancelledError`` through; when it does not within ``explorer.cancel_grace_s``, its runner is killed.
@@ -17,7 +17,6 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgpack
@@ -32,7 +31,6 @@ from schemas.task import Task
 from trinity_bus.chat import ChatError, Completion, Tokenizer, renderer_for
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.stamp import note_sampling
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 
@@ -45,10 +43,7 @@ class WorkflowError(TrinityError, ValueError):
 
 
 class PartialRunsError(WorkflowError):
-    """Some of the runs were done when one broke off.
-
-    ``rollouts`` are those that were done, in order; ``error`` the first error.
-    """
+    """Some of the runs were done when one broke off: ``rollouts``, in order; ``error`` is the first one."""
 
     def __init__(self, rollouts: "Sequence[Rollout]", error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -65,17 +60,16 @@ class Engine(Protocol):
         ...
 
 
-class Pools(Protocol):
-    """Models of other pools: judges, teachers. What cannot be had is raised, with its reason."""
+class PoolEngine(Engine, Protocol):
+    """The model of another pool: a judge, a teacher. What cannot be had is raised, with its reason."""
 
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]: ...
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
         """Return the answer to a conversation: messages of OpenAI's shape, as JSON."""
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]: ...
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]: ...
+
+
+type Pools = Callable[[str], PoolEngine]  # by the pool's name; UnknownPoolError: it is not asked here
 
 
 class RunState:
@@ -124,7 +118,7 @@ class RolloutContext:
     batch_type: BatchType = "train"
     traceparent: str | None = None  # trace context of this rollout, the parent of the engine's own spans
     state: RunState = field(default_factory=RunState)  # what the workflow has said of itself
-    # how the engine was asked to draw, each way once; see ``trinity_bus.rollout.stamp``
+    # how the engine was asked to draw, each way once
     asked: list[Sampling] = field(default_factory=list)
     requests: Iterator[int] = field(default_factory=itertools.count)  # numbers what is asked of the engine
     turns_of: Callable[[int], RunTurns] | None = None  # the turns of each run; None: none are kept
@@ -133,20 +127,15 @@ class RolloutContext:
     places: KeptPlaces | None = None
 
     def of_run(self, run_id: int) -> "RolloutContext":
-        """Return the context of one run: its requests are numbered by themselves, and its turns are kept.
-
-        So what it draws does not hang on how the runs take turns, and it can be gone on with.
-        """
+        """Return the context of one run, whose requests are numbered by themselves, and whose turns are kept."""
         turns = None if self.turns_of is None else self.turns_of(run_id)
         return dataclasses.replace(self, run_id_base=run_id, requests=itertools.count(), turns=turns)
 
     async def end_turn(self) -> None:
         """Say that a turn of this run is over: should this explorer die, another goes on from here.
 
-        The workflow is then run again from its beginning, and is told what was drawn and what calls returned in the
-        turns that were completed: it has to ask the same questions again.
-
-        The turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
+        The workflow is then run again, and is told what completed turns were told, as long as it asks the same. The
+        turn is written while the next one goes on, whose end waits for it, as do ``call`` and the end of the run.
         """
         if self.turns is not None:
             await self.turns.complete()
@@ -194,10 +183,7 @@ class RolloutContext:
         return place
 
     def set_state(self, **values: Any) -> None:
-        """Say something about this run that people can see while it goes on: in the states of the runners.
-
-        Plain data; each replaces what was said under its name. ValueError: it is none, or too much.
-        """
+        """Tell people something in the states of the runners; ValueError where it is no plain data, or too much."""
         self.state.set(values)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], *, pool: str, sampling: Sampling | None = None) -> str:
@@ -210,7 +196,7 @@ class RolloutContext:
         asked = sampling or Sampling()
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
-            return await self._pools.chat(pool, msgspec.json.encode(messages), asked)
+            return await self._pool(pool).chat(msgspec.json.encode(messages), asked)
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 
@@ -223,13 +209,12 @@ class RolloutContext:
         returned, for ``Rollout.teacher_logprobs``, are [tokens] log-probabilities at temperature 1. It is asked again
         when a run is gone on with. TrinityError: as ``chat``.
         """
-        return await self._pools.score(pool, [*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
+        return await self._pool(pool).score([*prompt_token_ids, *response_token_ids], len(prompt_token_ids))
 
-    @property
-    def _pools(self) -> Pools:
+    def _pool(self, pool: str) -> PoolEngine:
         if self.pools is None:
             raise WorkflowError("there are no other pools to ask here")
-        return self.pools
+        return self.pools(pool)
 
     async def generate(
         self,
@@ -248,8 +233,7 @@ class RolloutContext:
         WorkflowError: the engine gave another number of responses. TrinityError: as ``chat``.
         """
         if pool is not None:
-            draw = partial(self._pools.generate_in, pool)
-            return await self._draw(draw, prompt_token_ids, sampling or Sampling(), n, pool)
+            return await self._draw(self._pool(pool), prompt_token_ids, sampling or Sampling(), n, pool)
         merged = merge_sampling(self.sampling, sampling)
         note_sampling(self.asked, merged)
         if merged.seed is not None:
@@ -257,27 +241,16 @@ class RolloutContext:
             first = merged.seed if own else request_seed(merged.seed, self.task_id, next(self.requests))
             # The engine adds its place to the seed of each of the n.
             merged = merged.model_copy(update={"seed": first + self.run_id_base})
-        return await self._draw(
-            lambda prompt, how, count: self.engine.generate(prompt, how, count, self.traceparent),
-            prompt_token_ids,
-            merged,
-            n,
-            "",
-        )
+        return await self._draw(self.engine, prompt_token_ids, merged, n, "")
 
     async def _draw(
-        self,
-        draw: Callable[[Sequence[int], Sampling, int], Awaitable[Sequence[Completion]]],
-        prompt: Sequence[int],
-        sampling: Sampling,
-        n: int,
-        pool: str,
+        self, engine: Engine, prompt: Sequence[int], sampling: Sampling, n: int, pool: str
     ) -> Sequence[Completion]:
         # In an earlier attempt; where nothing was, it is drawn and noted.
         known = None if self.turns is None else self.turns.drawn(prompt, sampling, n, pool)
         if known is not None:
             return known
-        completions = await draw(prompt, sampling, n)
+        completions = await engine.generate(prompt, sampling, n, self.traceparent)
         if len(completions) != n:
             raise WorkflowError(f"asked the engine for {n} responses and got {len(completions)}")
         if self.turns is not None:
@@ -309,6 +282,42 @@ def merge_sampling(defaults: Sampling, wishes: Sampling | None) -> Sampling:
         return defaults
     named = {name: value for name in type(wishes).model_fields if (value := getattr(wishes, name)) is not None}
     return defaults.model_copy(update=named)
+
+
+class UnknownSamplingError(TrinityError, ValueError):
+    pass
+
+
+def note_sampling(asked: list[Sampling], sampling: Sampling) -> None:
+    """Add a way of drawing to those that are known, unless it draws as one of them does."""
+    if not any(known is sampling or _distribution(known) == _distribution(sampling) for known in asked):
+        asked.append(sampling)
+
+
+def sampling_of_rest(rollouts: Sequence[Rollout], asked: Sequence[Sampling]) -> Sampling | None:
+    """Return how those rollouts were drawn that do not say it; None where there are none, or nothing was drawn.
+
+    A trainer computes log-probabilities at the temperature at which a sample was drawn. What the engine was asked is
+    known here; which sample came of which question is not, where a workflow asked in several ways: then each has to say
+    it, or it is an UnknownSamplingError.
+    """
+    if all(one.sampling is not None for one in rollouts) or not asked:
+        return None
+    if len(asked) > 1:
+        told = ", ".join(str(dict(zip(_DISTRIBUTION, _distribution(one), strict=True))) for one in asked)
+        raise UnknownSamplingError(
+            f"the engine was asked to draw in {len(asked)} ways ({told}): say of each rollout which it was, as in "
+            "Rollout(..., sampling=merge_sampling(ctx.sampling, wishes))"
+        )
+    return asked[0]
+
+
+_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
+
+
+def _distribution(sampling: Sampling) -> tuple[Any, ...]:
+    # What decides what is drawn; lengths, stops and seeds do not.
+    return tuple(getattr(sampling, name) for name in _DISTRIBUTION)
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:

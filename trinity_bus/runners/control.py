@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import Dialect
 
@@ -29,9 +30,7 @@ class LoadWorkflows(Struct, tag="load", frozen=True):
     namespace: str
     telemetry: bytes  # ``TelemetrySettings`` as JSON
     template_options: dict[str, Any] = {}
-    max_tokens: int | None = None  # of the longest prompt
-    parse_special_tokens: bool = False
-    renderer: str | None = None
+    writing: Writing = Writing()
     # User, by name or number, to become before anything of the workflows' is imported; None: to stay.
     user: str | None = None
 

@@ -24,6 +24,7 @@ from typing import Self
 
 from schemas import Sampling
 from trinity_bus import awake
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.config import Settings, env_name
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runners import control
@@ -97,9 +98,7 @@ class ForkServer:
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),
                     template_options=explorer.chat_template_options,
-                    max_tokens=explorer.max_model_len,
-                    parse_special_tokens=explorer.parse_special_tokens,
-                    renderer=explorer.renderer,
+                    writing=Writing(explorer.max_model_len, explorer.parse_special_tokens, explorer.renderer),
                     user=user,
                 )
             )

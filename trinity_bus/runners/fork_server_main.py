@@ -56,13 +56,7 @@ def load(order: control.LoadWorkflows) -> Tokenizer:
             importlib.import_module(module)
         module, _, function = order.tokenizer.partition(":")
         load_it = getattr(importlib.import_module(module), function)
-        tokenizer: Tokenizer = load_it(
-            order.model_path,
-            order.template_options,
-            max_tokens=order.max_tokens,
-            parse_special_tokens=order.parse_special_tokens,
-            renderer=order.renderer,
-        )
+        tokenizer: Tokenizer = load_it(order.model_path, order.template_options, order.writing)
     return tokenizer
 
 

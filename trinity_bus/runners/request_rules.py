@@ -5,11 +5,11 @@ Of each job that the runner was given::
     OPEN --RunDone, RunFailed, RunCancelled--> (forgotten)
       '--CancelRun--> CANCELLED --RunDone, RunFailed, RunCancelled--> (forgotten)
 
-and of each request of an OPEN job, to an engine or to keep a turn::
+and each request of an OPEN job, to an engine or to keep a turn::
 
-    (unheard of) --Generate, Chat, Score, KeepTurn--> SERVED --answered--> (forgotten)
-                                           |--AbandonRequest--> (forgotten; the engine drops it)
-                                           '--its job ends or is cancelled--> (forgotten; the engine drops it)
+    (unheard of) --EngineRequest--> SERVED --answered--> (forgotten)
+                                |--AbandonRequest--> (forgotten; the engine drops it)
+                                '--its job ends or is cancelled--> (forgotten; the engine drops it)
 
 ============================================  ======================================================================
 what the runner says                          what happens
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from trinity_bus.chat.wire import FailedFrame
 from trinity_bus.runners import messages
 from trinity_bus.runtime.frames import ProtocolError
 
@@ -37,25 +38,13 @@ MAX_REQUESTS = 4096
 type RequestKey = tuple[int, int]  # job and number of the request
 
 
-class ServeRequest(Struct, frozen=True):
-    asked: messages.Asked
+class Dropped(Struct, frozen=True):
+    requests: tuple[RequestKey, ...]  # that nobody waits for any more
+    ended: messages.RunEnded | None = None  # how the job has ended that they were of
 
 
-class RefuseRequest(Struct, frozen=True):
-    asked: messages.Asked
-    why: str
-
-
-class DropRequest(Struct, frozen=True):
-    request: RequestKey
-
-
-class JobEnded(Struct, frozen=True):
-    how: messages.RunDone | messages.RunFailed | messages.RunCancelled
-    drop: tuple[RequestKey, ...]  # requests of it that nobody waits for any more
-
-
-type Reaction = ServeRequest | RefuseRequest | DropRequest | JobEnded | messages.Pong
+# A request is to be served, and an answer, which refuses one, to be sent.
+type Reaction = messages.EngineRequest | messages.RequestAnswered | Dropped | messages.Pong
 
 
 @dataclass(slots=True)
@@ -102,31 +91,29 @@ class RequestRules:
     def receive(self, message: messages.ToExplorer) -> Reaction | None:
         """Return what a message means, None if nothing any more; raises ProtocolError where it must not be said."""
         match message:
-            case messages.Generate() | messages.Chat() | messages.Score() | messages.KeepTurn():
+            case messages.EngineRequest():
                 return self._asked(message)
             case messages.AbandonRequest(job, number):
-                return DropRequest((job, number)) if self.answer((job, number)) else None
-            case messages.RunDone(job) | messages.RunFailed(job) | messages.RunCancelled(job):
-                known = self._known(job)
-                if isinstance(message, messages.RunCancelled) and not known.cancelled:
-                    raise ProtocolError(f"it cancelled job {job}, which it was not told to")
-                del self._jobs[job]
-                return JobEnded(message, self._forget_requests(job, known))
+                return Dropped(((job, number),)) if self.answer((job, number)) else None
             case messages.Pong():
                 return message
+        known = self._known(message.job)
+        if isinstance(message, messages.RunCancelled) and not known.cancelled:
+            raise ProtocolError(f"it cancelled job {message.job}, which it was not told to")
+        del self._jobs[message.job]
+        return Dropped(self._forget_requests(message.job, known), message)
 
-    def _asked(self, asked: messages.Asked) -> Reaction | None:
+    def _asked(self, asked: messages.EngineRequest) -> Reaction | None:
         known = self._known(asked.job)
         if known.cancelled:
             return None
-        if asked.request in known.requests:
-            raise ProtocolError(f"request {asked.request} of job {asked.job} came twice")
+        if asked.number in known.requests:
+            raise ProtocolError(f"request {asked.number} of job {asked.job} came twice")
         if len(known.requests) >= MAX_REQUESTS:
-            return RefuseRequest(
-                asked, f"a workflow has {MAX_REQUESTS} requests at once; wait for some before asking more"
-            )
-        known.requests[asked.request] = None
-        return ServeRequest(asked)
+            why = f"a workflow has {MAX_REQUESTS} requests at once; wait for some before asking more"
+            return messages.RequestAnswered(asked.job, asked.number, [FailedFrame(why, "RequestRefusedError")])
+        known.requests[asked.number] = None
+        return asked
 
     def _known(self, job: int) -> _Job:
         known = self._jobs.get(job)

@@ -5,7 +5,7 @@
     SERVING --the explorer closes the socket, or dies--> workflows cancelled, spans written, ended
 
     a job:  Run --> its workflow --returned--> Done, with the experiences, encoded once and for all
-                       |-- asks the engine: Generate --> waits --> Completions, or an error of the engine's
+                       |-- asks the engine: EngineRequest --> waits --> RequestAnswered, perhaps with the engine's error
                        |--raised-------------> its last turns durable --> Failed, with the error's type and message
                        '--CancelRun: cancelled, and whatever it does then: Cancelled
 
@@ -22,15 +22,14 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
-from schemas.groups.vectors import FLOAT32, INT32
 from schemas.turn import Turn
 from trinity_bus import awake
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
@@ -38,11 +37,11 @@ from trinity_bus.inference.errors import EngineError
 from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
 from trinity_bus.rollout.threads import given_up
-from trinity_bus.rollout.turns import RunTurns, Write
+from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
-from trinity_bus.runners.frame_writer import FrameWriter
-from trinity_bus.runtime.frames import FrameReader, ProtocolError
+from trinity_bus.runners.link import FrameConnection
+from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.sandbox import KeptPlaces
 from trinity_bus.telemetry import parent_context, setup_telemetry
 from trinity_bus.telemetry import traceparent as current_traceparent
@@ -73,63 +72,30 @@ def run_runner(link: socket.socket, serial: int, tokenizer: Tokenizer, order: Lo
 async def _serve(link: socket.socket, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
     runner = Runner(tokenizer, common)
     link.setblocking(False)
-    await asyncio.get_running_loop().create_unix_connection(lambda: runner, sock=link)
+    await runner.connection.open(link)
     try:
         await runner.over
     finally:
         await runner.end()
 
 
-class RemoteEngine:
-    """The engine, and those of other pools, for one job: every request goes to the explorer."""
+class Requests:
+    """What one job asks of the explorer."""
 
     def __init__(self, job: int, send: Callable[[messages.ToExplorer], None]) -> None:
         self._job = job
         self._send = send
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[list[wire.Frame]]] = {}
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[Completion]:
-        # The engine's span is a child of the current one, where a workflow has started one.
-        return await self._draw(prompt_token_ids, sampling, n, current_traceparent() or traceparent, None)
-
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
-        return await self._draw(prompt_token_ids, sampling, n, current_traceparent(), pool)
-
-    async def chat(self, pool: str, conversation: bytes, sampling: Sampling) -> str:
-        how = _how(sampling)
-        text: str = await self._ask(lambda number: messages.Chat(self._job, number, pool, conversation, how))
-        return text
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        tokens = messages.pack_vector(token_ids, INT32)
-        logprobs: list[float] = await self._ask(lambda number: messages.Score(self._job, number, pool, tokens, start))
-        return logprobs
-
-    async def _draw(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, parent: str | None, pool: str | None
-    ) -> list[Completion]:
-        prompt, how = messages.pack_vector(prompt_token_ids, INT32), _how(sampling)
-        drawn: list[Completion] = await self._ask(
-            lambda number: messages.Generate(self._job, number, prompt, how, n, parent, pool)
-        )
-        return drawn
-
-    async def keep(self, turn: Turn) -> None:
-        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
-        packed = encode(turn)
-        await self._ask(lambda number: messages.KeepTurn(self._job, number, packed))
-
-    async def _ask(self, request: Callable[[int], messages.Asked]) -> Any:
+    async def ask(
+        self, ask: wire.AnyAsk | messages.KeepTurn, pool: str | None = None, parent: str | None = None
+    ) -> list[wire.Frame]:
         number = next(self._numbers)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[wire.Frame]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(request(number))
+            self._send(messages.EngineRequest(self._job, number, ask, pool, parent))
             return await answer
         except asyncio.CancelledError:
             self._send(messages.AbandonRequest(self._job, number))
@@ -137,62 +103,69 @@ class RemoteEngine:
         finally:
             del self._waiting[number]
 
+    async def keep(self, turn: Turn) -> None:
+        """Return when a turn is durable; SchemaError where it is too large, EngineError where it is not kept."""
+        await self.ask(messages.KeepTurn(encode(turn)))
+
     def close(self) -> None:
         for answer in self._waiting.values():
             answer.cancel()
 
-    def answered(self, message: messages.Answered) -> None:
-        answer = self._waiting.get(message.request)
+    def answered(self, message: messages.RequestAnswered) -> None:
+        answer = self._waiting.get(message.number)
         if answer is None or answer.done():
             return
-        match message:
-            case messages.Completions():
-                answer.set_result(messages.unpack_completions(message))
-            case messages.Chatted():
-                answer.set_result(message.text)
-            case messages.Scored():
-                answer.set_result(messages.unpack_vector(message.logprobs, FLOAT32).tolist())
-            case messages.TurnKept():
-                answer.set_result(None)
-            case messages.EngineFailed():
-                answer.set_exception(_engine_error(message))
+        match message.frames:
+            case [wire.FailedFrame(reason, kind)]:
+                answer.set_exception(_engine_error(kind, reason))
+            case frames:
+                answer.set_result(frames)
+
+
+class RemoteEngine:
+    """The engine, or that of another pool: every request goes to the explorer."""
+
+    def __init__(self, requests: Requests, pool: str | None = None) -> None:
+        self._ask = requests.ask
+        self._pool = pool
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+    ) -> list[Completion]:
+        ask = wire.Ask(wire.token_bytes(prompt_token_ids), wire.sampling_bytes(sampling), n)
+        # The engine's span is a child of the current one, where a workflow has started one.
+        frames = await self._ask(ask, self._pool, current_traceparent() or traceparent)
+        return [wire.completion_of(one) for one in frames if isinstance(one, wire.DrawnFrame)]
+
+    async def chat(self, conversation: bytes, sampling: Sampling) -> str:
+        said = await self._ask(wire.ChatAsk(conversation, wire.sampling_bytes(sampling)), self._pool)
+        return "".join(one.text for one in said if isinstance(one, wire.SaidFrame))
+
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        scored = await self._ask(wire.ScoreAsk(wire.token_bytes(token_ids), start), self._pool)
+        return [p for one in scored if isinstance(one, wire.ScoredFrame) for p in wire.logprobs_of(one.logprobs)]
 
 
 @dataclass(slots=True)
 class _Job:
-    engine: RemoteEngine
+    requests: Requests
     state: RunState
     cancelled: bool = False
     task: asyncio.Task[None] | None = None
 
 
-class Runner(asyncio.Protocol):
+class Runner:
     def __init__(self, tokenizer: Tokenizer, common: LoadWorkflows) -> None:
         self._tokenizer = tokenizer
         self._model = common.model
         self._namespace = common.namespace
         self._sampling = Sampling.model_validate_json(common.sampling)
-        self._frames = FrameReader(messages.TO_RUNNER.limit)
         self._jobs: dict[int, _Job] = {}
-        self._writer = FrameWriter(messages.TO_EXPLORER)
+        self.connection = FrameConnection(messages.TO_EXPLORER, messages.TO_RUNNER.limit, self._hear, self._finish)
+        self._send = self.connection.send
+        self._send(messages.Pong({}))
         # done when the explorer has closed its end
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # That of uvloop is not derived from it.
-        self._writer.connected(cast("asyncio.WriteTransport", transport))
-        self._writer.send(messages.Pong({}))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._frames.feed(data):
-                self._handle(messages.TO_RUNNER.decode(body))
-        except ProtocolError as error:
-            self._finish(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._writer.close()
-        self._finish(None)
 
     async def end(self) -> None:
         # What runs is not waited for longer than the explorer has patience.
@@ -206,7 +179,7 @@ class Runner(asyncio.Protocol):
         if tasks:
             await asyncio.wait(tasks)
 
-    def _finish(self, error: Exception | None) -> None:
+    def _finish(self, error: ProtocolError | None) -> None:
         if self.over.done():
             return
         if error is None:
@@ -214,10 +187,10 @@ class Runner(asyncio.Protocol):
         else:
             self.over.set_exception(error)
 
-    def _handle(self, message: messages.ToRunner) -> None:
-        match message:
-            case messages.Run(job):
-                known = _Job(RemoteEngine(job, self._writer.send), RunState(lambda: self._tell_soon(job)))
+    def _hear(self, body: bytes) -> None:
+        match messages.TO_RUNNER.decode(body):
+            case messages.Run(job) as message:
+                known = _Job(Requests(job, self._send), RunState(lambda: self._tell_soon(job)))
                 self._jobs[job] = known
                 known.task = asyncio.create_task(self._work(message, known), name=f"job {job}")
             case messages.CancelRun(job):
@@ -226,10 +199,10 @@ class Runner(asyncio.Protocol):
                     running.task.cancel()
             case messages.Ping():
                 news = {job: known.state.take() for job, known in self._jobs.items() if known.state.changed}
-                self._writer.send(messages.Pong(news, given_up() > 0))
+                self._send(messages.Pong(news, given_up() > 0))
             case answer:
                 if (asking := self._jobs.get(answer.job)) is not None:
-                    asking.engine.answered(answer)
+                    asking.requests.answered(answer)
 
     def _tell_soon(self, job: int) -> None:
         # After this step of the workflow: what it says together is told together.
@@ -238,10 +211,10 @@ class Runner(asyncio.Protocol):
     def _tell(self, job: int) -> None:
         known = self._jobs.get(job)
         if known is not None and known.state.changed:
-            self._writer.send(messages.Pong({job: known.state.take()}))
+            self._send(messages.Pong({job: known.state.take()}))
 
     async def _work(self, job: messages.Run, known: _Job) -> None:
-        answer: messages.RunDone | messages.RunFailed | messages.RunCancelled
+        answer: messages.RunEnded
         try:
             answer = await self._run(job, known)
         # A workflow may raise anything, and may ask to exit: it is this attempt's failure, and nobody else's.
@@ -250,11 +223,11 @@ class Runner(asyncio.Protocol):
             if not (known.cancelled or self.over.done() or isinstance(error, TrinityError)):
                 _log.warning("a workflow failed", exc_info=error)
         self._tell(job.job)
-        known.engine.close()
+        known.requests.close()
         del self._jobs[job.job]
         if known.cancelled:
             answer = messages.RunCancelled(job.job)
-        self._writer.send(answer)
+        self._send(answer)
 
     async def _run(self, job: messages.Run, known: _Job) -> messages.RunDone:
         order = decode(job.order, Dispatch)
@@ -262,11 +235,27 @@ class Runner(asyncio.Protocol):
             return await self._run_in(places, order, job, known)
 
     async def _run_in(self, places: KeptPlaces, order: Dispatch, job: messages.Run, known: _Job) -> messages.RunDone:
-        turns = _TurnsOf(order, [decode(turn, Turn) for turn in job.turns], known.engine.keep)
+        done = [decode(turn, Turn) for turn in job.turns]
+        given: list[RunTurns] = []
+
+        def turns_of(run_id: int) -> RunTurns:
+            like = Turn(
+                task_id=order.task.task_id,
+                attempt=order.attempt,
+                run_id=run_id,
+                number=0,
+                workflow=order.task.workflow,
+                explorer=order.explorer,
+                incarnation=order.incarnation,
+                answers=[],
+            )
+            given.append(RunTurns([turn for turn in done if turn.run_id == run_id], like, known.requests.keep))
+            return given[-1]
+
         # This task's own context: there is nothing to detach.
         attach(parent_context(job.traceparent))
         context = RolloutContext(
-            engine=known.engine,
+            engine=RemoteEngine(known.requests),
             tokenizer=self._tokenizer,
             model=self._model,
             task_id=order.task.task_id,
@@ -276,65 +265,36 @@ class Runner(asyncio.Protocol):
             batch_type=order.batch_type,
             traceparent=job.traceparent,
             state=known.state,
-            pools=known.engine,
-            turns_of=turns,
+            pools=lambda pool: RemoteEngine(known.requests, pool),
+            turns_of=turns_of,
             places=places,
         )
         try:
             rollouts, error = await get_workflow(order.task.workflow).run(order.task, context), None
         except PartialRunsError as partial:
             rollouts, error = partial.rollouts, _message(partial)
-            await turns.settle()
+            await _settle(given)
         except Exception:
-            await turns.settle()
+            await _settle(given)
             raise
-        done = messages.RunDone(job.job, encode_answer(order, rollouts, self._model, job.version, context.asked), error)
+        group = encode_answer(order, rollouts, self._model, job.version, context.asked)
         if error is None:
             # Else another attempt goes on with them.
             await asyncio.to_thread(places.remove)
-        return done
+        return messages.RunDone(job.job, group, error)
 
 
-class _TurnsOf:
-    """The turns of each run of an attempt; ``done`` by earlier attempts, in order."""
+async def _settle(turns: Sequence[RunTurns]) -> None:
+    """Wait until what runs that have failed have completed is durable: the explorer drops what it keeps with them.
 
-    def __init__(self, order: Dispatch, done: Sequence[Turn], write: Write) -> None:
-        self._order = order
-        self._done = done
-        self._write = write
-        self._given: list[RunTurns] = []
-
-    def __call__(self, run_id: int) -> RunTurns:
-        order = self._order
-        like = Turn(
-            task_id=order.task.task_id,
-            attempt=order.attempt,
-            run_id=run_id,
-            number=0,
-            workflow=order.task.workflow,
-            explorer=order.explorer,
-            incarnation=order.incarnation,
-            answers=[],
-        )
-        turns = RunTurns([turn for turn in self._done if turn.run_id == run_id], like, self._write)
-        self._given.append(turns)
-        return turns
-
-    async def settle(self) -> None:
-        """Wait until what runs that have failed have completed is durable: the explorer drops what it keeps with them.
-
-        The next attempt at them goes on from it. What cannot be written is asked again then, and so is what takes
-        longer than ``_SETTLE_S``: the failure is to be told.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with awake.timeout(_SETTLE_S):
-                ended = await asyncio.gather(*(one.durable() for one in self._given), return_exceptions=True)
-                for error in filter(None, ended):
-                    _log.warning("a turn of a run that failed is not kept: %s", error)
-
-
-def _how(sampling: Sampling) -> bytes:
-    return sampling.model_dump_json(exclude_none=True).encode()
+    The next attempt at them goes on from it. What cannot be written is asked again then, and so is what takes longer
+    than ``_SETTLE_S``: the failure is to be told.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with awake.timeout(_SETTLE_S):
+            ended = await asyncio.gather(*(one.durable() for one in turns), return_exceptions=True)
+            for error in filter(None, ended):
+                _log.warning("a turn of a run that failed is not kept: %s", error)
 
 
 def _message(error: BaseException) -> str:
@@ -351,6 +311,6 @@ _ENGINE_ERRORS: dict[str, type[EngineError]] = {
 }
 
 
-def _engine_error(message: messages.EngineFailed) -> Exception:
-    kind = _ENGINE_ERRORS.get(message.kind)
-    return EngineError(f"{message.kind}: {message.message}") if kind is None else kind(message.message)
+def _engine_error(kind: str, message: str) -> EngineError:
+    known = _ENGINE_ERRORS.get(kind)
+    return EngineError(f"{kind}: {message}") if known is None else known(message)

@@ -2,7 +2,7 @@
 
 ::
 
-    RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --Generate--> engine --Completions-->
+    RolloutExecutor --roll_out(order)--> Pool --StartJob--> a runner --EngineRequest--> engine --RequestAnswered-->
         the runner --RunDone--> the bytes of its answer, to RolloutExecutor
 
 ============================  ========================================================================================
@@ -21,18 +21,19 @@ the caller is cancelled       it is told so at once; the workflow has ``cancel_g
 import asyncio
 import itertools
 import logging
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
-from schemas.groups.vectors import FLOAT32, INT32
 from trinity_bus import awake
-from trinity_bus.chat.messages import Completion
+from trinity_bus.chat import wire
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError
@@ -41,7 +42,7 @@ from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
-from trinity_bus.runners.link import RunnerLink, rss_mib
+from trinity_bus.runners.link import RunnerLink
 from trinity_bus.runners.pool import Pool, limits_of
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 from trinity_bus.runtime.forking import ChildExited, ChildForked
@@ -57,7 +58,7 @@ _HUNG_UP_S = 1.0
 _POLITE_S = 1.0
 # How long killed runners may take to be collected at the end.
 _CLOSE_S = 10.0
-
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 type AttemptKey = tuple[str, int]  # task id and attempt
 
@@ -78,12 +79,6 @@ def key_of(order: Dispatch | Cancel) -> AttemptKey:
     return (order.task.task_id if isinstance(order, Dispatch) else order.task_id, order.attempt)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    group: bytes  # an ``ExperienceGroup``, as the runner says; nobody has looked at it yet
-    error: str | None = None  # the first one, where some runs broke off
-
-
 type Keep = Callable[[bytes], Awaitable[None]]  # makes a turn durable, which a runner says is over
 
 
@@ -91,7 +86,7 @@ type Keep = Callable[[bytes], Awaitable[None]]  # makes a turn durable, which a 
 class _Pending:
     order: Dispatch
     run: messages.Run
-    answer: asyncio.Future[AttemptResult]
+    answer: asyncio.Future[messages.RunDone]
     keep: Keep
     at_once: bool = False
 
@@ -131,11 +126,11 @@ class Runners:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            self._do(self._pool.tick(awake.now(), {serial: rss_mib(pid) for serial, pid in self._pids.items()}))
+            self._do(self._pool.tick(awake.now(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
 
     async def roll_out(
         self, order: Dispatch, raw: bytes, traceparent: str | None, *, keep: Keep, turns: Sequence[bytes] = ()
-    ) -> AttemptResult:
+    ) -> messages.RunDone:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
         ``raw`` is the order as it came off the log, which the runner gets; ``keep`` is called with each turn that it
@@ -205,7 +200,7 @@ class Runners:
         for effect in () if self._closed else effects:
             match effect:
                 case do.StartRunner(serial):
-                    self._links[serial] = RunnerLink(self, serial, self._fork_server.fork(serial))
+                    self._links[serial] = RunnerLink(serial, self._fork_server.fork(serial), self._hear, self._lose)
                 case do.StartJob(serial, job):
                     self._begin(serial, job)
                 case do.CancelJob(serial, job):
@@ -233,7 +228,7 @@ class Runners:
         link.requests.run(job)
         link.send(pending.run)
 
-    def _answer(self, job: int, answer: AttemptResult | Exception) -> None:
+    def _answer(self, job: int, answer: messages.RunDone | Exception) -> None:
         pending = self._pending.get(job)
         if pending is None or pending.answer.done():
             return
@@ -277,20 +272,19 @@ class Runners:
 
     # What runners say.
 
-    def receive(self, link: RunnerLink, body: bytes) -> None:
+    def _hear(self, link: RunnerLink, body: bytes) -> None:
         self._pool.heard(link.serial)
         match link.requests.receive(messages.to_explorer(body)):
-            case request_rules.ServeRequest(asked):
-                key = (link.serial, asked.job, asked.request)
+            case messages.EngineRequest() as asked:
+                key = (link.serial, asked.job, asked.number)
                 self._requests[key] = task = asyncio.create_task(self._serve(link, asked))
                 task.add_done_callback(lambda _: self._requests.pop(key, None))
-            case request_rules.RefuseRequest(asked, why):
-                link.send(messages.EngineFailed(asked.job, asked.request, "RequestRefusedError", why))
-            case request_rules.DropRequest(request):
-                self._drop(link.serial, [request])
-            case request_rules.JobEnded(how, drop):
-                self._drop(link.serial, drop)
-                self._job_ended(link.serial, how)
+            case messages.RequestAnswered() as refusal:
+                link.send(refusal)
+            case request_rules.Dropped(requests, ended):
+                self._drop(link.serial, requests)
+                if ended is not None:
+                    self._job_ended(link.serial, ended)
             case messages.Pong() as answer:
                 for job, values in answer.states.items():
                     if job in self._statuses:
@@ -298,51 +292,64 @@ class Runners:
                 if answer.worn:
                     self._do(self._pool.worn(link.serial, awake.now()))
 
-    def broken(self, link: RunnerLink, why: str) -> None:
+    def _lose(self, link: RunnerLink, error: ProtocolError | None) -> None:
+        if error is not None:
+            self._break(link, f"it broke the protocol: {error}")
+        else:
+            # Most likely it is dead, and the fork server is about to say so.
+            asyncio.get_running_loop().call_later(_HUNG_UP_S, self._break, link, "it hung up")
+
+    def _break(self, link: RunnerLink, why: str) -> None:
         if self._links.get(link.serial) is link:
             self._do(self._pool.broken(link.serial, why, awake.now()))
 
-    def hung_up(self, link: RunnerLink) -> None:
-        """Note that a runner's socket is closed: most likely it is dead, and the fork server is about to say so."""
-        asyncio.get_running_loop().call_later(_HUNG_UP_S, self.broken, link, "it hung up")
-
-    def _job_ended(self, serial: int, how: messages.RunDone | messages.RunFailed | messages.RunCancelled) -> None:
+    def _job_ended(self, serial: int, how: messages.RunEnded) -> None:
         self._last[serial] = status = self._statuses.pop(how.job)
         status.terminate_time = time.time()
         if isinstance(how, messages.RunDone):
-            self._answer(how.job, AttemptResult(how.group, how.error))
+            self._answer(how.job, how)
         elif isinstance(how, messages.RunFailed):
             self._answer(how.job, WorkflowRaisedError(how.kind, how.message))
         self._do(self._pool.ended(how.job, awake.now()))
 
-    async def _serve(self, link: RunnerLink, asked: messages.Asked) -> None:
-        request = (asked.job, asked.request)
-        answer: messages.Answered
+    async def _serve(self, link: RunnerLink, asked: messages.EngineRequest) -> None:
         try:
-            answer = await (
-                self._keep(asked) if isinstance(asked, messages.KeepTurn) else serve(asked, self._engine, self._pools)
-            )
+            frames = await self._frames(asked)
         except EngineDeadError as error:
             self._die(error)
             return
         except (ProtocolError, ValidationError) as error:
-            self.broken(link, f"it asked for what cannot be read: {error}")
+            self._break(link, f"it asked for what cannot be read: {error}")
             return
         # Whatever else an engine raises on a request is the affair of whoever asked.
         except Exception as error:  # noqa: BLE001
-            answer = messages.EngineFailed(*request, type(error).__name__, str(error))
-        if not link.requests.answer(request):
+            frames = [wire.FailedFrame(str(error), type(error).__name__)]
+        if not link.requests.answer((asked.job, asked.number)):
             return
         try:
-            link.send(answer)
+            link.send(messages.RequestAnswered(asked.job, asked.number, frames))
         except ProtocolError as error:
-            link.send(messages.EngineFailed(*request, "GenerationError", str(error)))
+            link.send(messages.RequestAnswered(asked.job, asked.number, [wire.FailedFrame(str(error))]))
 
-    async def _keep(self, asked: messages.KeepTurn) -> messages.TurnKept:
-        # Nobody waits for an attempt that was answered: what it still completes is for nobody.
-        if (pending := self._pending.get(asked.job)) is not None:
-            await pending.keep(asked.turn)
-        return messages.TurnKept(asked.job, asked.request)
+    async def _frames(self, asked: messages.EngineRequest) -> list[wire.Frame]:
+        """Return the answer to a request; ProtocolError, ValidationError, or whatever an engine raises."""
+        match asked.ask:
+            case messages.KeepTurn(turn):
+                # Nobody waits for an attempt that was answered: what it still completes is for nobody.
+                if (pending := self._pending.get(asked.job)) is not None:
+                    await pending.keep(turn)
+                return []
+            case wire.ScoreAsk(tokens, start):
+                logprobs = await self._pools(asked.pool or "").score(wire.tokens_of(tokens), start)
+                return [wire.ScoredFrame(wire.logprob_bytes(logprobs))]
+            case wire.ChatAsk(conversation, how):
+                sampling = Sampling.model_validate_json(how)
+                return [wire.SaidFrame(await self._pools(asked.pool or "").chat(conversation, sampling))]
+            case wire.Ask(prompt, how, n):
+                token_ids, sampling = wire.tokens_of(prompt), Sampling.model_validate_json(how)
+                engine = self._engine if asked.pool is None else self._pools(asked.pool)
+                drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
+                return [wire.frame_of(one, index) for index, one in enumerate(drawn)]
 
     def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:
         for job, number in requests:
@@ -351,24 +358,9 @@ class Runners:
                 task.cancel()
 
 
-async def serve(
-    asked: messages.Generate | messages.Chat | messages.Score, engine: ExplorerEngine, pools: Pools
-) -> messages.Completions | messages.Chatted | messages.Scored:
-    """Return the answer to a request; raises ProtocolError, ValidationError, or whatever an engine raises."""
-    match asked:
-        case messages.Generate(job, request):
-            prompt = messages.unpack_vector(asked.prompt, INT32).tolist()
-            sampling = Sampling.model_validate_json(asked.sampling)
-            drawn: Sequence[Completion]
-            if asked.pool is None:
-                drawn = await engine.generate(prompt, sampling, asked.n, asked.traceparent)
-            else:
-                drawn = await pools.generate_in(asked.pool, prompt, sampling, asked.n)
-            return messages.pack_completions(job, request, drawn)
-        case messages.Chat(job, request):
-            how = Sampling.model_validate_json(asked.sampling)
-            return messages.Chatted(job, request, await pools.chat(asked.pool, asked.messages, how))
-        case messages.Score(job, request):
-            tokens = messages.unpack_vector(asked.tokens, INT32).tolist()
-            logprobs = await pools.score(asked.pool, tokens, asked.start)
-            return messages.Scored(job, request, messages.pack_vector(logprobs, FLOAT32))
+def _rss_mib(pid: int) -> float:
+    """Return the memory of a process; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE / (1 << 20)
+    except OSError:
+        return 0.0

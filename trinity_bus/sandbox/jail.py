@@ -45,6 +45,8 @@ _MOUNT_SETATTR = 442  # of every architecture; glibc has had a function for it s
 _AT_FDCWD, _AT_RECURSIVE, _RDONLY, _NOSUID, _NODEV = -100, 0x8000, 1, 2, 4
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LOOK_S = 0.02
+# Limits of each process, which the kernel keeps, and what they are called in ``SandboxLimits``.
+_EACH = {"CPU": "cpu_s", "AS": "memory_bytes", "FSIZE": "file_bytes", "NOFILE": "open_files"}
 _BLOCK = 512
 _FAR = 2000
 
@@ -79,7 +81,7 @@ def main() -> int:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 (pathlib takes long to import)
                 file.write(text)
-        _write_here_alone(limits["shared_bytes"])
+        _write_here_alone(limits["file_bytes"])
         _end_with_parent()
         told, tell = os.pipe()
         first = os.fork()
@@ -90,8 +92,10 @@ def main() -> int:
         try:
             _end_with_parent()
             own = _mount_proc()
-            for name, value in limits["each"].items():
-                resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            # The first process of its namespace, and the one that watches it, are two more.
+            each = {kind: limits[name] for kind, name in _EACH.items()} | {"NPROC": limits["processes"] + 2, "CORE": 0}
+            for kind, value in each.items():
+                resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (value, value))
             _without_capabilities()
             _filter_calls()
         except OSError as error:

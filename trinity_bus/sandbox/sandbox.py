@@ -24,7 +24,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
@@ -56,27 +56,6 @@ class SandboxLimits:
     processes: int = 64  # and threads, of all of it together
     output_bytes: int = 1 << 20  # of standard output and of standard error
 
-    def for_jail(self) -> str:
-        each = {
-            "CPU": self.cpu_s,
-            "AS": self.memory_bytes,
-            "FSIZE": self.file_bytes,
-            "NOFILE": self.open_files,
-            # The first process of its namespace, and the one that watches it, are two more.
-            "NPROC": self.processes + 2,
-            "CORE": 0,
-        }
-        return json.dumps(
-            {
-                "each": each,
-                "memory_bytes": self.memory_bytes,
-                "processes": self.processes,
-                "folder_bytes": self.folder_bytes,
-                "folder_files": self.folder_files,
-                "shared_bytes": self.file_bytes,
-            }
-        )
-
 
 class Sandbox:
     """A folder and what runs in it. An async context manager."""
@@ -107,7 +86,7 @@ class Sandbox:
         """
         folder = self.folder
         done = await execute(
-            [sys.executable, "-I", "-S", _JAIL, self._limits.for_jail(), *command],
+            [sys.executable, "-I", "-S", _JAIL, json.dumps(asdict(self._limits)), *command],
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
             wall_s=min(wall_s or self._limits.wall_s, self._limits.wall_s),
             output_bytes=self._limits.output_bytes,

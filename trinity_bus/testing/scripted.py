@@ -20,7 +20,7 @@ from schemas.groups.trainable import Bounds, flaws
 from trinity_bus.chat import Completion, EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError
-from trinity_bus.rollout import Engine, Rollout, RolloutContext, Workflow, WorkflowError
+from trinity_bus.rollout import Engine, Pools, Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 
 LOGPROB: Final = -1.0  # of every token
@@ -115,6 +115,18 @@ class ScriptedEngine:
         self.requests.append(Request(prompt, sampling, n))
         return [self._answer(self._next(prompt), sampling.max_tokens) for _ in range(n)]
 
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
+        """Return the next answer, to a conversation."""
+        prompt = self.tokenizer.apply_chat_template(
+            json.loads(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        (said,) = await self.generate(prompt, sampling, 1, None)
+        return self.tokenizer.decode(said.token_ids, skip_special_tokens=True)
+
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """Return :data:`LOGPROB` for every token."""
+        return [LOGPROB] * (len(token_ids) - start)
+
     def _answer(self, text: str, limit: int | None) -> Completion:
         end = self.tokenizer.eos_token_id
         whole = [*self.tokenizer.encode(text, add_special_tokens=False), *([] if end is None else [end])]
@@ -123,40 +135,13 @@ class ScriptedEngine:
         return Completion(tokens, [LOGPROB] * len(tokens), reason, [(0, self.version)])
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedPools:
-    """Models of other pools, each a FAKE engine.
+def _pools(engines: Mapping[str, ScriptedEngine]) -> Pools:
+    def named(pool: str) -> ScriptedEngine:
+        if pool not in engines:
+            raise UnknownPoolError(f"pool {pool!r} is not asked here; there are {', '.join(engines) or 'none'}")
+        return engines[pool]
 
-    Args:
-        engines: By the names of their pools. They say of every token that its log-probability is :data:`LOGPROB`.
-    """
-
-    engines: Mapping[str, ScriptedEngine]
-
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> Sequence[Completion]:
-        """See ``Pools.generate_in``."""
-        return await self._of(pool).generate(prompt_token_ids, sampling, n, None)
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        """See ``Pools.chat``."""
-        engine = self._of(pool)
-        prompt = engine.tokenizer.apply_chat_template(
-            json.loads(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        (said,) = await engine.generate(prompt, sampling, 1, None)
-        return engine.tokenizer.decode(said.token_ids, skip_special_tokens=True)
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """See ``Pools.score``."""
-        self._of(pool)
-        return [LOGPROB] * (len(token_ids) - start)
-
-    def _of(self, pool: str) -> ScriptedEngine:
-        if pool not in self.engines:
-            raise UnknownPoolError(f"pool {pool!r} is not asked here; there are {', '.join(self.engines) or 'none'}")
-        return self.engines[pool]
+    return named
 
 
 def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
@@ -198,7 +183,7 @@ async def run_workflow(
     context = RolloutContext(
         engine=engine,
         tokenizer=engine.tokenizer,
-        pools=ScriptedPools(pools or {}),
+        pools=_pools(pools or {}),
         task_id=task.task_id,
         repeat_times=runs,
         batch_type=task.batch_type,

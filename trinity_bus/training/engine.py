@@ -15,44 +15,7 @@ CPU, with the same number of threads, a step that is repeated from a checkpoint 
 A step that raises leaves the weights in an undefined state: make a new engine and load the last checkpoint. An update
 whose loss or gradients are not finite is skipped: nothing changes, and the step goes on with the next.
 
-Metrics of a step (means over trained tokens, each weighing what it does in the loss, and then over updates, where
-nothing else is said):
-
-==============================  ======================================================================================
-``loss``, ``policy_loss``       see ``objectives.objective``
-``entropy``                     of the policy, nats
-``clip_fraction``               of tokens whose gradient clipping stopped (ppo, gspo) or bounded (cispo, topr)
-``ratio_mean``                  probability now over probability under the old policy (ppo, gspo, cispo), of the whole
-                                sequence and under the rollout policy (topr)
-``importance_weight_mean``      probability under the old policy over that under the rollout policy, before any cap
-``importance_limited_fraction`` of tokens whose weight the correction cut or set to 0
-``rollout_k3``                  KL(rollout || trained), nats; grows with each update of the step
-``mismatch_k3``                 the same before the first update: what engine and trainer disagree by
-``kl``                          KL from the reference, nats
-``critic_loss``                 see ``critic``; with ``advantage=gae``, as the two below
-``critic_grad_norm``            before clipping
-``critic_explained_variance``   1 - Var(returns - values) / Var(returns) of the step, before its updates; at most 1
-``dpo_accuracy``                of pairs whose chosen answer has gained on the rejected one (dpo)
-``dpo_margin``                  what it has gained, in nats times ``trainer.dpo_beta`` (dpo)
-``examples``                    demonstrations or preferences, where there are some
-``grad_norm``                   before clipping
-``learning_rate``               as used
-``updates``                     of the weights
-``updates_skipped``             that were not made, because loss or gradients were not finite
-``updates_skipped_in_a_row``    the last ones, those of earlier steps included
-``reward_mean``, ``_min``, ``_max``, ``_std``  over all samples with a reward
-``advantage_mean``, ``_min``, ``_max``, ``_std``  over trained samples; with advantages that are normalized over the
-                                batch, over trained tokens and before that
-``samples``, ``samples_trained``, ``groups``, ``groups_skipped``
-``samples_limited``             drawn with more than a temperature, see ``trainer.limited_sampling``
-``samples_without_routes``      whose experts the trainer's own routers choose, with ``trainer.router_replay``
-``tokens``, ``trained_tokens``  all tokens of the batch; tokens that the loss is over
-``staleness_min``, ``_mean``, ``_max``  by sample: version trained on, less the oldest version that drew any of it
-``micro_batches``               on this rank
-``seconds``                     of the step
-==============================  ======================================================================================
-
-This module imports no torch.
+docs/objectives.md says what the metrics of a step are. This module imports no torch.
 """
 
 from abc import ABC, abstractmethod
@@ -73,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TrainingEngine(ABC):
-    """A trainer's model and optimizer. Not safe for use by two threads at once, but for :meth:`interrupt`."""
+    """Not safe for use by two threads at once, but for :meth:`interrupt`."""
 
     # Folder that the model came from
     source: Path
@@ -99,9 +62,6 @@ class TrainingEngine(ABC):
             groups: The batch, in the order of its manifest; none where the loss learns from examples.
             seed: Of the shuffling, where it is not that of the settings: a step that is taken again has its own.
             examples: What the loss learns from, in the order wanted; else demonstrations that are mixed with the batch.
-
-        Raises:
-            TrainingInterruptedError: :meth:`interrupt` was called.
         """
 
     @abstractmethod
@@ -110,11 +70,11 @@ class TrainingEngine(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Make a running step, or the next, stop between two micro-batches. May be called from any thread."""
+        """Stop a running step, or the next, between two micro-batches by TrainingInterruptedError. From any thread."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Finish the checkpoint that is being written, and let go of what the engine shares with others, for good."""
+        """Finish the checkpoint that is being written, and let go of what the engine shares with others."""
 
     @abstractmethod
     def hf_tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
@@ -135,20 +95,13 @@ class TrainingEngine(ABC):
         A checkpoint that is still being written is waited for first. See ``saving`` and ``checkpoint``.
 
         Args:
-            directory: The trainer's checkpoint directory.
             progress: Steps, version and tokens are the engine's own count; the caller adds where it reads on.
             as_hf: Whether configuration and tokenizer are put beside the weights, so that it is a model folder.
-
-        Returns:
-            The checkpoint's folder, once it is durable.
         """
 
     @abstractmethod
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
-        """Go back to the newest checkpoint, of whatever layout; nothing changes where there is none.
+        """Go back to the newest checkpoint, up to step ``through``, of whatever layout; None where there is none.
 
-        ``directory`` may be another trainer's: nothing in it is changed. No step after ``through`` is taken.
-
-        Raises:
-            CheckpointError: It is damaged or does not fit.
+        CheckpointError where it is damaged or does not fit. The directory may be another trainer's.
         """

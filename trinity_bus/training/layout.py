@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        """How many ranks hold the same shard of the model, and train on samples of their own."""
+        """How many ranks train on samples of their own, with the same shard of the model."""
         return self._of_a_stage // (self.tensor_parallel * self.context_parallel)
 
     @property
@@ -111,22 +111,20 @@ class Layout:
 
     @property
     def context_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the parts of one sample, in order; None where it is not split."""
         return self._group("context", self.context_parallel)
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold this shard and this part of other samples; None where this is the only one."""
+        """The ranks that hold this shard and this part of other samples."""
         return self._group("data", self.data_parallel)
 
     @property
     def copies_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold this shard, whatever part of whichever samples; None where this is the only one."""
+        """The ranks that hold this shard, whatever part of whichever samples."""
         return self._group("data", self.context_parallel * self.data_parallel, with_context_parallel=True)
 
     @property
     def expert_group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the experts of one layer, in order; None where all are here."""
         return self._group("expert_model", self.expert_parallel)
 
     @property
@@ -139,6 +137,7 @@ class Layout:
 
     @staticmethod
     def _group(kind: str, ranks: int, **options: bool) -> dist.ProcessGroup | None:
+        # None where this rank is the only one
         if ranks == 1:
             return None
         from trinity_bus.training.megatron.core import parallel_state

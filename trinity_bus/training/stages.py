@@ -9,11 +9,7 @@
 
 A stage is a run: it has steps, an optimizer, a reference and checkpoints of its own, and a name of its own on
 ``steps``. It is done when its last step has a checkpoint; so a trainer that starts anew finds out by itself where it
-was, whenever it was killed.
-
-Settings without stages are one stage, in ``checkpoint_dir`` itself. Refused, before anything is loaded: a setting that
-there is not, one that is the service's and not a stage's, a name twice, a stage that does not say when it ends, or
-saves no model, although another one follows it.
+was. Settings without stages are one stage, in ``checkpoint_dir`` itself.
 """
 
 import re

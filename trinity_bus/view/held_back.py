@@ -28,8 +28,7 @@ class HeldBack:
         for topic in self._topics:
             stable, written = await self._bus.end_offsets(topic), await self._bus.written_ends(topic)
             standings += [Standing(topic.name, p, end, end, written.get(p)) for p, end in stable.items()]
-        self._stalls.look(awake.now(), standings, ())
-        return self._stalls.lines
+        return self._stalls.look(awake.now(), standings, ())
 
     async def certain(self) -> list[str]:
         """Look until it is known of each transaction that is open; that takes some seconds where one is."""

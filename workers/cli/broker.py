@@ -15,7 +15,7 @@ from trinity_bus import awake
 from trinity_bus.broker import daemon
 from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
-from trinity_bus.broker.errors import BrokerDiedError
+from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.lock import KAFKA_VERSION
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
@@ -108,7 +108,7 @@ def run(port: Port = None, data_dir: DataDir = None) -> None:
             began = awake.now()
             verdict = restarts.ended(broker.wait() or 0, awake.now() - began)
             if verdict.fate is not Fate.AGAIN:
-                raise BrokerDiedError(f"Kafka {verdict.why}. Its log: {broker.folder.server_log}")
+                raise BrokerError(f"Kafka {verdict.why}. Its log: {broker.folder.server_log}")
             out.print(f"Kafka {verdict.why}; it is started again. Its log: {broker.folder.server_log}")
             time.sleep(verdict.pause_s)
             broker.start()

@@ -7,10 +7,11 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from schemas import FinalizeUpgrade
 from schemas.topics import COORDINATOR_INPUTS, COORDINATOR_STATE, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.read.offsets import readable
-from trinity_bus.client.connection import Connection
+from trinity_bus.client.connection import Connected
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError
 from workers.cli.connection import mesh_command
@@ -93,11 +94,8 @@ async def finalize(
     when the coordinator restarts. Exit code 1 if the leading coordinator does not
     know the level.
     """
-    connection = await Connection.open(None, bus, "upgrade", [OPERATOR_COMMANDS])
-    try:
-        reply = await connection.channel.finalize_upgrade(level)
-    finally:
-        await connection.close()
+    async with Connected(None, bus, "upgrade", [OPERATOR_COMMANDS]) as client:
+        reply = await client.connection.channel.ask(FinalizeUpgrade, level=level)
     say(reply.detail, stderr=True)
     if reply.error is not None:
         raise typer.Exit(1)

@@ -18,16 +18,11 @@ explorers of it, one after the other  ``GenerationError``
 """
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Self
 
-from schemas import ExplorerHeartbeat, ExplorerLeft, Sampling
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Received, TopicFollower
-from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
@@ -42,22 +37,24 @@ class AuxiliaryPools:
 
     def __init__(self, settings: ExplorerSettings, bus: Bus) -> None:
         self._bus = bus
-        self._max_tokens = settings.max_tokens
         names = settings.auxiliary_pools.split(",") if settings.auxiliary_pools is not None else []
         key = "" if settings.http_key is None else settings.http_key.get_secret_value()
-        self._fleets = {name: ServingFleet(name, model=settings.model, key=key, silence_s=_SILENCE_S) for name in names}
         self._explorers = {
             name: Explorers(
-                fleet, key=key, wait_s=settings.auxiliary_wait_s, timeout_s=settings.auxiliary_timeout_s
+                ServingFleet(name, model=settings.model, key=key, silence_s=_SILENCE_S),
+                key=key,
+                wait_s=settings.auxiliary_wait_s,
+                timeout_s=settings.auxiliary_timeout_s,
+                max_tokens=settings.max_tokens,
             )
-            for name, fleet in self._fleets.items()
-        }  # fmt: skip
+            for name in names
+        }
         self._stack = AsyncExitStack()
         # raises what ends the following of heartbeats
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        if self._fleets:
+        if self._explorers:
             follower = TopicFollower(
                 lambda start: self._bus.reader(EXPLORER_EVENTS, start=start), self._hear, self.lost.set_exception
             )
@@ -68,39 +65,15 @@ class AuxiliaryPools:
                 await self._stack.enter_async_context(explorers)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
-        drawn = await self._of(pool).draw(prompt_token_ids, self._limited(sampling), n)
-        return [replace(one, routes=None) for one in drawn]
-
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        return await self._of(pool).chat(messages, self._limited(sampling))
-
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        return await self._of(pool).score(token_ids, start)
-
-    def _of(self, pool: str) -> Explorers:
+    def __call__(self, pool: str) -> Explorers:
         if pool not in self._explorers:
             known = ", ".join(sorted(self._explorers)) or "none"
             raise UnknownPoolError(f"pool {pool!r} is not asked here; explorer.auxiliary_pools has {known}")
         return self._explorers[pool]
 
-    def _limited(self, sampling: Sampling) -> Sampling:
-        if sampling.max_tokens is not None:
-            return sampling
-        return sampling.model_copy(update={"max_tokens": self._max_tokens})
-
     def _hear(self, received: Received[Any]) -> None:
-        match received.record:
-            case ExplorerHeartbeat() as beat:
-                for explorers in self._explorers.values():
-                    explorers.heard(beat)
-            case ExplorerLeft() as left:
-                for fleet in self._fleets.values():
-                    fleet.left(left)
+        for explorers in self._explorers.values():
+            explorers.heard(received.record)

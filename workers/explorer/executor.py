@@ -21,13 +21,26 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from schemas import Cancel, Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished, RunningAttempt
+from schemas import (
+    Cancel,
+    Dispatch,
+    ExperienceGroup,
+    ExperiencePiece,
+    Position,
+    RolloutFinished,
+    RunningAttempt,
+    SetPace,
+    Superseded,
+)
 from schemas.errors import SchemaError
 from schemas.groups.pieces import split_group
 from schemas.groups.trainable import Bounds
@@ -36,7 +49,8 @@ from trinity_bus import awake
 from trinity_bus.bus import Producer
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
-from trinity_bus.runners.service import AttemptKey, AttemptResult, Runners, WorkflowRaisedError, key_of
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
@@ -58,48 +72,68 @@ ROLLING_OUT = "rolling_out"
 PUBLISHING = "publishing"
 
 
+REMEMBERED = 65_536  # attempts that are remembered, to know an order that comes twice
+
+type Order = Dispatch | Cancel | SetPace | Superseded
+
+
+class OrderFilter:
+    """Which records of a lane are orders to this very incarnation of this explorer, each once. Pure.
+
+    A partition of ``rollouts`` carries the lanes of several explorers, and each lane the orders to all incarnations.
+    """
+
+    def __init__(self, explorer: str, incarnation: str) -> None:
+        self._to = explorer, incarnation
+        self._seen: OrderedDict[AttemptKey, None] = OrderedDict()
+
+    def handle(self, record: Any) -> Order | None:
+        """Return the order, if it is to be carried out; None for other records, orders to others, and a repetition."""
+        if isinstance(record, Superseded):
+            return record if (record.service, record.name, record.incarnation) == ("explorer", *self._to) else None
+        if not isinstance(record, Dispatch | Cancel | SetPace) or (record.explorer, record.incarnation) != self._to:
+            return None
+        if isinstance(record, Dispatch):
+            attempt = key_of(record)
+            if attempt in self._seen:
+                return None
+            self._seen[attempt] = None
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
+        return record
+
+
 class AttemptTimeoutError(TrinityError, TimeoutError):
     pass
 
 
+@dataclass(eq=False)
 class RolloutExecutor:
     """Runs attempts.
 
-    A group of experiences of more than ``max_group_bytes`` is split over several records. ``on_ended`` is told of every
-    attempt that has ended, however. ``record_content``: whether spans may tell what workflows say in their errors.
+    A group of experiences of more than ``max_group_bytes`` is split over several records. ``record_content``: whether
+    spans may tell what workflows say in their errors.
     """
 
-    def __init__(
-        self,
-        runners: Runners,
-        producer: Producer,
-        who: ExplorerIdentity,
-        *,
-        bounds: Bounds,
-        served: ServedVersion,
-        slots: Occupancy,
-        max_group_bytes: int,
-        turns: TurnKeeper,
-        on_ended: Callable[[AttemptKey], None],
-        record_content: bool = False,
-    ) -> None:
-        self._runners = runners
-        self._producer = producer
-        self._who = who
-        self._bounds = bounds
-        self._served = served
-        self._slots = slots
-        self._max_group_bytes = max_group_bytes
-        self._turns = turns
-        self._on_ended = on_ended
-        self._record_content = record_content
+    runners: Runners
+    producer: Producer
+    who: ExplorerIdentity
+    _: KW_ONLY
+    bounds: Bounds
+    served: ServedVersion
+    slots: Occupancy
+    max_group_bytes: int
+    turns: TurnKeeper
+    record_content: bool = False
+
+    def __post_init__(self) -> None:
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
 
     @property
     def running(self) -> list[RunningAttempt]:
         return [
-            RunningAttempt(task_id=task_id, attempt=attempt, turns=self._turns.first((task_id, attempt)))
+            RunningAttempt(task_id=task_id, attempt=attempt, turns=self.turns.first((task_id, attempt)))
             for task_id, attempt in self._running
         ]
 
@@ -115,10 +149,10 @@ class RolloutExecutor:
 
     def cancel(self, order: Cancel) -> None:
         task = self._running.get(key_of(order))
-        if task is not None:
+        if task is not None and not task.cancelling():
             _log.info("task %s attempt %d is cancelled: %s", order.task_id, order.attempt, order.reason)
             if order.restart_runner:
-                self._runners.stop_at_once(key_of(order))
+                self.runners.stop_at_once(key_of(order))
             task.cancel()
 
     async def drain(self, limit_s: float) -> None:
@@ -133,14 +167,13 @@ class RolloutExecutor:
 
     def _ended(self, attempt: AttemptKey, task: asyncio.Task[None]) -> None:
         self._running.pop(attempt, None)
-        self._turns.forget(attempt)
-        self._on_ended(attempt)
+        self.turns.forget(attempt)
         if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
             self.fatal.set_exception(error)
 
     async def _run_attempt(self, order: Dispatch, raw: bytes, parent: str | None) -> None:
         with (
-            self._slots.unit(WAITING) as slot,
+            self.slots.unit(WAITING) as slot,
             as_current(
                 _tracer.start_span(
                     f"rollout {order.task.workflow}",
@@ -152,7 +185,7 @@ class RolloutExecutor:
                         names.RL_BATCH_ID: order.batch_id,
                         names.RL_BATCH_TYPE: order.batch_type,
                         names.RL_WORKFLOW: order.task.workflow,
-                        names.RL_EXPLORER: self._who.explorer,
+                        names.RL_EXPLORER: self.who.explorer,
                     },
                 )
             ) as span,
@@ -172,7 +205,7 @@ class RolloutExecutor:
                     raise
                 _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
                 broke = error
-                result = outcome.failed(order, error, self._who, seconds=time.perf_counter() - began)
+                result = outcome.failed(order, error, self.who, seconds=time.perf_counter() - began)
             result, durable = await self._answer(order, result)
             span.set_attribute(names.RL_SAMPLES, result.samples)
             span.set_attribute(names.RL_MODEL_VERSION, result.version_max)
@@ -189,46 +222,44 @@ class RolloutExecutor:
     async def _answer(self, order: Dispatch, result: RolloutFinished) -> tuple[RolloutFinished, Awaitable[Position]]:
         # A result that no record can hold is a failure, and that is sent instead.
         try:
-            return result, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, result)
+            return result, await self.producer.send(EXPLORER_EVENTS, self.who.explorer, result)
         except (SchemaError, RecordTooLargeError) as error:
             _log.warning("the result of task %s attempt %d cannot be sent: %s", result.task_id, result.attempt, error)
-            failure = outcome.failed(
-                order, outcome.UnsendableResultError(str(error)), self._who, seconds=result.seconds
-            )
-            return failure, await self._producer.send(EXPLORER_EVENTS, self._who.explorer, failure)
+            failure = outcome.failed(order, outcome.UnsendableResultError(str(error)), self.who, seconds=result.seconds)
+            return failure, await self.producer.send(EXPLORER_EVENTS, self.who.explorer, failure)
 
     def _tells(self, error: Exception | None) -> bool:
         # A workflow's may quote what the model has answered.
-        return self._record_content or not isinstance(error, WorkflowRaisedError)
+        return self.record_content or not isinstance(error, WorkflowRaisedError)
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
         ATTEMPTS.add(1, attributes if error_type is None else {**attributes, names.ERROR_TYPE: error_type})
 
-    async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> AttemptResult:
+    async def _roll_out(self, order: Dispatch, raw: bytes, slot: Unit) -> RunDone:
         try:
             async with awake.timeout(order.timeout_s) as limit:
-                await self._served.wait_for(order.min_version)
+                await self.served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
-                done = await self._turns.done(order)
-                keep = partial(self._turns.keep, order)
-                return await self._runners.roll_out(order, raw, traceparent(), keep=keep, turns=done)
+                done = await self.turns.done(order)
+                keep = partial(self.turns.keep, order)
+                return await self.runners.roll_out(order, raw, traceparent(), keep=keep, turns=done)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise AttemptTimeoutError(f"no result within {order.timeout_s:g} s") from error
 
-    async def _publish(self, order: Dispatch, yielded: AttemptResult, began: float) -> RolloutFinished:
+    async def _publish(self, order: Dispatch, yielded: RunDone, began: float) -> RolloutFinished:
         # Only when experiences are durable is there a result.
-        group = decode_answer(order, yielded.group, self._who.model)
+        group = decode_answer(order, yielded.group, self.who.model)
         position, pieces = None, []
         if order.batch_type == "train":
-            outcome.check_trainable(group, self._bounds)
-            if len(yielded.group) <= self._max_group_bytes:
-                sent = await self._producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
+            outcome.check_trainable(group, self.bounds)
+            if len(yielded.group) <= self.max_group_bytes:
+                sent = await self.producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
                 position = await sent
             else:
-                pieces = await self._publish_pieces(split_group(group, self._max_group_bytes))
+                pieces = await self._publish_pieces(split_group(group, self.max_group_bytes))
         result = outcome.finished(
             order,
             group,
@@ -243,7 +274,7 @@ class RolloutExecutor:
 
     async def _publish_pieces(self, groups: list[ExperienceGroup]) -> list[ExperiencePiece]:
         # Whoever dies amid them has told nobody where they lie.
-        sent = [await self._producer.send(EXPERIENCES, group.task_id, group) for group in groups]
+        sent = [await self.producer.send(EXPERIENCES, group.task_id, group) for group in groups]
         positions = await asyncio.gather(*sent)
         return [
             ExperiencePiece(samples=len(group), position=position)

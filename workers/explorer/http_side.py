@@ -2,9 +2,9 @@
 
 ::
 
-    who asks --POST, key--> OPEN --/generate--> engine.generate or .stream --> frames (``trinity_bus.gateway.wire``)
-                              |  '-/chat------> written by this model's tokenizer --> engine.generate --> text
-                              |  '-/score-----> engine.score --> log-probabilities
+    who asks --POST, key--> OPEN --Ask-------> engine.generate or .stream --> frames (``trinity_bus.chat.wire``)
+                              |  '-ChatAsk---> written by this model's tokenizer --> engine.generate --> text
+                              |  '-ScoreAsk--> engine.score --> log-probabilities
                               |--the engine bears no more--> 429: whoever asks has others to ask, or waits
                               '--drain()--> DRAINING: new requests are 503, those under way have their time
 
@@ -25,9 +25,8 @@ the engine is dead            503; this process ends anyway
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -37,10 +36,9 @@ from pydantic import ValidationError
 from schemas import ExplorerHeartbeat
 from schemas.sampling import Sampling
 from trinity_bus import awake
-from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for
+from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for, wire
 from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.gateway import wire
 from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
@@ -54,8 +52,6 @@ _CLOSE_S: Final = 0.1  # how long requests may still take when it is closed; 0 w
 _BODY_S: Final = 60.0  # In which the body of a request must come: a peer that has vanished amid one would keep its room
 _FEW: Final = 1 << 16  # tokens that are left to the engine to refuse
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
-
-type _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpSide:
@@ -86,8 +82,7 @@ class HttpSide:
         self._draining = False
         self._under_way: set[asyncio.Task[object]] = set()
         app = web.Application(client_max_size=wire.MAX_ASK_BYTES)
-        for path, answer in ((wire.PATH, self._generate), (wire.CHAT_PATH, self._chat), (wire.SCORE_PATH, self._score)):
-            app.router.add_post(path, self._guarded(answer))
+        app.router.add_post(wire.PATH, self._answer)
         app.router.add_get(wire.PROOF_PATH, self._prove)
         self._listening = listening(
             app,
@@ -113,10 +108,8 @@ class HttpSide:
         self.address = await self._listening.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._listening.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._listening.__aexit__(None, None, None)
 
     async def drain(self, limit_s: float) -> None:
         """Take no more requests; return when those under way are answered, or their time is up."""
@@ -124,28 +117,24 @@ class HttpSide:
         if self._under_way and limit_s > 0:
             await awake.wait(self._under_way, limit_s)
 
-    def _guarded(self, answer: _Answer) -> _Answer:
-        # What answers a request of one kind, or says why not.
-
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            if (refusal := self._refusal(request)) is not None:
-                return refusal
-            task = asyncio.current_task()
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        # Or why not.
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        task = asyncio.current_task()
+        if task is not None:
+            self._under_way.add(task)
+        try:
+            return await self._answer_ask(request)
+        except web.HTTPRequestEntityTooLarge:
+            return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
+        except (ProtocolError, ChatError, ValidationError, RequestRefusedError) as error:
+            return web.Response(status=400, text=str(error))
+        except (EngineDeadError, GenerationError) as error:
+            return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
+        finally:
             if task is not None:
-                self._under_way.add(task)
-            try:
-                return await answer(request)
-            except web.HTTPRequestEntityTooLarge:
-                return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
-            except (ProtocolError, ChatError, ValidationError, RequestRefusedError) as error:
-                return web.Response(status=400, text=str(error))
-            except (EngineDeadError, GenerationError) as error:
-                return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
-            finally:
-                if task is not None:
-                    self._under_way.discard(task)
-
-        return guarded
+                self._under_way.discard(task)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if self._draining:
@@ -165,24 +154,36 @@ class HttpSide:
         except ValueError as error:
             return web.Response(status=400, text=str(error))
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        ask = wire.ASKS.decode(await self._read(request))
-        self._check(ask.prompt)
-        sampling = Sampling.model_validate(ask.sampling)
-        return await (self._streamed(request, ask, sampling) if ask.stream else self._whole(ask, sampling))
+    async def _answer_ask(self, request: web.Request) -> web.StreamResponse:
+        match await self._read(request):
+            case wire.ScoreAsk(tokens, start):
+                self._check(tokens)
+                if start < 1:
+                    raise RequestRefusedError(f"tokens have probabilities from 1 on, not from {start}")
+                logprobs = await self._engine.score(wire.tokens_of(tokens), start)
+                return _body(wire.ScoredFrame(wire.logprob_bytes(logprobs)))
+            case wire.Ask(prompt, how, n) as ask:
+                self._check(prompt)
+                if not 1 <= n <= wire.MAX_RESPONSES:
+                    raise RequestRefusedError(f"{n} responses to one prompt; {wire.MAX_RESPONSES} are the most")
+                sampling = Sampling.model_validate_json(how)
+                if ask.stream:
+                    return await self._streamed(request, ask, sampling)
+                drawn = await self._engine.generate(wire.tokens_of(prompt), sampling, n)
+                return _body(*(self._frame(index, one) for index, one in enumerate(drawn)))
+            case (session, written, sampling):
+                (one,) = await self._engine.generate(written.token_ids, sampling)
+                async with self._writing:
+                    said = await in_thread(session.add, written, one, sampling.stop or ())
+                return _body(wire.SaidFrame(said.content))
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session, prompt, sampling = await self._opened(request)
-        (drawn,) = await self._engine.generate(prompt.token_ids, sampling)
-        async with self._writing:
-            said = await in_thread(session.add, prompt, drawn, sampling.stop or ())
-        return _body(wire.SaidFrame(text=said.content))
-
-    async def _opened(self, request: web.Request) -> tuple[Session, Prompt, Sampling]:
-        # As tokens; nothing keeps what it came as.
+    async def _read(self, request: web.Request) -> wire.Ask | wire.ScoreAsk | tuple[Session, Prompt, Sampling]:
+        # A conversation as tokens; nothing keeps what it came as.
         with await self._room.take(request, "", wire.MAX_ASK_BYTES):
-            ask = wire.CHATS.decode(await _body_of(request))
-            sampling = Sampling.model_validate(ask.sampling)
+            ask = wire.ASKS.decode(await _body_of(request))
+            if not isinstance(ask, wire.ChatAsk):
+                return ask
+            sampling = Sampling.model_validate_json(ask.sampling)
             check_parts(ask.messages)
             try:
                 messages: list[dict[str, Any]] = _MESSAGES.decode(ask.messages)
@@ -195,24 +196,10 @@ class HttpSide:
                 session = Session(self._renderer)
                 return session, await in_thread(session.prompt, messages), sampling
 
-    async def _read(self, request: web.Request) -> bytes:
-        with await self._room.take(request, "", wire.MAX_ASK_BYTES):
-            return await _body_of(request)
-
     def _check(self, tokens: bytes) -> None:
         # Refused before there is an object for each token.
         if (count := len(tokens) // 4) > max(self._longest, _FEW):
             raise RequestRefusedError(f"{count} tokens, and the model takes {self._longest}")
-
-    async def _score(self, request: web.Request) -> web.StreamResponse:
-        ask = wire.SCORES.decode(await self._read(request))
-        self._check(ask.tokens)
-        logprobs = await self._engine.score(wire.tokens_of(ask.tokens), ask.start)
-        return _body(wire.ScoredFrame(logprobs=wire.logprob_bytes(logprobs)))
-
-    async def _whole(self, ask: wire.Ask, sampling: Sampling) -> web.Response:
-        drawn = await self._engine.generate(wire.tokens_of(ask.prompt), sampling, ask.n)
-        return _body(*(self._frame(index, one) for index, one in enumerate(drawn)))
 
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
@@ -233,15 +220,7 @@ class HttpSide:
         return response
 
     def _frame(self, index: int, drawn: Completion) -> wire.DrawnFrame:
-        return wire.DrawnFrame(
-            index=index,
-            token_ids=wire.token_bytes(drawn.token_ids),
-            logprobs=wire.logprob_bytes(drawn.logprobs),
-            version=self._served.version,
-            finish_reason=drawn.finish_reason or None,
-            versions=drawn.versions,
-            routes=wire.told_routes(drawn.routes),
-        )
+        return wire.frame_of(drawn, index, self._served.version, wire.MAX_ROUTES_BYTES)
 
 
 async def _body_of(request: web.Request) -> bytes:

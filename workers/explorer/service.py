@@ -44,12 +44,13 @@ import uuid
 from contextlib import AsyncExitStack
 from functools import partial
 
-from schemas import Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport
+from schemas import Cancel, Dispatch, ExplorerHeartbeat, ExplorerLeft, RunnersReport, SetPace, Superseded
 from schemas.event import ExplorerState, Follows
 from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
@@ -69,10 +70,9 @@ from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
 from trinity_bus.telemetry.occupancy import Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
-from workers.explorer.executor import IDLE, RolloutExecutor
+from workers.explorer.executor import IDLE, OrderFilter, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats
 from workers.explorer.http_side import HttpSide
-from workers.explorer.order_filter import OrderFilter
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper
 from workers.explorer.weights import ServedVersion, WeightFollower
@@ -198,23 +198,15 @@ class ExplorerService:
             http = None
             if self._settings.http_port is not None:
                 own = self._settings
-                load = partial(
-                    load_tokenizer,
-                    own.model_path or "",
-                    own.chat_template_options,
-                    max_tokens=own.max_model_len,
-                    parse_special_tokens=own.parse_special_tokens,
-                    renderer=own.renderer,
-                )
+                writing = Writing(own.max_model_len, own.parse_special_tokens, own.renderer)
+                load = partial(load_tokenizer, own.model_path or "", own.chat_template_options, writing)
                 side = HttpSide(self._settings, self._engine, self._served, self._bearable, load)
                 http = await stack.enter_async_context(side)
             pools = await stack.enter_async_context(AuxiliaryPools(self._settings, self._bus))
             runners = Runners(self._fork_server, self._engine, self._settings, pools)
             runners.start()
-            try:
-                await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
-            finally:
-                await runners.close()
+            stack.push_async_callback(runners.close)
+            await self._work(producer, (number, lane), versions, runners, workflows, http=http, lost=pools.lost)
 
     async def _work(
         self,
@@ -247,7 +239,6 @@ class ExplorerService:
             slots=slots,
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
-            on_ended=self._orders.ended,
             record_content=self._record_content,
         )
         async with AsyncExitStack() as until_drained:
@@ -314,19 +305,18 @@ class ExplorerService:
                 if isinstance(received.record, Undecodable):
                     refused = received.record
                     await producer.send_dead_letter(received, refused.reason, refused.detail, to=EXPLORER_DEAD_LETTERS)
-                if self._orders.dismissed(received.record):
-                    raise SupersededError(
-                        f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each a "
-                        "name of its own (TRINITY_BUS_EXPLORER__NAME)"
-                    )
-                order = self._orders.handle(received.record)
-                if isinstance(order, Dispatch):
-                    executor.start(order, received.raw, received.traceparent)
-                elif order is not None:
-                    executor.cancel(order)
-                pace_s = self._orders.paced(received.record)
-                if pace_s is not None:
-                    heartbeats.set_pace(pace_s)
+                match self._orders.handle(received.record):
+                    case Dispatch() as order:
+                        executor.start(order, received.raw, received.traceparent)
+                    case Cancel() as order:
+                        executor.cancel(order)
+                    case SetPace(pace_s=pace_s):
+                        heartbeats.set_pace(pace_s)
+                    case Superseded():
+                        raise SupersededError(
+                            f"another explorer has begun as {self._who.explorer!r} and has this one's place: give each "
+                            "a name of its own (TRINITY_BUS_EXPLORER__NAME)"
+                        )
 
     async def _report(self, producer: Producer, runners: Runners) -> None:
         while True:

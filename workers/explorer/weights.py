@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from opentelemetry import trace
@@ -86,21 +87,16 @@ _POLL_S = 1.0
 _TOLD = ("checksum", "control_s", "transfer_s", "verify_s", "prepare_s", "pause_s")  # of what a sync came to
 
 
+@dataclass(eq=False)
 class WeightFollower:
-    def __init__(
-        self,
-        engine: ExplorerEngine,
-        producer: Producer,
-        who: ExplorerIdentity,
-        *,
-        served: ServedVersion,
-        heartbeats: Heartbeats,
-    ) -> None:
-        self._engine = engine
-        self._producer = producer
-        self._who = who
-        self._served = served
-        self._heartbeats = heartbeats
+    engine: ExplorerEngine
+    producer: Producer
+    who: ExplorerIdentity
+    _: KW_ONLY
+    served: ServedVersion
+    heartbeats: Heartbeats
+
+    def __post_init__(self) -> None:
         self._announced: ModelVersion | None = None
         self._sync: asyncio.Task[None] | None = None
 
@@ -140,12 +136,12 @@ class WeightFollower:
             reading.cancel()
 
     async def _take(self, received: list[Received[ModelVersion]]) -> None:
-        announced = newest((item.record for item in received), self._who.model)
+        announced = newest((item.record for item in received), self.who.model)
         if announced is None or (self._announced is not None and not supersedes(announced, self._announced)):
             return
         self._announced = announced
         await self._end_sync()
-        member = membership(announced, self._who.explorer, self._who.incarnation)
+        member = membership(announced, self.who.explorer, self.who.incarnation)
         if member is None:
             return
         parent = next(item.traceparent for item in reversed(received) if item.record is announced)
@@ -170,19 +166,19 @@ class WeightFollower:
                 names.RL_MODEL: announced.model,
                 names.RL_MODEL_VERSION: announced.version,
                 names.RL_WEIGHT_SYNC_EPOCH: announced.epoch,
-                names.RL_EXPLORER: self._who.explorer,
+                names.RL_EXPLORER: self.who.explorer,
             },
         ) as span:
-            if self._served.version < 0 and self._heartbeats.state != "draining":
-                self._heartbeats.set_state("syncing")
+            if self.served.version < 0 and self.heartbeats.state != "draining":
+                self.heartbeats.set_state("syncing")
             try:
                 answer = await self._sync_once(announced, member)
             finally:
-                if self._heartbeats.state == "syncing":
-                    self._heartbeats.set_state("ready")
+                if self.heartbeats.state == "syncing":
+                    self.heartbeats.set_state("ready")
             if answer.ok:
-                self._served.set(announced.version)
-                self._heartbeats.tell()
+                self.served.set(announced.version)
+                self.heartbeats.tell()
                 WEIGHT_SYNC_DURATION.record(time.perf_counter() - began, {names.RL_MODEL: announced.model})
                 WEIGHT_SYNC_PAUSE.record(answer.pause_s, {names.RL_MODEL: announced.model})
                 _log.info(
@@ -195,19 +191,19 @@ class WeightFollower:
             else:
                 span.set_status(Status(StatusCode.ERROR, answer.error))
                 _log.warning("version %d was not taken: %s", announced.version, answer.error)
-            await (await self._producer.send(EXPLORER_EVENTS, self._who.explorer, answer))
+            await (await self.producer.send(EXPLORER_EVENTS, self.who.explorer, answer))
 
     async def _sync_once(self, announced: ModelVersion, member: Member) -> WeightsSynced:
         answer = WeightsSynced(
-            explorer=self._who.explorer,
-            incarnation=self._who.incarnation,
+            explorer=self.who.explorer,
+            incarnation=self.who.incarnation,
             model=announced.model,
             version=announced.version,
             epoch=announced.epoch,
             ok=False,
         )
         try:
-            outcome = await self._engine.sync_weights(announced, member)
+            outcome = await self.engine.sync_weights(announced, member)
         except WeightTransferError as error:
             return answer.model_copy(update={"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]})
         return answer.model_copy(update={"ok": True, **{name: getattr(outcome, name) for name in _TOLD}})

@@ -1,137 +1,120 @@
 """``/v1/chat/completions`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
-from trinity_bus.chat.completions import (
-    CompletionRequest,
-    CompletionShape,
-    read_completion_request,
-    text_of_completion,
-)
 from trinity_bus.chat.messages import Completion
-from trinity_bus.chat.openai import ChatAnswer, ChatRequest, ChatStream, error_body, read_request, token_texts
+from trinity_bus.chat.openai import (
+    ChatShape,
+    CompletionShape,
+    error_body,
+    read_completion_request,
+    read_request,
+    text_of_completion,
+    token_texts,
+)
 from trinity_bus.chat.renderer import DrawnTurn
-from trinity_bus.chat.session import Prompt
 from trinity_bus.chat.speech import Speech
 from trinity_bus.errors import TrinityError
 from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
-from workers.gateway.request_run import Events, RequestContext, RequestRun
+from workers.gateway.request_run import Events, RequestContext
 
 _DONE: Final = b"[DONE]"
 
 
-class OpenAI:
+class ChatApis:
+    """Each takes a request, draws, and answers in the shape of its API: in one piece, or as events."""
+
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        asked, request_run, prompt = await self._context.opened(request, "chatcmpl-", read_request)
-        if asked.stream:
-            return await self._stream_chat(request, request_run, asked, prompt)
-        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        drawings = await self._context.explorers.draw(prompt.token_ids, sampling, asked.n)
-        said = request_run.said(prompt, sampling, drawings)
-        choices = [(one, self._logprobs(asked, drawing)) for one, drawing in zip(said, drawings, strict=True)]
-        answer = ChatAnswer(request_run.id, request_run.created, self._context.model, len(prompt.token_ids), choices)
-        return json_response(answer.body())
+        context = self._context
+        asked, run, prompt = await context.opened(request, "chatcmpl-", read_request)
+        sampling = asked.drawn_after(prompt.token_ids, context.tokenizer)
+        shape = ChatShape(run.id, run.created, context.model, len(prompt.token_ids))
+
+        def logprobs(drawing: Completion) -> list[tuple[str, float]] | None:
+            return token_texts(context.tokenizer, drawing.token_ids, drawing.logprobs) if asked.logprobs else None
+
+        if not asked.stream:
+            drawings = await context.explorers.draw(prompt.token_ids, sampling, asked.n)
+            said = run.said(prompt, sampling, drawings)
+            return json_response(
+                shape.body([(one, logprobs(drawn)) for one, drawn in zip(said, drawings, strict=True)])
+            )
+        speeches = [run.session.speech(prompt, asked.sampling.stop or ()) for _ in range(asked.n)]
+        begun: set[int] = set()
+
+        def first(index: int) -> Iterable[Any]:
+            if index not in begun:
+                begun.add(index)
+                yield shape.first(index)
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            yield from first(index)
+            if text := speeches[index].hear(token_ids):
+                yield shape.more(index, text)
+
+        def ended(drawings: list[Completion]) -> Iterable[Any]:
+            said = run.said(prompt, sampling, drawings)
+            for i, (one, drawing) in enumerate(zip(said, drawings, strict=True)):
+                yield from first(i)
+                yield from shape.last(i, one, speeches[i].end(one.content), logprobs(drawing))
+            if asked.include_usage:
+                yield shape.usage(_drawn(drawings))
+            yield _DONE
+
+        events = Events(request, _failed_as_openai)
+        return await run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear, ended=ended)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body, context = request.pop(BODY), self._context
         asked = await context.written(len(body), read_completion_request, body, context.sampling, context.tokenizer)
         del body
         request[PLACE].close()
-        self._context.check_model(asked.model)
-        request_run = self._context.begin(request, "cmpl-")
-        shape = CompletionShape(request_run.id, request_run.created, self._context.model, len(asked.prompt))
-        if asked.stream:
-            return await self._stream_completions(request, request_run, asked, shape)
-        drawings = await self._context.explorers.draw(asked.prompt, asked.sampling, asked.n)
-        request_run.completed(asked.prompt, drawings)
-        choices = [(self._text(asked, one), one.finish_reason) for one in drawings]
-        return json_response(shape.body(choices, _drawn(drawings)))
-
-    async def _stream_chat(
-        self, request: web.Request, request_run: RequestRun, asked: ChatRequest, prompt: Prompt
-    ) -> web.StreamResponse:
+        context.check_model(asked.model)
+        run = context.begin(request, "cmpl-")
+        shape = CompletionShape(run.id, run.created, context.model, len(asked.prompt))
         stop = asked.sampling.stop or ()
-        stream = ChatStream(request_run.id, request_run.created, self._context.model)
-        speeches = [request_run.session.speech(prompt, stop) for _ in range(asked.n)]
-        begun: set[int] = set()
 
-        def first(index: int) -> Iterable[Any]:
-            if index not in begun:
-                begun.add(index)
-                yield stream.first(index)
+        def texts(drawings: Sequence[Completion]) -> list[str]:
+            run.completed(asked.prompt, drawings)
+            return [text_of_completion(context.tokenizer, one.token_ids, stop) for one in drawings]
 
-        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
-            yield from first(index)
-            if text := speeches[index].hear(token_ids):
-                yield stream.more(index, text)
-
-        def ended(drawings: list[Completion]) -> Iterable[Any]:
-            said = request_run.said(prompt, sampling, drawings)
-            for i, (one, drawing) in enumerate(zip(said, drawings, strict=True)):
-                yield from first(i)
-                yield from stream.last(i, one, speeches[i].end(one.content), self._logprobs(asked, drawing))
-            if asked.include_usage:
-                yield stream.usage(len(prompt.token_ids), _drawn(drawings))
-            yield _DONE
-
-        events = Events(request, _failed_as_openai)
-        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        return await request_run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear, ended=ended)
-
-    async def _stream_completions(
-        self, request: web.Request, request_run: RequestRun, asked: CompletionRequest, shape: CompletionShape
-    ) -> web.StreamResponse:
-        stop = asked.sampling.stop or ()
-        speeches = [Speech(self._context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
+        if not asked.stream:
+            drawings = await context.explorers.draw(asked.prompt, asked.sampling, asked.n)
+            choices = [(text, one.finish_reason) for text, one in zip(texts(drawings), drawings, strict=True)]
+            return json_response(shape.body(choices, _drawn(drawings)))
+        speeches = [Speech(context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
 
         def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
             if text := speeches[index].hear(token_ids):
                 yield shape.chunk(index, text)
 
         def ended(drawings: list[Completion]) -> Iterable[Any]:
-            request_run.completed(asked.prompt, drawings)
-            for i, one in enumerate(drawings):
-                yield shape.chunk(i, speeches[i].end(self._text(asked, one)), one.finish_reason)
+            for i, (text, one) in enumerate(zip(texts(drawings), drawings, strict=True)):
+                yield shape.chunk(i, speeches[i].end(text), one.finish_reason)
             if asked.include_usage:
                 yield shape.usage(_drawn(drawings))
             yield _DONE
 
         events = Events(request, _failed_as_openai)
-        return await request_run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear, ended=ended)
-
-    def _text(self, asked: CompletionRequest, drawing: Completion) -> str:
-        return text_of_completion(self._context.tokenizer, drawing.token_ids, asked.sampling.stop or ())
-
-    def _logprobs(self, asked: ChatRequest, drawing: Completion) -> list[tuple[str, float]] | None:
-        if not asked.logprobs:
-            return None
-        return token_texts(self._context.tokenizer, drawing.token_ids, drawing.logprobs)
-
-
-class Anthropic:
-    def __init__(self, context: RequestContext) -> None:
-        self._context = context
+        return await run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear, ended=ended)
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
-        asked, request_run, prompt = await self._context.opened(request, "msg_", read_messages_request)
-        stop = asked.sampling.stop or ()
-        sampling = asked.drawn_after(prompt.token_ids, self._context.tokenizer)
-        shape = MessageShape(request_run.id, self._context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
+        context = self._context
+        asked, run, prompt = await context.opened(request, "msg_", read_messages_request)
+        sampling = asked.drawn_after(prompt.token_ids, context.tokenizer)
+        shape = MessageShape(run.id, context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
         if not asked.stream:
-            (said,) = request_run.said(
-                prompt, sampling, await self._context.explorers.draw(prompt.token_ids, sampling, 1)
-            )
+            (said,) = run.said(prompt, sampling, await context.explorers.draw(prompt.token_ids, sampling, 1))
             return json_response(shape.body(said))
-        speech = request_run.session.speech(prompt, stop)
+        speech = run.session.speech(prompt, asked.sampling.stop or ())
         events = Events(request, _failed_as_anthropic, name=lambda event: str(event["type"]))
-
         drawn: list[int] = []
 
         def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
@@ -147,12 +130,12 @@ class Anthropic:
                 yield shape.more(text)
 
         def ended(drawings: list[Completion]) -> Iterable[Any]:
-            (said,) = request_run.said(prompt, sampling, drawings)
+            (said,) = run.said(prompt, sampling, drawings)
             if not events.begun:
                 yield shape.start()
             yield from shape.last(said, speech.end(said.content))
 
-        return await request_run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear, ended=ended)
+        return await run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear, ended=ended)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         body = request.pop(BODY)

@@ -19,6 +19,7 @@ import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -61,25 +62,19 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task_ids: list[_Id] | None = None
 
 
+@dataclass(eq=False)
 class Contributor:
     """Takes feedback, and contributes: in the name of its channel."""
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        producer: Producer,
-        channel: CommandChannel,
-        recall: TurnFinder,
-        *,
-        model: str,
-        max_record_bytes: int,
-    ) -> None:
-        self._sessions = sessions
-        self._producer = producer
-        self._channel = channel
-        self._recall = recall
-        self._model = model
-        self._max_bytes = max_record_bytes - ROOM
+    sessions: Sessions
+    producer: Producer
+    channel: CommandChannel
+    recall: TurnFinder
+    _: KW_ONLY
+    model: str
+    max_record_bytes: int
+
+    def __post_init__(self) -> None:
         # of each client; there are as many as keys
         self._committing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.contributed = 0  # samples that were accepted
@@ -93,7 +88,7 @@ class Contributor:
         if not said.msg_ids and session is None:
             raise ChatError("feedback names answers (msg_ids) or a session")
         await self._take(request[OWNER], said.msg_ids)
-        counted = self._sessions.feedback(
+        counted = self.sessions.feedback(
             request[OWNER],
             said.msg_ids,
             said.reward,
@@ -105,11 +100,11 @@ class Contributor:
 
     async def _take(self, owner: str, answers: Sequence[str]) -> None:
         """Take in what other gateways have answered of these, as far as it is on the log."""
-        missing = self._sessions.missing(owner, answers)
-        recalled = await self._recall.requests(owner, missing)
+        missing = self.sessions.missing(owner, answers)
+        recalled = await self.recall.requests(owner, missing)
         for answer_id in missing:
             if (found := recalled.get(answer_id)) is not None:
-                self._sessions.take(owner, answer_id, found.prompt, found.responses, awake.now())
+                self.sessions.take(owner, answer_id, *found, awake.now())
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """Contribute what has a reward; 409 where some of it is refused."""
@@ -118,7 +113,7 @@ class Contributor:
         refused: dict[str, str] = {}
         # Two at once would contribute the same.
         async with self._committing[request[OWNER]]:
-            for one in self._sessions.pending(request[OWNER], said.task_ids):
+            for one in self.sessions.pending(request[OWNER], said.task_ids):
                 error, detail = await self._contribute(one)
                 if error is None:
                     contributed[one.task_id] = len(one.rollouts)
@@ -128,7 +123,7 @@ class Contributor:
                     self.refused[error] += 1
                     log.warning("the contribution of task %s is refused: %s: %s", one.task_id, error, detail)
                 if error not in _AGAIN:
-                    self._sessions.settled(one)
+                    self.sessions.settled(one)
         status = "refused" if refused else "success"
         body = {"status": status, "contributed": contributed, "refused": refused}
         return json_response(body, 409 if refused else 200)
@@ -143,20 +138,20 @@ class Contributor:
                 batch_id=WORKFLOW,
                 batch_type="train",
                 workflow=WORKFLOW,
-                model=self._model,
-                explorer=self._channel.producer,
-                incarnation=self._channel.client,
+                model=self.model,
+                explorer=self.channel.producer,
+                incarnation=self.channel.client,
             )
             _, published = await publish(
-                self._producer,
+                self.producer,
                 [encode(group)],
-                author=self._channel.producer,
-                incarnation=self._channel.client,
-                max_bytes=self._max_bytes,
+                author=self.channel.producer,
+                incarnation=self.channel.client,
+                max_bytes=self.max_record_bytes - ROOM,
             )
         except SchemaError as error:
             return "invalid", str(error)
-        reply = await self._channel.contribute(published[0], one.covers)
+        reply = await self.channel.contribute(published[0], one.covers)
         return reply.error, reply.detail
 
 

@@ -35,6 +35,7 @@ from aiohttp import web
 from trinity_bus import awake
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import UnknownModelError, error_body
+from trinity_bus.config import GatewaySettings
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
@@ -62,28 +63,16 @@ class NoRoomError(TrinityError):
 
 
 class RequestGate:
-    """Lets requests in: each key has its client's name, and open paths need none.
+    """Lets requests in: each key has its client's name, and open paths need none."""
 
-    ``most`` are requests of one client at once, ``max_waiting_mib`` those of all large ones that are not tokens yet.
-    """
-
-    def __init__(
-        self,
-        keys: Mapping[str, str],
-        open_paths: frozenset[str],
-        *,
-        most: int,
-        max_body_mib: int,
-        max_waiting_mib: int,
-        body_timeout_s: float,
-    ) -> None:
+    def __init__(self, keys: Mapping[str, str], open_paths: frozenset[str], own: GatewaySettings) -> None:
         # Looked up by digest, so that the time it takes tells nothing of a key.
         self._names = {_digest(key): name for key, name in keys.items()}
         self._open = open_paths
-        self._most = most
-        self._max_body_mib = max_body_mib
-        self._body_timeout_s = body_timeout_s
-        self._room = Room(max_waiting_mib << 20)
+        self._most = own.max_requests
+        self._max_body_mib = own.max_body_mib
+        self._body_timeout_s = own.body_timeout_s
+        self._room = Room(max(own.max_waiting_mib, 2 * own.max_body_mib) << 20)
         self._requests: Counter[str] = Counter()
         self.answered = prometheus_client.Counter(
             "gateway_requests", "Requests that were answered.", ["path", "status"], registry=None

@@ -104,9 +104,9 @@ class RequestRun:
         if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
             recalled = await context.recall.into(self.session, of.task_id, asked)
             of.fruitless += recalled == []
-            for one in recalled or ():
-                if one.id is not None:
-                    context.sessions.answered(of, self.session, one.id, [one.place])
+            for answer_id, place in recalled or ():
+                if answer_id is not None:
+                    context.sessions.answered(of, self.session, answer_id, [place])
         return await context.written(size, self.session.prompt, messages, tools, options)
 
     async def stream(

@@ -30,16 +30,15 @@ this process                  its clients' requests fail; what was not contribut
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
-from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
 from trinity_bus.chat.template import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
@@ -51,7 +50,7 @@ from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
-from workers.gateway.chat import Anthropic, OpenAI
+from workers.gateway.chat import ChatApis
 from workers.gateway.contributions import WORKFLOW, Contributor
 from workers.gateway.metrics import GatewayFigures
 from workers.gateway.request_gate import RequestGate, json_response
@@ -76,13 +75,8 @@ async def run(settings: Settings) -> None:
     ensure("gateway", settings)
     own = settings.gateway
     model = str(initial_model(settings.gateway.model_path))
-    load = partial(
-        load_tokenizer,
-        max_tokens=own.max_model_len,
-        parse_special_tokens=own.parse_special_tokens,
-        renderer=own.renderer,
-    )
-    tokenizer = await asyncio.to_thread(load, model, own.chat_template_options)
+    writing = Writing(own.max_model_len, own.parse_special_tokens, own.renderer)
+    tokenizer = await asyncio.to_thread(load_tokenizer, model, own.chat_template_options, writing)
     telemetry = setup_telemetry("gateway", settings.telemetry, namespace=settings.kafka.namespace, instance=own.name)
     try:
         async with Bus(settings.kafka, client_id=own.name, patient=True) as bus:
@@ -97,20 +91,13 @@ class Gateway:
         own = self._own = settings.gateway
         self._bus = bus
         key = explorer_key(settings)
-        self._fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
-        self.explorers = Explorers(self._fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
+        fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
+        self.explorers = Explorers(fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)
         self._tokenizer, self._sampling = tokenizer, sampling
-        self._door = RequestGate(
-            gateway_keys(settings),
-            _OPEN,
-            most=own.max_requests,
-            max_body_mib=own.max_body_mib,
-            max_waiting_mib=max(own.max_waiting_mib, 2 * own.max_body_mib),
-            body_timeout_s=own.body_timeout_s,
-        )
+        self._door = RequestGate(gateway_keys(settings), _OPEN, own)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.address = ""  # ``host:port``, once it listens
 
@@ -151,12 +138,12 @@ class Gateway:
             max_record_bytes=self._bus.settings.max_message_bytes(EXPERIENCES),
         )
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
-        openai, anthropic = OpenAI(context), Anthropic(context)
+        apis = ChatApis(context)
         for prefix in ("", "/sessions/{session}"):
-            app.router.add_post(f"{prefix}/v1/chat/completions", openai.chat)
-            app.router.add_post(f"{prefix}/v1/completions", openai.completions)
-            app.router.add_post(f"{prefix}/v1/messages", anthropic.messages)
-            app.router.add_post(f"{prefix}/v1/messages/count_tokens", anthropic.count_tokens)
+            app.router.add_post(f"{prefix}/v1/chat/completions", apis.chat)
+            app.router.add_post(f"{prefix}/v1/completions", apis.completions)
+            app.router.add_post(f"{prefix}/v1/messages", apis.messages)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
@@ -181,11 +168,7 @@ class Gateway:
         return json_response(body, 200 if usable else 503)
 
     def _hear(self, received: Received[Any]) -> None:
-        match received.record:
-            case ExplorerHeartbeat() as beat:
-                self.explorers.heard(beat)
-            case ExplorerLeft() as left:
-                self._fleet.left(left)
+        self.explorers.heard(received.record)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -32,9 +32,9 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, partition_of
 from trinity_bus.chat import Completion, Session
 from trinity_bus.chat.openai import ChatRequest
+from trinity_bus.chat.wire import tokens_of
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.sessions import asked_at
-from trinity_bus.gateway.wire import tokens_of
 from trinity_bus.rollout.turns import kept_completion
 from workers.gateway.turns import question_of
 
@@ -56,18 +56,10 @@ class _Found(Completion):
     answer_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledRequest:
-    """A request that was a conversation by itself, at another gateway."""
-
-    prompt: list[int]
-    responses: Sequence[Completion]
-
-
-@dataclass(frozen=True, slots=True)
-class RecalledAnswer:
-    id: str | None  # None: its gateway has not told it
-    place: tuple[int, int]  # sample and turn, of the response that the agent has gone on with
+# Prompt and responses of a request that was a conversation by itself, at another gateway.
+type RecalledRequest = tuple[list[int], Sequence[Completion]]
+# Id of an answer, None where its gateway has not told it; sample and turn of the response that the agent went on with.
+type RecalledAnswer = tuple[str | None, tuple[int, int]]
 
 
 class TurnFinder:
@@ -99,11 +91,8 @@ class TurnFinder:
                 break
             stop = asked.sampling.stop or ()
             taken = session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
-            recalled += [
-                RecalledAnswer(drawn.answer_id, (said.sample, said.turn))
-                for drawn, said in taken
-                if isinstance(drawn, _Found)
-            ]
+            given = ((drawn, (said.sample, said.turn)) for drawn, said in taken)
+            recalled += [(drawn.answer_id, place) for drawn, place in given if isinstance(drawn, _Found)]
             if not session.misses(asked.messages, asked.tools):
                 break
         self.recalled += len(recalled)
@@ -176,7 +165,7 @@ class TurnFinder:
                 answer = turn.answer_id or ""
                 if answer in asked and turn.task_id == f"{owner}/{answer}" and turn.prompt is not None:
                     responses = [kept_completion(one) for drawn in turn.answers for one in drawn.responses or ()]
-                    found.setdefault(answer, RecalledRequest(tokens_of(turn.prompt), responses))
+                    found.setdefault(answer, (tokens_of(turn.prompt), responses))
                     if len(found) == len(asked):
                         break
         return found

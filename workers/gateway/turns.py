@@ -11,6 +11,7 @@ Failures: a turn that no record can hold, or that no broker takes, is passed ove
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from schemas.errors import SchemaError
@@ -19,9 +20,9 @@ from schemas.sampling import Sampling
 from schemas.topics import TURNS
 from schemas.turn import Answer, Turn
 from trinity_bus.bus import Producer
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import BusError
-from trinity_bus.gateway import wire
 from trinity_bus.rollout.turns import drawn_response, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
@@ -36,12 +37,15 @@ def question_of(prompt: Sequence[int]) -> str:
     return question_of_prompt(prompt, Sampling(), 1)
 
 
+@dataclass(eq=False)
 class TurnLog:
-    def __init__(self, producer: Producer, *, gateway: str, incarnation: str, workflow: str) -> None:
-        self._producer = producer
-        self._gateway = gateway
-        self._incarnation = incarnation
-        self._workflow = workflow
+    producer: Producer
+    _: KW_ONLY
+    gateway: str
+    incarnation: str
+    workflow: str
+
+    def __post_init__(self) -> None:
         self._waiting: asyncio.Queue[tuple[Turn, int]] = asyncio.Queue(MOST)
         self._bytes = 0
         self.passed_over = 0  # turns that are not on the log
@@ -68,9 +72,9 @@ class TurnLog:
             run_id=0,
             number=number,
             after=min(number, 1),
-            workflow=self._workflow,
-            explorer=self._gateway,
-            incarnation=self._incarnation,
+            workflow=self.workflow,
+            explorer=self.gateway,
+            incarnation=self.incarnation,
             answers=[
                 Answer(
                     question=question_of(prompt),
@@ -87,7 +91,7 @@ class TurnLog:
         while True:
             turn, size = await self._waiting.get()
             try:
-                await (await self._producer.send(TURNS, turn.task_id, turn))
+                await (await self.producer.send(TURNS, turn.task_id, turn))
             except (SchemaError, BusError) as error:
                 self.passed_over += 1
                 log.warning("a turn of %s is not on the log: %s", turn.task_id, error)

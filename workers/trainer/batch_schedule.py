@@ -7,8 +7,6 @@
                    v               v              v
     agenda:    7: skip         8: train
 
-How far ahead is bounded by what there is: explorers finalize no more batches than staleness lets them.
-
 Whether a skip counts must not depend on when a process was killed. It counts for every batch that is not trained on
 when the skip is read; and a step counts as trained from the moment that anybody could hear of it. So a step that is
 told of without a checkpoint leaves a note beside the checkpoints (``checkpoint.note_told``), and a trainer that has to
@@ -37,13 +35,10 @@ class Due:
 
 
 class BatchSchedule:
-    """Batches and skips.
+    """``rollback``: the last one of this lineage: the batches that it discards are passed over.
 
-    Args:
-        told: What a former incarnation of the trainer has said of steps that have to be taken again.
-        rollback: The last one of this lineage: the batches that it discards are passed over.
-        known_through: The last sequence that is met once more although it is trained, because the topic is read from
-            its beginning.
+    ``known_through``: the last sequence that is met once more although it is trained, because the topic is read from
+    its beginning.
     """
 
     def __init__(self, told: AnnouncedSteps, rollback: Rollback | None = None, known_through: int = 0) -> None:
@@ -60,11 +55,7 @@ class BatchSchedule:
             self._records.append(received)
 
     def next(self, trained_sequence: int) -> Due | None:
-        """Return the batch whose turn it is, which leaves the schedule; None where nothing is known to follow.
-
-        Raises:
-            BatchError: What follows cannot be read, or is of another history.
-        """
+        """Return the batch whose turn it is, which leaves the schedule; None where nothing is known to follow."""
         while self._records:
             received = self._records.popleft()
             batch = batch_to_train(received, trained_sequence=trained_sequence)

@@ -55,16 +55,7 @@ _POLL_S = 1.0
 
 
 class BatchSteps(StepSource):
-    # It does not look ahead: only a batch whose turn it is is fetched, since it may be passed over.
-
-    def __init__(
-        self,
-        around: TrainerContext,
-        *,
-        bounds: Bounds,
-        schedule: BatchSchedule,
-        batches: Reader,
-    ) -> None:
+    def __init__(self, around: TrainerContext, *, bounds: Bounds, schedule: BatchSchedule, batches: Reader) -> None:
         self._around = around
         self._settings = around.trainer
         self._bounds = bounds
@@ -125,7 +116,6 @@ class BatchSteps(StepSource):
         return StepInput(begun.model_copy(update={"next_offset": due.next_offset, "skipped": due.skip}), trained, shown)
 
     async def fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
-        """In the order of the manifest; BatchError where one is gone, or is not what the manifest says."""
         entries = entries_to_train(batch)
         if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
@@ -201,10 +191,7 @@ class BatchSteps(StepSource):
     async def choose(
         self, due: Due, step: int, groups: list[ExperienceGroup]
     ) -> tuple[StepBegun, list[ExperienceGroup], Sequence[TrainSample]]:
-        """Return what is durable of the step that begins, the groups that it is trained on, and its examples.
-
-        It is what was written of it before, or what is chosen now.
-        """
+        """Return what is durable of the step that begins, the groups that it is trained on, and its examples."""
         batch, shown = due.batch, Chosen()
         named: list[StepGroup] = []
         older: list[ExperienceGroup] = []

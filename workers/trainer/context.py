@@ -10,8 +10,10 @@ from pathlib import Path
 from schemas.topic import Topic
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import Settings, TrainerSettings
+from trinity_bus.training import checkpoint
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.ranks.followers import RankSource, followers_of
+from trinity_bus.training.stages import Stage
 from workers.trainer.engines import EngineThread, StartingPoint, load_engine
 from workers.trainer.examples import ExampleLog, examples_of
 from workers.trainer.figure_log import FigureLog
@@ -48,31 +50,23 @@ class TrainerContext:
 
 @contextlib.asynccontextmanager
 async def opened(
-    settings: Settings,
-    topic: Topic,
-    *,
-    directory: Path,
-    writer: str,
-    bus: Bus,
-    ranks: RankSource,
-    reach: int = 0,
-    origin: StartingPoint | None = None,
+    stage: Stage, topic: Topic, *, bus: Bus, ranks: RankSource, reach: int = 0, origin: StartingPoint | None = None
 ) -> AsyncIterator[TrainerContext]:
     """Provide what a trainer has, its engine at the newest checkpoint; what runs in threads ends soon afterwards.
 
     Args:
-        writer: Its name on ``steps``.
         reach: How many steps back a step may learn from once more.
         origin: Where it begins without a checkpoint in the directory, if not with the model.
     """
-    identity = await bus.identity(topic)
+    settings, directory, identity = stage.settings, stage.directory, await bus.identity(topic)
     async with followers_of(settings.trainer.ranks, ranks) as followers, EngineThread() as thread:
         log.info("loading %s", settings.trainer.model_path)
         engine = await thread.call(lambda: load_engine(settings, directory, followers, identity, origin))
         log.info("training in %s on %s", str(engine.dtype).removeprefix("torch."), engine.device_type)
         try:
             async with bus.producer() as producer, FigureLog(bus) as figures:
-                steps = StepLog.of(writer, directory, engine.progress.step, reach=reach, bus=bus, producer=producer)
+                run, trained = checkpoint.run_name(directory), engine.progress.step
+                steps = StepLog(stage.writer, run, trained, reach=reach, bus=bus, producer=producer)
                 await steps.replay()
                 yield TrainerContext(
                     settings=settings,

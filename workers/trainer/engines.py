@@ -32,10 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineThread:
-    """The one thread that touches the engine, so that the event loop stays free and no two calls run at once.
-
-    Leaving it waits for what is running.
-    """
+    """The one thread that touches the engine. Leaving it waits for what is running."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -55,8 +52,7 @@ class EngineThread:
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """Where a trainer begins that has no checkpoint yet: with one of another trainer."""
-
+    # Of another trainer, where one begins that has no checkpoint yet
     directory: Path
     # The last step whose checkpoint may be taken
     through: int
@@ -86,11 +82,7 @@ def load_engine(
     identity: LogIdentity,
     origin: StartingPoint | None = None,
 ) -> TrainingEngine:
-    """Return the engine, which takes seconds: it imports torch, and Megatron or transformers.
-
-    What cannot be gone on from is refused, and what has changed is said, before the model is loaded. Without a
-    checkpoint it begins with ``origin``, or else with the model.
-    """
+    """Refuse what cannot be gone on from, say what has changed, and load the engine, which takes seconds."""
     run, shaping = check(settings, directory, identity, origin)
     engine = _make(settings, followers)
     progress = engine.load_latest(directory)

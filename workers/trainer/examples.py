@@ -6,8 +6,7 @@
     KNOWN   --chosen(seed, step)--> where those of a step lie, what is trained on, and what is left out
 
 How many there are is settled once in a run: ``trainer.examples``, or as many as there were when the first step began,
-which its record on ``steps`` and every checkpoint say. So what a step learns from is a function of the log, the seed
-and the step, whatever was written since.
+which its record on ``steps`` and every checkpoint say.
 
 Failures: a record that cannot be read is no example; it is a dead letter when a run begins. One that is gone when its
 step comes ends the trainer with its place. An example that cannot be trained on is left out of its step.
@@ -31,6 +30,7 @@ from schemas.step import MAX_WHY_CHARS
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
+from trinity_bus.chat.encoding import Writing
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
 from trinity_bus.rollout.tokenizer import load_tokenizer
@@ -47,12 +47,8 @@ _POLL_S = 1.0
 def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> ExampleReader:
     shape = read_shape(source)
     try:
-        tokenizer = load_tokenizer(
-            str(source),
-            max_tokens=shape.max_positions,
-            parse_special_tokens=own.parse_special_tokens,
-            renderer=own.renderer,
-        )
+        writing = Writing(shape.max_positions, own.parse_special_tokens, own.renderer)
+        tokenizer = load_tokenizer(str(source), how=writing)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
     return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
@@ -146,10 +142,8 @@ class ExampleLog:
 def chosen(count: int, per_step: int, *, seed: int, step: int) -> list[int]:
     """Return the places of the examples of a step, which counts from 1. Pure.
 
-    Epochs follow one another without an end; each has every example once, in an order of its own::
-
-        epoch 0:  3 0 | 4 1 | 2    of 5 examples, 2 a step: step 3 takes the last of one epoch and the first of the next
-        epoch 1:              1 | 0 4 | 2 3
+    Epochs follow one another; each has every example once, in an order of its own. Of 5 examples, 2 a step, step 3
+    takes the last of one epoch and the first of the next.
     """
     first = (step - 1) * per_step
     places: list[int] = []

@@ -8,11 +8,10 @@
     the queue --a task, a producer of its own--> token-figures
       the producer fails             --> what waits is left out, and counted; said once; another one for what comes then
       one record is too large        --> it is left out, and counted
-      a defect of the task           --> likewise, told with its place; another task for what comes then
+      a defect                       --> likewise, told with its place
     the end of the trainer, in order --> what waits is written, for DRAIN_S; otherwise it is left out
 
-A producer of its own, because one that has failed is of no more use, and the trainer's other records are needed. It is
-made for the first record: a trainer that keeps no figures has none.
+A producer of its own, because one that has failed is of no more use, and the trainer's other records are needed.
 """
 
 import asyncio
@@ -112,7 +111,7 @@ class FigureLog:
             self._forget()
 
     def offer(self, begun: StepBegun, figures: Sequence[SampleFigures]) -> None:
-        """Have the figures of a step written when there is time. Raises nothing."""
+        # Raises nothing.
         try:
             records = list(records_of(begun, figures))
         # No figure is worth a step, which is trained by now and has yet to be told.
@@ -131,7 +130,6 @@ class FigureLog:
             self._news.set()
             if self._task is None:
                 self._task = asyncio.create_task(self._write(), name="token figures")
-                self._task.add_done_callback(self._look_at)
 
     async def _write(self) -> None:
         while True:
@@ -145,6 +143,9 @@ class FigureLog:
                 if not self._is_told:
                     log.warning("figures by token are not written, and training goes on: %s", error)
                     self._is_told = True
+                self._forget()
+            except Exception:
+                log.exception("figures by token that waited are not written: a defect")
                 self._forget()
 
     async def _send(self, producer: Producer) -> None:
@@ -160,12 +161,6 @@ class FigureLog:
         if not self._waiting:
             self._news.clear()
             self._empty.set()
-
-    def _look_at(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("figures by token that waited are not written: a defect", exc_info=error)
-            self._forget()
-            self._task = None
 
     def _forget(self) -> None:
         _drop(len(self._waiting))

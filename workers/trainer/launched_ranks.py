@@ -8,22 +8,20 @@ All of them run ``trinity-bus run trainer``. Rank 0 is the service; every other 
       the launcher's store: where ------------------------------> reads it
            <--------------------------------------------------- connects, again and again until it is let in;
                                                                 both prove that they know trainer.ranks_key
-      PARKED --start()--> FOLLOWS --Leave--> it is let go        makes calls; connects again when it was let go
+      PARKED --start()--> FOLLOWS --Leave--> PARKED              makes calls
         |--close() in order: Leave-----------------------------> ended: 0
         '--close() after an error, and every other end---------> ended: 1
       FOLLOWS --this process ends in whatever way--------------> ended: 1, by force after ABORT_S within a collective
       FOLLOWS --rank n ends, or is silent for SILENCE_S--------> lost: this process ends
 
-A connection is a member's of ``weights.listener``, with what proves itself there (``weights.proof``) and with a code
-for each message; what is said on it is ``rank_protocol``'s. So a stranger at the port is refused, costs no rank, and
-nothing that it says is read as anything else. The launcher's store, and what gloo and NCCL say, is not protected by
-this: see docs/security.md.
+A connection is a member's of ``weights.listener``: a stranger at the port is refused, and each message has a code. The
+launcher's store, and what gloo and NCCL say, is not protected by this: see docs/security.md.
 
 Failures: of many ranks that come at once rank 0 cuts some, as strangers (``listener.MAX_STRANGERS``): they come again
-after a random time. A rank does not come within ``LIMIT_S``, since its machine has not started it or it does not know
-the key: RankError, which names it. A machine is gone without a word: the kernel notices after ``SILENCE_S``,
-whichever side waits for the other. The launcher ends what else it has started on the machine of a rank that failed;
-rank 0 says which it was, and ends; whoever runs the launchers starts all of them anew.
+after a random time. A rank does not come within ``LIMIT_S``: RankError, which names it. A machine is gone without a
+word: the kernel notices after ``SILENCE_S``, whichever side waits for the other. The launcher ends what else it has
+started on the machine of a rank that failed; rank 0 says which it was, and ends; whoever runs the launchers starts all
+of them anew.
 """
 
 import asyncio
@@ -57,16 +55,12 @@ from workers.preconditions import ranks_key
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from trinity_bus.training.ranks.rank import Outcome
-
 log = getLogger(__name__)
 
 # How long a machine may be unreachable before its ranks are taken for lost
 SILENCE_S: Final = 30
 # How long a rank tries to come to rank 0
 _COMING_S: Final = LIMIT_S
-# Likewise, after it was let go: rank 0 may have ended
-_AGAIN_S: Final = 10.0
 # Most between two tries
 _PAUSE_S: Final = 4.0
 # In the launcher's store: host and port of rank 0
@@ -77,7 +71,7 @@ _NAME: Final = re.compile(r"rank-([1-9]\d{0,6})")
 class _PeerLine(RankLine):
     def __init__(self, channel: Channel) -> None:
         channel.notice_silence(SILENCE_S)
-        self._channel = channel
+        self.channel = channel
         self._sending = channel.half_for_sending()
         self.why_ended = "the connection was ended here"
 
@@ -88,21 +82,18 @@ class _PeerLine(RankLine):
             self._sending.send(body)
 
     def receive(self, limit: int) -> bytes | None:
-        self._channel.wait()
+        self.channel.wait()
         try:
-            return self._channel.receive(limit)
+            return self.channel.receive(limit)
         except WireError as error:
             raise ProtocolError(str(error)) from error
         except LinkError as error:
             self.why_ended = str(error)
             return None
 
-    def wait_for_end(self) -> None:
-        self._channel.wait_for_end()
-
     def end(self) -> None:
         self._sending.close()
-        self._channel.close()
+        self.channel.close()
 
     def close(self) -> None:
         self.end()
@@ -122,26 +113,20 @@ class _OneKey:
 
 
 class _Launched(Follower):
-    def __init__(self, rank: int, channel: Channel, release: Callable[[], None]) -> None:
-        self._peer = _PeerLine(channel)
-        self._release = release
-        super().__init__(rank, self._peer, f"at {channel.ends[1]}")
+    def __init__(self, rank: int, line: _PeerLine, ranks: "LaunchedRanks") -> None:
+        super().__init__(rank, line, f"at {line.channel.ends[1]}")
+        self._peer, self._ranks = line, ranks
+
+    def let_go(self) -> None:
+        self._ranks.park(self.rank, self._peer)
 
     def see_to_end(self, grace_s: float) -> str:
-        self._release()
+        self._ranks.release(self.rank, self._peer)
         return f"is gone: {self._peer.why_ended}"
 
 
 class LaunchedRanks:
-    """The other ranks, as rank 0 knows them. All methods may be called from any thread.
-
-    Args:
-        launch: Who this process is.
-        host: Where to listen, and on no other address.
-        ports: The first free one is taken; 0 is any.
-        key: What ranks prove that they know.
-        limit_s: How long all of them may take to connect.
-    """
+    """The other ranks, as rank 0 knows them. All methods may be called from any thread."""
 
     def __init__(self, launch: Launch, host: str, ports: Sequence[int], key: str, *, limit_s: float = LIMIT_S) -> None:
         self.host = host
@@ -149,11 +134,11 @@ class LaunchedRanks:
         self._limit_s = limit_s
         self._changed = threading.Condition()
         self._closed = False
-        self._parked: dict[int, Channel] = {}
+        self._parked: dict[int, _PeerLine] = {}
         self._store: Store | None = None
         try:
             self._listener = PeerListener(
-                host, ports, timeout_s=LIMIT_S, attend=self._park, secrets=_OneKey(key), what="ranks"
+                host, ports, timeout_s=LIMIT_S, attend=self._attend, secrets=_OneKey(key), what="ranks"
             )
         except LinkError as error:
             raise RankError(
@@ -194,7 +179,22 @@ class LaunchedRanks:
             if missing := self._missing():
                 raise RankError(f"rank {missing[0]} of {world_size} is gone before training has begun")
             parked, self._parked = self._parked, {}
-        return [self._started(rank, parked[rank]) for rank in range(1, world_size)]
+        return [_Launched(rank, parked[rank], self) for rank in range(1, world_size)]
+
+    def park(self, rank: int, line: _PeerLine) -> bool:
+        """Keep a rank for the training to come; False where there is none."""
+        with self._changed:
+            before = line if self._closed else self._parked.get(rank)
+            if not self._closed:
+                self._parked[rank] = line
+            self._changed.notify_all()
+        if before is not None:
+            self.release(rank, before)
+        return before is not line
+
+    def release(self, rank: int, line: _PeerLine) -> None:
+        line.close()
+        self._listener.close_channel(line.channel, _name(rank))
 
     def close(self, *, in_order: bool = False) -> None:
         """Cut all connections; ``in_order`` ranks that wait for a training end as they should, else as failed."""
@@ -202,32 +202,24 @@ class LaunchedRanks:
             self._closed = True
             parked, self._parked = self._parked, {}
             self._changed.notify_all()
-        for channel in parked.values() if in_order else ():
+        for rank, line in parked.items():
             # One that is gone has ended already.
             with contextlib.suppress(LinkError):
-                channel.send(CALLS.encode(Leave()))
+                line.send([CALLS.encode(Leave())] if in_order else [])
+            self.release(rank, line)
         self._listener.close()
 
-    def _started(self, rank: int, channel: Channel) -> _Launched:
-        return _Launched(rank, channel, lambda: self._listener.close_channel(channel, _name(rank)))
-
     def _missing(self) -> list[int]:
-        self._parked = {rank: channel for rank, channel in self._parked.items() if channel.is_open()}
+        for rank, line in list(self._parked.items()):
+            if not line.channel.is_open():
+                self.release(rank, self._parked.pop(rank))
         return [rank for rank in range(1, self._launch.world_size) if rank not in self._parked]
 
-    def _park(self, channel: Channel, who: str) -> bool:
+    def _attend(self, channel: Channel, who: str) -> bool:
         named = _NAME.fullmatch(who)
         if named is None or int(named[1]) >= self._launch.world_size:
             raise LinkError(f"{who} is no rank of {self._launch.world_size}")
-        with self._changed:
-            if self._closed:
-                return False
-            before = self._parked.pop(int(named[1]), None)
-            self._parked[int(named[1])] = channel
-            self._changed.notify_all()
-        if before is not None:
-            self._listener.close_channel(before, who)
-        return True
+        return self.park(int(named[1]), _PeerLine(channel))
 
 
 @contextlib.asynccontextmanager
@@ -266,7 +258,7 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
     key = ranks_key(settings)
     host, port = _where_rank_0_is()
     try:
-        line: _PeerLine | None = _come(host, port, launch.rank, key, _COMING_S)
+        line = _come(host, port, launch.rank, key, _COMING_S)
     except LinkError as error:
         raise RankError(
             f"{error}: trainer.ranks_key must be the same on all machines, and trainer.ranks_host an address of rank "
@@ -276,48 +268,31 @@ def follow(settings: Settings, launch: Launch, level: int) -> int:
     from trinity_bus.training.ranks import rank as program
 
     program.prepare(launch.rank, level)
-    status = 0
-    while line is not None:
-        match _followed(line, launch):
-            case program.Outcome.LEFT:
-                try:
-                    line = _come(host, port, launch.rank, key, _AGAIN_S, again=True)
-                except LinkError as error:
-                    log.info("rank 0 has ended: %s", error)
-                    line = None
-            case program.Outcome.DISMISSED:
-                log.info("rank 0 has ended")
-                line = None
-            case program.Outcome.ORPHANED:
-                log.error("rank 0 is gone: %s", line.why_ended)
-                line, status = None, 1
-            case program.Outcome.FAILED:
-                log.error("this rank failed; the log of rank 0 says in what")
-                line, status = None, 1
-    return status
-
-
-def _followed(line: _PeerLine, launch: Launch) -> "Outcome":
-    from trinity_bus.training.ranks import rank as program
-
     over = threading.Event()
     threading.Thread(target=_end_with, args=(line, over), name="watch rank 0", daemon=True).start()
     try:
-        return program.follow(line, launch.rank, launch.local_rank)
+        outcome = program.follow(line, launch.rank, launch.local_rank)
     finally:
         over.set()
         line.close()
+    match outcome:
+        case program.Outcome.DISMISSED:
+            log.info("rank 0 has ended")
+        case program.Outcome.ORPHANED:
+            log.error("rank 0 is gone: %s", line.why_ended)
+        case program.Outcome.FAILED:
+            log.error("this rank failed; the log of rank 0 says in what")
+    return int(outcome is not program.Outcome.DISMISSED)
 
 
-def _come(host: str, port: int, rank: int, key: str, limit_s: float, *, again: bool = False) -> _PeerLine:
+def _come(host: str, port: int, rank: int, key: str, limit_s: float) -> _PeerLine:
     deadline = awake.now() + limit_s
     while True:
         try:
             return _connect(host, port, rank, key)
         except LinkError as error:
             pause_s = random.uniform(0, _PAUSE_S)  # noqa: S311 - so that not all come together again
-            ended = again and isinstance(error.__cause__, ConnectionRefusedError)
-            if ended or awake.now() + pause_s > deadline:
+            if awake.now() + pause_s > deadline:
                 raise
             log.warning("%s: tried again; do trainer.ranks_key and trainer.ranks_host fit rank 0's?", error)
         time.sleep(pause_s)
@@ -337,7 +312,7 @@ def _connect(host: str, port: int, rank: int, key: str) -> _PeerLine:
 
 
 def _end_with(line: _PeerLine, over: threading.Event) -> None:
-    line.wait_for_end()
+    line.channel.wait_for_end()
     if not awake.wait_in_thread(over.wait, ABORT_S):
         end_by_force("rank 0 is gone")
 

@@ -23,7 +23,7 @@ from trinity_bus.training.families import read_shape
 from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.batch_steps import BatchSteps
 from workers.trainer.context import TrainerContext
-from workers.trainer.published_tensors import Publisher, published_of
+from workers.trainer.published_tensors import PublishedTensors, Publisher
 from workers.trainer.training_loop import Trained, TrainingLoop
 from workers.trainer.version_publisher import VersionPublisher
 
@@ -83,7 +83,7 @@ class Trainer:
             versions = self._versions = VersionPublisher(
                 around,
                 rollback=self._rollback,
-                tensors=published_of(around.engine, around.settings),
+                tensors=PublishedTensors(around.engine, around.settings),
                 publisher=self._publisher,
                 tasks=loops,
             )

@@ -32,7 +32,7 @@ class BatchError(TrinityError):
 
 
 def way_out(batch_id: str) -> str:
-    """Return what an operator can do about a batch that cannot be trained on, as the end of a message."""
+    # As the end of a message
     return f"`trinity-bus batches skip {shlex.quote(str(batch_id))} --reason ...` has the trainer pass over it"
 
 
@@ -79,13 +79,7 @@ def positions_of(batch: BatchRecord | StepBegun, entries: Sequence[Entry]) -> li
 
 
 def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int]) -> BatchRecord | None:
-    """Return the first of the batches whose experiences are all still in the log; None where there is none.
-
-    Args:
-        batches: In the order of training.
-        kept_from: Of each partition of ``experiences`` the first offset that is left.
-    """
-
+    # ``kept_from``: of each partition of ``experiences`` the first offset that is left
     def is_kept(batch: BatchRecord) -> bool:
         positions = [part.position for entry in entries_to_train(batch) for part in entry.parts]
         return all(at is not None and at.offset >= kept_from.get(at.partition, 0) for at in positions)
@@ -96,13 +90,7 @@ def first_replayable(batches: Iterable[BatchRecord], kept_from: Mapping[int, int
 def groups_of(
     batch: BatchRecord | StepBegun, entries: Sequence[Entry], fetched: Sequence[Received[Any]]
 ) -> list[ExperienceGroup]:
-    """Return the groups of the entries, each part checked against what names it.
-
-    Args:
-        batch: That is trained on, or its step.
-        entries: Of its manifest, or of that step; of earlier ones, too, where it learns from them once more.
-        fetched: What lies at their ``positions_of``.
-    """
+    """Check each part of ``fetched``, which lies at ``positions_of`` the entries, against what names it."""
     records = iter(fetched)
     return [join_groups([_part_of(batch, entry, part, next(records)) for part in entry.parts]) for entry in entries]
 

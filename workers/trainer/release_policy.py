@@ -68,16 +68,10 @@ type Action = Note | SaveCheckpoint | StageVersion | AnnounceTrained
 
 @dataclass(slots=True)
 class ReleasePolicy:
-    """What is to be done with the steps of one incarnation.
-
-    Args:
-        mode: As ``trainer.publish`` has it.
-        interval: Steps between checkpoints.
-        durable: Newest step that has a checkpoint; -1 for none.
-    """
-
     mode: Mode
+    # Steps between checkpoints
     interval: int
+    # Newest step that has a checkpoint
     durable: int = -1
     # Step whose checkpoint is being written
     saving: int | None = None
@@ -89,7 +83,7 @@ class ReleasePolicy:
         return self.saving is not None and self._is_saved(step, publish=publish, last=last)
 
     def trained(self, step: int, *, publish: bool, last: bool = False) -> list[Action]:
-        """Return what is to be done after a step; the ``last`` must be durable whatever the interval."""
+        # The last must be durable whatever the interval.
         save = self._is_saved(step, publish=publish, last=last)
         actions: list[Action] = []
         if self.mode == "staged":
@@ -106,7 +100,7 @@ class ReleasePolicy:
         return [*actions, *self._told()]
 
     def wanted(self, step: int) -> list[Action]:
-        """Return what is to be done so that the version of the last step, told of as trained before, can be had."""
+        """Have the version of the last step, told of as trained before, be one that can be had."""
         if self.mode == "staged" or step == self.durable:
             return [StageVersion(step), AnnounceTrained(step, publish=True)]
         self._untold = deque(tell for tell in self._untold if tell.step != step)
@@ -114,9 +108,6 @@ class ReleasePolicy:
         return [StageVersion(step)] if step == self.saving else [*self._begin(step), StageVersion(step)]
 
     def saved(self, step: int) -> list[AnnounceTrained]:
-        """Return what can be told of after the rename of a checkpoint."""
-        if step != self.saving:
-            raise ValueError(f"step {step} is durable, but {self.saving} was being saved")
         self.saving, self.durable = None, step
         return self._told()
 
@@ -124,8 +115,6 @@ class ReleasePolicy:
         return last or step % self.interval == 0 or (publish and self.mode == "durable")
 
     def _begin(self, step: int) -> list[Action]:
-        if self.saving is not None:
-            raise ValueError(f"step {step} is to be saved while {self.saving} is being saved")
         self.saving = step
         return [SaveCheckpoint(step)]
 

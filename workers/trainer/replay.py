@@ -12,9 +12,8 @@ It begins with the newest checkpoint before that step, or with the model; what l
 settings say, so that the first step with other settings begins with the weights that the live run had. With nothing
 changed it is the live run once more: on a CPU, with as many threads and ranks, bit for bit.
 
-The live run may go on meanwhile, or be over: its folder is read, a checkpoint held while it is loaded, and nothing of
-it is written. Killed and started again with the same words a replay goes on from its own newest checkpoint; with
-others it is refused, for what it says under its name is of these.
+Nothing of the live run is written, which may go on meanwhile. Killed and started again with the same words a replay
+goes on from its own newest checkpoint; with others it is refused.
 """
 
 import asyncio
@@ -76,7 +75,6 @@ class ReplayRequest:
 
     @property
     def changes(self) -> list[str]:
-        """A line for each setting that is changed; CheckpointError where one cannot be."""
         live, changed = (resume.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
         return resume.differences(live, changed)
 
@@ -108,13 +106,7 @@ class ReplayRequest:
 
 
 def parts_of(request: ReplayRequest, *, changes: bool, begin: int, last: int) -> list[Settings]:
-    """Return with which settings what is to be trained, in order. Pure.
-
-    Args:
-        changes: Whether settings are changed.
-        begin: The step whose weights it begins with, or goes on from.
-        last: Of all steps.
-    """
+    """Return with which settings what is to be trained, in order; ``begin``: the step whose weights it begins with."""
     parts = [(request.live, request.from_step - 1)] if changes else []
     parts.append((request.changed, last))
     return [_own(request, settings, through) for settings, through in parts if begin < through]
@@ -136,7 +128,7 @@ def _own(request: ReplayRequest, settings: Settings, through: int) -> Settings:
 
 
 async def replay(request: ReplayRequest) -> int:
-    """Train once more; return the last step."""
+    # Returns the last step.
     for settings in (request.live, request.changed):
         ensure("trainer", settings)
     request.check()
@@ -209,11 +201,9 @@ async def _train(request: ReplayRequest, settings: Settings, origin: StartingPoi
     seed, before = settings.trainer.seed, request.live.trainer.seed
     async with bus.reader(STEPS, start="beginning") as steps:
         await train_without_batches(
-            settings,
+            stage,
             topic,
             lambda around: ShadowSteps(around, steps, origin=origin.directory, seed=None if seed == before else seed),
-            directory=stage.directory,
-            writer=stage.writer,
             bus=bus,
             ranks=ChildRanks(),
             origin=origin,

@@ -45,17 +45,16 @@ nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 
-On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished.
-
-With one rank this is one process. With more (``TrainerSettings.ranks``) this process is rank 0. It starts the others
-itself, or they are started with it, here and on other machines, by a launcher such as ``torchrun``
-(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none
-of the rest. It alone reads, publishes and is asked to end; a rank that dies takes it along at once.
+On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished. With more
+than one rank this process is rank 0. It starts the others itself, or a launcher such as ``torchrun`` does
+(``launched_ranks.py``): they make every call of the engine along with it (``training/ranks/followers.py``), and none of
+the rest. A rank that dies takes it along at once.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from schemas import Rollback
@@ -118,11 +117,16 @@ async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, rank
             model = await _learn_from(topic, stage, ranks)
 
 
-def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
-    """Return the stages, and what each learns from. Imports their objectives, and torch with them.
+@asynccontextmanager
+async def _bus_of(stage: Stage) -> AsyncIterator[Bus]:
+    settings = stage.settings
+    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
+        await bus.ensure_topics()
+        yield bus
 
-    All are checked before the first begins: what is wrong with the last would else be known days later.
-    """
+
+def planned(settings: Settings) -> list[tuple[Stage, Topic]]:
+    """Check all stages before the first begins: what is wrong with the last would else be known days later."""
     stages = stages_of(settings, checkpoint_dir(settings))
     if found := [_of(stage, why) for stage in stages if stage.name for why in refusals("trainer", stage.settings)]:
         raise WrongSettingsError(found)
@@ -144,12 +148,7 @@ def _of(stage: Stage, why: str) -> str:
 
 
 def learned_from(stage: Stage) -> Topic:
-    """Return what a stage learns from. Imports its objective, and torch with it.
-
-    Raises:
-        ConfigError: Its objective cannot be made; it learns from batches, which have no end, and another stage follows
-            it; it mixes examples with examples; or its loss needs pairs, and learns from what has none.
-    """
+    """Return what a stage learns from; ConfigError where it cannot. Imports its objective, and torch with it."""
     # Here, since it imports torch: this module is imported by who trains nothing.
     from trinity_bus.training.objectives.objective import Objective
 
@@ -185,16 +184,13 @@ async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -
 
 async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
     settings, directory = stage.settings, stage.directory
-    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
-        await bus.ensure_topics()
+    async with _bus_of(stage) as bus:
         last = max(checkpoint.steps(directory), default=0)
         if settings.trainer.is_done(last):
             await asyncio.to_thread(check, settings, directory, await bus.identity(topic))
             log.info("its %d steps are trained", last)
         else:
-            await train_without_batches(
-                settings, topic, ExampleSteps, directory=directory, writer=stage.writer, bus=bus, ranks=ranks
-            )
+            await train_without_batches(stage, topic, ExampleSteps, bus=bus, ranks=ranks)
     found = checkpoint.latest(directory)
     if found is None:
         raise CheckpointError(f"{directory} has no checkpoint, though its steps are trained")
@@ -202,38 +198,20 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 
 
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
-    settings = stage.settings
-    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
-        await bus.ensure_topics()
-        async with bus.reader(STEPS, start="beginning") as steps:
-            await train_without_batches(
-                settings,
-                topic,
-                lambda around: ShadowSteps(around, steps),
-                directory=stage.directory,
-                writer=stage.writer,
-                bus=bus,
-                ranks=ranks,
-            )
+    async with _bus_of(stage) as bus, bus.reader(STEPS, start="beginning") as steps:
+        await train_without_batches(stage, topic, lambda around: ShadowSteps(around, steps), bus=bus, ranks=ranks)
 
 
 async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, ranks: RankSource) -> None:
-    settings, directory = stage.settings, stage.directory
-    async with Bus(settings.kafka, client_id=settings.trainer.name, patient=True) as bus:
-        await bus.ensure_topics()
-        async with opened(
-            settings,
-            BATCHES,
-            directory=directory,
-            writer=stage.writer,
-            bus=bus,
-            ranks=ranks,
-            reach=settings.trainer.reach,
-        ) as around:
-            publisher = await around.thread.call(lambda: open_publisher(settings, directory, around.engine))
-            try:
-                await Trainer(around, policy, rollback=rollback, publisher=publisher).run()
-            finally:
-                # What runs in threads ends soon, and its result is of no use any more.
-                around.engine.interrupt()
-                publisher.close()
+    settings = stage.settings
+    async with (
+        _bus_of(stage) as bus,
+        opened(stage, BATCHES, bus=bus, ranks=ranks, reach=settings.trainer.reach) as around,
+    ):
+        publisher = await around.thread.call(lambda: open_publisher(settings, stage.directory, around.engine))
+        try:
+            await Trainer(around, policy, rollback=rollback, publisher=publisher).run()
+        finally:
+            # What runs in threads ends soon, and its result is of no use any more.
+            around.engine.interrupt()
+            publisher.close()

@@ -4,8 +4,7 @@
 
     open:   `steps` to its end: those of the other trainer, and those of this one
     wait:   until the other one has begun the step
-    begin:  its record -> its experiences and examples, by their places on the log: fetched while the step before it
-            is trained, where the other one had begun it by then
+    begin:  its record -> its experiences and examples, by their places on the log
             -> the same under this trainer's name -------------------------------------------> steps
 
 Which run of the other trainer is followed is noted beside the checkpoints (``checkpoint.note_follows``): for a shadow
@@ -26,12 +25,11 @@ other way round
 Left out is what the other one left out. A greedy sample counts as this trainer's advantage has it.
 """
 
-import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from schemas import ExperienceGroup, Position, StepBegun
+from schemas import Position, StepBegun
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, STEPS
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.errors import RecordGoneError
@@ -51,18 +49,9 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 
-type Fetched = tuple[StepBegun, list[ExperienceGroup]]
-
 
 class ShadowSteps(StepSource):
-    """The steps of another trainer.
-
-    Args:
-        around: What the trainer has.
-        reader: Of ``steps``, from its beginning.
-        origin: Where the other trainer's checkpoints are, if that is known.
-        seed: In place of the other trainer's; absent: that one.
-    """
+    """The steps of another trainer, whose checkpoints may be known to be in ``origin``, with its seed or another."""
 
     def __init__(
         self, around: TrainerContext, reader: Reader, *, origin: Path | None = None, seed: int | None = None
@@ -77,8 +66,6 @@ class ShadowSteps(StepSource):
         self._own = RecordedSteps(around.steps.trainer)
         self._run = ""
         self._trained = 0
-        # What was fetched of the step to come, and of which record
-        self._ahead: tuple[Recorded, Fetched] | None = None
 
     async def open(self, progress: TrainingProgress) -> None:
         self._trained = progress.step
@@ -112,10 +99,10 @@ class ShadowSteps(StepSource):
             await self._read()
 
     async def begin(self, step: int) -> StepInput:
-        said = self._theirs.of(self._run)[step]
-        ahead, self._ahead = self._ahead, None
         try:
-            theirs, groups = ahead[1] if ahead is not None and ahead[0] == said else await self._fetch(said)
+            theirs = await self._record(self._theirs.of(self._run)[step])
+            entries = [*theirs.groups, *theirs.replayed]
+            fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(theirs, entries))
         except RecordGoneError as error:
             await self._ensure_kept(step)
             raise TrainingError(f"step {step} cannot be trained once more: {error}") from error
@@ -132,22 +119,7 @@ class ShadowSteps(StepSource):
                 }
             )
         )
-        return StepInput(begun, choice.without(groups, begun.left_out), shown)
-
-    async def look_ahead(self, step: int) -> None:
-        self._ahead = None
-        said = self._theirs.of(self._run).get(step)
-        if said is None or said.unreadable:
-            return
-        # What is gone is told of when the step is due.
-        with contextlib.suppress(RecordGoneError):
-            self._ahead = said, await self._fetch(said)
-
-    async def _fetch(self, said: Recorded) -> Fetched:
-        theirs = await self._record(said)
-        entries = [*theirs.groups, *theirs.replayed]
-        fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(theirs, entries))
-        return theirs, groups_of(theirs, entries, fetched)
+        return StepInput(begun, choice.without(groups_of(theirs, entries, fetched), begun.left_out), shown)
 
     async def _record(self, said: Recorded) -> StepBegun:
         if said.unreadable:

@@ -1,15 +1,12 @@
 """The topic ``steps``, as one trainer writes it and obeys it: see ``schemas.step``."""
 
 import logging
-from pathlib import Path
-from typing import Self
 
 from schemas import StepBegun, StepEnded
 from schemas.record import Metrics
 from schemas.step import KEPT_STEPS, ended_key, step_key
 from schemas.topics import STEPS
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.training import checkpoint
 from workers.trainer.step_records import StepRecords, otherwise
 
 log = logging.getLogger(__name__)
@@ -19,23 +16,12 @@ _MAX_SHOWN = 8
 
 
 class StepLog:
-    def __init__(self, trainer: str, run: str, records: StepRecords, *, bus: Bus, producer: Producer) -> None:
+    def __init__(self, trainer: str, run: str, trained: int, *, reach: int = 0, bus: Bus, producer: Producer) -> None:
         self.trainer = trainer
         self.run = run
-        self.records = records
+        self.records = StepRecords(trainer, run, trained, reach=reach)
         self._bus = bus
         self._producer = producer
-
-    @classmethod
-    def of(cls, trainer: str, directory: Path, trained: int, *, reach: int = 0, bus: Bus, producer: Producer) -> Self:
-        """Return that of the run whose checkpoints are in a directory.
-
-        Args:
-            trained: Steps that are in the newest one.
-            reach: How many steps back a step may learn from once more.
-        """
-        run = checkpoint.run_name(directory)
-        return cls(trainer, run, StepRecords(trainer, run, trained, reach=reach), bus=bus, producer=producer)
 
     async def replay(self) -> None:
         async with self._bus.reader(STEPS, start="beginning") as steps:
@@ -43,7 +29,7 @@ class StepLog:
                 self.records.take(received)
 
     async def begin(self, chosen: StepBegun) -> StepBegun:
-        """Return what is durable of the step that begins: what was written of it before, or what is chosen now."""
+        """Return what was written of the step that begins before, or else what is chosen now, durable."""
         step = chosen.step
         begun = self.records.binding(chosen)
         if begun is None:

@@ -28,12 +28,7 @@ from trinity_bus.training.errors import TrainingError
 
 
 class StepRecords:
-    """What is known of steps that were begun.
-
-    Args:
-        trained: Steps that are in the newest checkpoint: they are not taken again.
-        reach: How many steps back a step may learn from once more.
-    """
+    """``trained``: steps that are in the newest checkpoint; ``reach``: as of :func:`workers.trainer.context.opened`."""
 
     def __init__(self, trainer: str, run: str, trained: int, *, reach: int = 0) -> None:
         self._trainer = trainer
@@ -72,14 +67,10 @@ class StepRecords:
             self._earlier.pop(begun.step - self._reach, None)
 
     def earlier(self) -> list[StepBegun]:
-        """Return what steps were made of that may be learned from once more, the oldest first."""
         return [self._earlier[step] for step in sorted(self._earlier)]
 
     def needs_from(self, oldest: int) -> int:
-        """Return the offset in ``batches`` from which on their experiences are needed.
-
-        They are from ``oldest`` on, where the oldest checkpoint goes on, if nothing is learned from once more.
-        """
+        """Return the offset in ``batches`` whose experiences are needed, if the oldest checkpoint needs ``oldest``."""
         if not self._reach:
             return oldest
         step = next((step for step, end in self._ends.items() if end == oldest), 0)
@@ -187,15 +178,12 @@ def gap(steps: Mapping[int, Recorded], first: int, last: int, kept_from: Mapping
 def first_trainable(
     steps: Mapping[int, Recorded], starts: Iterable[int], last: int, kept_from: Mapping[int, int]
 ) -> int | None:
-    """Return the first step from which on all can be trained once more; None where there is none.
-
-    ``starts``: after which steps there are weights to begin with; 0 for the model itself.
-    """
+    # ``starts``: after which steps there are weights to begin with; 0 for the model itself
     firsts = (start + 1 for start in sorted(starts) if start < last)
     return next((first for first in firsts if gap(steps, first, last, kept_from) is None), None)
 
 
 def contradicted(own: Mapping[int, Recorded], theirs: Mapping[int, Recorded], trained: int) -> int | None:
-    """Return the first step that was trained here, and that the other trainer has taken otherwise; None for none."""
+    """Return the first step that was trained here, and that the other trainer has taken otherwise."""
     both = sorted(step for step in own.keys() & theirs.keys() if step <= trained)
     return next((step for step in both if own[step].what != theirs[step].what), None)

@@ -3,7 +3,6 @@
 ::
 
     StepSource.wait --> begin --> the engine's step, in its thread --> StepSink.trained --> ... --> finish: export
-                                  meanwhile the source looks ahead
 
     source                             sink
     batches (``batch_steps``)          versions are published and announced (``loops``)
@@ -19,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol
 
 from opentelemetry import trace
@@ -69,11 +67,7 @@ class StepSource(ABC):
 
     @abstractmethod
     async def begin(self, step: int) -> StepInput:
-        """Return what a step is made of, once it is durable that it begins. Within the step's span."""
-
-    async def look_ahead(self, _step: int) -> None:
-        """Fetch what is there already of a step that is to come, while the one before it is trained."""
-        return
+        """Return what a step is made of, once it is durable that it begins."""
 
 
 class StepSink(Protocol):
@@ -81,7 +75,7 @@ class StepSink(Protocol):
     def does(self) -> Literal["publishing", "checkpointing"]: ...
 
     async def trained(self, begun: StepBegun, step: Trained, *, last: bool) -> None:
-        """Take a step that the engine has just made; the last one has to be durable. Within the step's span."""
+        """Take a step that the engine has just made; the last one has to be durable."""
         ...
 
     async def settled(self) -> None:
@@ -131,7 +125,11 @@ class TrainingLoop:
         ):
             taken = await self._source.begin(number)
             now.move("training")
-            metrics, by_token = await self._train_and_look_ahead(taken)
+            self.is_training = True
+            try:
+                metrics, by_token = await self._around.thread.call(lambda: self._train(taken))
+            finally:
+                self.is_training = False
             self._around.figures.offer(taken.begun, by_token)
             progress, seconds = self._engine.progress, time.perf_counter() - began
             step = Trained(progress, taken.begun.batch_id, metrics, seconds)
@@ -151,45 +149,20 @@ class TrainingLoop:
             await self._sink.trained(taken.begun, step, last=ends or self._settings.is_done(number))
             if ends:
                 await self._sink.settled()
-                raise _diverged(skipped, number, self._around.directory)
-
-    async def _train_and_look_ahead(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
-        step, ahead = taken.begun.step, None
-        if not self._settings.is_done(step):
-            ahead = asyncio.create_task(self._source.look_ahead(step + 1))
-        self.is_training = True
-        try:
-            trained = await self._around.thread.call(lambda: self._train(taken))
-            if ahead is not None:
-                await ahead
-        finally:
-            self.is_training = False
-            if ahead is not None:
-                ahead.cancel()
-                # It has connections and perhaps an error of its own: neither may be left behind.
-                await asyncio.gather(ahead, return_exceptions=True)
-        return trained
+                raise TrainingError(
+                    f"{skipped} updates in a row, the last in step {number}, were skipped because their loss or "
+                    f"gradients were not finite; the state is saved in {self._around.directory}: lower "
+                    "TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken log-probabilities"
+                )
 
     def _train(self, taken: StepInput) -> tuple[Metrics, list[SampleFigures]]:
         begun = taken.begun
         metrics = self._engine.train_step(taken.groups, seed=begun.seed, examples=taken.examples)
-        metrics |= of_record(begun)
+        metrics |= choice.counts(begun.left_out)
+        if begun.replayed:
+            metrics["groups_replayed"] = float(len(begun.replayed))
         self._engine.progress = self._engine.progress.after(begun)
         return metrics, self._engine.take_figures()
-
-
-def _diverged(skipped: int, step: int, directory: Path) -> TrainingError:
-    return TrainingError(
-        f"{skipped} updates in a row, the last in step {step}, were skipped because their loss or gradients were not "
-        f"finite; the state is saved in {directory}: lower TRINITY_BUS_TRAINER__LEARNING_RATE, or look for broken "
-        "log-probabilities"
-    )
-
-
-def of_record(begun: StepBegun) -> Metrics:
-    """Return the metrics of a step that its record knows, and the engine does not."""
-    replayed = {"groups_replayed": float(len(begun.replayed))} if begun.replayed else {}
-    return {**choice.counts(begun.left_out), **replayed}
 
 
 def step_trained(model: str, *, step: int, version: int, seconds: float, metrics: Metrics) -> None:

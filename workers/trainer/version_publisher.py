@@ -39,7 +39,7 @@ from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer.context import TrainerContext
-from workers.trainer.published_tensors import PublishedTensors, Publisher, Server
+from workers.trainer.published_tensors import PublishedTensors, Publisher
 from workers.trainer.release_policy import Action, AnnounceTrained, Note, ReleasePolicy, SaveCheckpoint, StageVersion
 from workers.trainer.training_loop import Trained
 
@@ -58,9 +58,7 @@ class LineageEndedError(TrinityError):
 
 
 class ServedVersions:
-    """Lets the members of announcements in, and checks what they say they got."""
-
-    def __init__(self, server: Server, *, model: str, incarnation: str) -> None:
+    def __init__(self, server: Publisher, *, model: str, incarnation: str) -> None:
         self._server = server
         self._model = model
         self._incarnation = incarnation
@@ -80,21 +78,14 @@ class ServedVersions:
 
     async def serve(self, announcements: Reader) -> None:
         while True:
-            ours = [
-                (received.record, received.traceparent)
-                for received in await announcements.batch(_POLL_S)
-                if isinstance(received.record, ModelVersion) and self._is_ours(received.record)
-            ]
-            for version, traceparent in ours:
-                self._server.admit(version, traceparent)
-            if ours:
-                self._server.keep(ours[-1][0].version)
+            for received in await announcements.batch(_POLL_S):
+                match received.record:
+                    case ModelVersion(model=self._model, trainer_incarnation=self._incarnation) as version:
+                        self._server.admit(version, received.traceparent)
+                        self._server.keep(version.version)
 
     def compare(self, synced: WeightsSynced) -> bool:
-        """Whether an answer is in order; a checksum that is not is reported.
-
-        An answer that tells of a failure, or of a version that this incarnation has not published, is in order.
-        """
+        """Whether an answer is in order, as one is that tells of a failure, or of a version of another incarnation."""
         sent = self._checksums.get(synced.version)
         if synced.model != self._model or not synced.ok or sent is None or synced.checksum == sent:
             return True
@@ -111,15 +102,11 @@ class ServedVersions:
         )
         return False
 
-    def _is_ours(self, version: ModelVersion) -> bool:
-        return version.model == self._model and version.trainer_incarnation == self._incarnation
-
 
 class VersionPublisher:
-    """The steps of one incarnation on their way to the mesh, and the versions that they made.
+    """What waits for checkpoints runs in ``tasks``; one that cannot be written ends it.
 
-    What waits for checkpoints runs in ``tasks``; one that cannot be written ends it. One task at a time calls
-    :meth:`trained` and :meth:`wanted`.
+    One task at a time calls :meth:`trained` and :meth:`wanted`.
     """
 
     def __init__(
@@ -206,7 +193,6 @@ class VersionPublisher:
         self.published_version = version
 
     async def repeat(self) -> None:
-        """Somebody who should have heard of the newest version has not."""
         if self._published is not None:
             log.warning("telling of version %d once more: nobody has heard of it", self._published.version)
             await self._tell(self._published)
@@ -266,16 +252,16 @@ class VersionPublisher:
             await self._do(self._policy.saved(step))
 
     async def _refuse(self, version: int, error: CheckpointError) -> None:
-        kept = {*checkpoint.steps(self._directory), self.published_version}
-        refused = VersionRefused(
-            trainer=self._around.trainer.name,
-            incarnation=self._around.incarnation,
-            model=self._around.model,
-            version=version,
-            reason=str(error),
-            available=sorted(kept),
+        await self._tell(
+            VersionRefused(
+                trainer=self._around.trainer.name,
+                incarnation=self._around.incarnation,
+                model=self._around.model,
+                version=version,
+                reason=str(error),
+                available=sorted({*checkpoint.steps(self._directory), self.published_version}),
+            )
         )
-        await self._tell(refused)
 
     async def _stage_again(self, version: int) -> str:
         if version == self.published_version:

@@ -29,10 +29,10 @@ from schemas import StepBegun
 from schemas.topic import Topic
 from schemas.topics import DEMONSTRATIONS
 from trinity_bus.bus import Bus
-from trinity_bus.config import Settings
 from trinity_bus.health.process import mark_ready
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.ranks.followers import RankSource
+from trinity_bus.training.stages import Stage
 from workers.trainer.context import TrainerContext, opened
 from workers.trainer.engines import StartingPoint
 from workers.trainer.training_loop import StepInput, StepSource, Trained, TrainingLoop
@@ -41,8 +41,6 @@ METRICS: Final = "metrics.jsonl"
 
 
 class ExampleSteps(StepSource):
-    """Steps that are made of examples alone: by seed and number, without what cannot be trained on."""
-
     def __init__(self, around: TrainerContext) -> None:
         if around.examples is None:
             raise ValueError(f"{around.topic.name} has no examples")
@@ -105,20 +103,15 @@ class CheckpointSink:
 
 
 async def train_without_batches(
-    settings: Settings,
+    stage: Stage,
     topic: Topic,
     make_source: Callable[[TrainerContext], StepSource],
     *,
-    directory: Path,
-    writer: str,
     bus: Bus,
     ranks: RankSource,
     origin: StartingPoint | None = None,
 ) -> None:
-    """Run one incarnation; without a checkpoint in the directory it begins at ``origin``, or else with the model."""
-    async with opened(
-        settings, topic, directory=directory, writer=writer, bus=bus, ranks=ranks, origin=origin
-    ) as around:
+    async with opened(stage, topic, bus=bus, ranks=ranks, origin=origin) as around:
         source = make_source(around)
         loop = TrainingLoop(around, source, CheckpointSink(around))
         mark_ready()

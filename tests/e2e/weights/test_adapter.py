@@ -12,8 +12,9 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from tests.support.fakes.experiences import make_group
 from tests.support.faults.transfers import announcement
+from tests.support.reference import mismatch
 from trinity_bus.chat.messages import Completion
-from trinity_bus.config import ExplorerSettings, TrainerSettings
+from trinity_bus.config import ExplorerSettings, Settings, TrainerSettings
 from trinity_bus.inference.completion import completion_of
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
@@ -22,7 +23,7 @@ from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.tensor_file import BASE
-from workers.trainer.published_tensors import AdapterAlone
+from workers.trainer.published_tensors import PublishedTensors
 
 pytestmark = [
     pytest.mark.e2e,
@@ -36,19 +37,8 @@ TOLERANCE = 1e-5
 type Named = Iterator[tuple[str, torch.Tensor]]
 
 
-def logprobs(folder: Path, completion: Completion) -> torch.Tensor:
-    """Of the tokens of a response, as transformers computes them with the weights in a folder."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([[*PROMPT, *completion.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
-    found: torch.Tensor = logits.log_softmax(-1)[range(len(completion.token_ids)), completion.token_ids]
-    return found
-
-
 def distance(folder: Path, completion: Completion) -> float:
-    return float((logprobs(folder, completion) - torch.tensor(completion.logprobs)).abs().max())
+    return float(mismatch(folder, PROMPT, completion.token_ids, completion.logprobs).max())
 
 
 def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
@@ -57,7 +47,7 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
         model_path=str(base), engine="torch", lora_rank=3, lora_alpha=6.0, adapter_rank=3, learning_rate=3e-2
     )
     trainer = TorchEngine(settings)
-    published = AdapterAlone(trainer, settings)
+    published = PublishedTensors(trainer, Settings(trainer=settings))
     publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=30.0, method="gloo")
     engine = InferenceEngine(
         ExplorerSettings(model_path=str(base), dtype="float32", max_model_len=64, seed=1, adapter_rank=3),

@@ -23,6 +23,7 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
+from tests.support.reference import mismatch
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
@@ -101,12 +102,7 @@ class Rig:
         self, model: int, completion: Completion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
     ) -> torch.Tensor:
         """[tokens] how far the engine's logprobs are from those that transformers computes with a model's weights."""
-        token_ids = torch.tensor([[*prompt, *completion.token_ids]])
-        with torch.no_grad():
-            logits = self.models[model](token_ids).logits[0, len(prompt) - 1 : -1]
-        reference = torch.log_softmax(logits / temperature, -1)
-        drawn = reference[range(len(completion.token_ids)), completion.token_ids]
-        return (drawn - torch.tensor(completion.logprobs)).abs()
+        return mismatch(self.models[model], prompt, completion.token_ids, completion.logprobs, temperature)
 
     def assert_draws_from(self, model: int, completions: Sequence[Completion], **how: Any) -> None:
         for completion in completions:

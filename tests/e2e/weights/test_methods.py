@@ -11,6 +11,7 @@ import torch
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
+from tests.support.reference import mismatch
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
 from trinity_bus.inference.engine import InferenceEngine
@@ -85,11 +86,7 @@ class Rig:
 
     def mismatch(self, model: int, completion: Completion) -> float:
         """How far the engine's logprobs are from those that transformers computes with a model's weights."""
-        token_ids = torch.tensor([[*PROMPT, *completion.token_ids]])
-        with torch.no_grad():
-            logits = self.models[model](token_ids).logits[0, len(PROMPT) - 1 : -1]
-        drawn = torch.log_softmax(logits, -1)[range(len(completion.token_ids)), completion.token_ids]
-        return float((drawn - torch.tensor(completion.logprobs)).abs().max())
+        return float(mismatch(self.models[model], PROMPT, completion.token_ids, completion.logprobs).max())
 
     async def generate(self, explorer: str, tokens: int = 24) -> list[Completion]:
         return await self.engines[explorer].generate(PROMPT, Sampling(max_tokens=tokens), 2)

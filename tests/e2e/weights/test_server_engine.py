@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import Sampling
 from tests.support.faults.transfers import announcement
+from tests.support.reference import likely, mismatch
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.errors import EngineStartError, RequestRefusedError
 from trinity_bus.inference.server.engine import ServerEngine
@@ -68,18 +69,6 @@ def settings(url: str, model: Path, **more: object) -> ExplorerSettings:
     )
 
 
-def likely(model: Path, token_ids: list[int], temperature: float) -> list[float]:
-    """[tokens] how likely a model of transformers finds what follows the prompt."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        logits = loaded(torch.tensor([[*PROMPT, *token_ids]])).logits
-    table = torch.log_softmax(logits[0, len(PROMPT) - 1 : -1] / temperature, -1)
-    found: list[float] = table[range(len(token_ids)), token_ids].tolist()
-    return found
-
-
 async def test_a_server_draws_follows_checkpoints_and_is_missed(
     server: tuple[str, Child], models: list[Path], tmp_path: Path
 ) -> None:
@@ -96,13 +85,13 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
         for one in drawn:
             assert len(one.token_ids) == 8
             assert one.versions == []
-            assert one.logprobs == pytest.approx(likely(models[0], one.token_ids, 2.0), abs=TOLERANCE)
+            assert mismatch(models[0], PROMPT, one.token_ids, one.logprobs, 2.0).max() < TOLERANCE
         streamed = [more async for _, more in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
         token_ids = [token for more in streamed for token in more.token_ids]
         assert len(token_ids) == 4
         assert [more.finish_reason for more in streamed if more.finish_reason] == ["length"]
         assert await engine.score([*PROMPT, *token_ids], len(PROMPT)) == pytest.approx(
-            likely(models[0], token_ids, 1.0), abs=TOLERANCE
+            likely(models[0], PROMPT, token_ids).tolist(), abs=TOLERANCE
         )
         with pytest.raises(RequestRefusedError):
             await engine.generate([3] * 65, Sampling(max_tokens=4))
@@ -130,8 +119,8 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(
         assert (outcome.checksum, engine.model_version) == (checksum, 7)
         (old,), (new,) = await before, await engine.generate(PROMPT, Sampling(max_tokens=8, ignore_eos=True))
         assert (old.versions, new.versions) == ([], [(0, 7)])
-        assert old.logprobs == pytest.approx(likely(models[0], old.token_ids, 1.0), abs=TOLERANCE)
-        assert new.logprobs == pytest.approx(likely(models[1], new.token_ids, 1.0), abs=TOLERANCE)
+        for model, one in zip(models, (old, new), strict=True):
+            assert mismatch(model, PROMPT, one.token_ids, one.logprobs).max() < TOLERANCE
 
         child.kill()
         assert "gone" in str(await asyncio.wait_for(engine.wait_dead(), 60))

@@ -319,8 +319,8 @@ async def test_a_whole_mesh_works_with_a_user_for_each_service(
                 coordinator__batch_size=4,
                 coordinator__group_size=2,
             ) as leader,
-            services.run("explorer", "tests.support.fakes.zero_cost_explorer"),
-            services.run("trainer", "tests.support.fakes.trainer", str(tmp_path / "checkpoint.json")),
+            services.run("explorer", "tests.support.fakes.explorer", "words"),
+            services.run("trainer", "benchmarks._scheduling.consumer", str(tmp_path), "0", "1"),
             services.run(
                 *("taskset", "workers.cli.app", "run", "taskset"), taskset__path=dataset, taskset__epochs=1
             ) as taskset,

@@ -1,30 +1,27 @@
 """The embedded broker, for real: it serves, it recovers, and it never outlives its owner."""
 
-import asyncio
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from schemas.topics import TASKS
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.broker.errors import DataFolderInUseError, PortInUseError
+from trinity_bus.broker.errors import DataFolderUnusableError, PortInUseError
 from trinity_bus.broker.jars import install, jar_folder, read_lock
 from trinity_bus.broker.layout import Folder, cache_dir
 from trinity_bus.broker.node import claim
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.bus import Bus
+from trinity_bus.config import BrokerSettings, Settings
 
 pytestmark = pytest.mark.integration
 
@@ -47,78 +44,38 @@ def settings(tmp_path: Path) -> BrokerSettings:
     return BrokerSettings(port=0, data_dir=tmp_path / "data", cache_dir=Settings().broker.cache_dir, heap_mib=192)
 
 
-async def produce(servers: str, topic: str, values: list[bytes]) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True, acks="all") as producer:
-        for value in values:
-            await producer.send_and_wait(topic, value)
+async def produce(broker: EmbeddedBroker, values: list[bytes]) -> None:
+    async with Bus(broker.kafka_settings(), client_id="test") as bus:
+        await bus.ensure_topics([TASKS])
+        async with bus.producer() as producer:
+            for value in values:
+                await (await producer.send_raw(TASKS, "k", value))
 
 
-async def create(servers: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        response = await admin.create_topics([NewTopic(topic, 1, 1)])
-        assert response.topic_errors[0][1] == 0
-    finally:
-        await admin.close()
-
-
-async def consume(servers: str, topic: str, count: int) -> list[bytes]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False, isolation_level="read_committed")
-    await consumer.start()
-    try:
-        partition = TopicPartition(topic, 0)
-        consumer.assign([partition])
-        consumer.seek(partition, 0)
-        values: list[bytes] = []
-        async with asyncio.timeout(60):
-            while len(values) < count:
-                for records in (await consumer.getmany(timeout_ms=500)).values():
-                    values += [record.value for record in records]
-        return values
-    finally:
-        await consumer.stop()
-
-
-async def transact(servers: str, topic: str, values: list[bytes]) -> None:
+async def consume(broker: EmbeddedBroker) -> list[bytes]:
     async with (
-        AIOKafkaProducer(bootstrap_servers=servers, transactional_id=topic) as producer,
-        producer.transaction(),
+        Bus(broker.kafka_settings(), client_id="test") as bus,
+        bus.reader(TASKS, start="beginning", expect=()) as reader,
     ):
-        for value in values:
-            await producer.send_and_wait(topic, value)
-
-
-async def test_serves_and_runs_transactions(kafka: KafkaSettings) -> None:
-    servers, topic = kafka.bootstrap_servers, f"serves-{uuid.uuid4().hex[:8]}"
-    assert servers is not None
-
-    async def scenario() -> list[bytes]:
-        await create(servers, topic)
-        await produce(servers, topic, [b"a"])
-        await transact(servers, topic, [b"b", b"c"])
-        return await consume(servers, topic, 3)
-
-    assert await scenario() == [b"a", b"b", b"c"]
+        return [received.raw async for received in reader.replay()]
 
 
 async def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSettings) -> None:
     values = [str(number).encode() for number in range(200)]
     with EmbeddedBroker(settings) as broker:
         servers = broker.bootstrap_servers
-        await create(servers, "kept")
-        await produce(servers, "kept", values)
+        await produce(broker, values)
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
         assert broker.wait(10) == -signal.SIGKILL
         broker.start()
         # Clients that wait for it find it where it was.
         assert broker.bootstrap_servers == servers
-        assert await consume(servers, "kept", len(values)) == values
+        assert await consume(broker) == values
     assert broker.poll() is not None
     # And an orderly end keeps it too.
     with EmbeddedBroker(settings) as broker:
-        assert await consume(broker.bootstrap_servers, "kept", len(values)) == values
+        assert await consume(broker) == values
 
 
 @pytest.mark.parametrize("moment", ["while it starts", "while it serves"])
@@ -142,18 +99,14 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
         """Nothing holds the data folder any more."""
 
 
-def test_says_which_port_is_in_use(settings: BrokerSettings) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        broker = EmbeddedBroker(settings.model_copy(update={"port": port}))
-        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
-            broker.start()
-
-
-def test_two_brokers_never_share_a_folder(settings: BrokerSettings) -> None:
+def test_two_brokers_never_share_a_folder_or_a_port(settings: BrokerSettings, tmp_path: Path) -> None:
     with EmbeddedBroker(settings) as first:
-        with pytest.raises(DataFolderInUseError, match=f"process {first.pid} on port {first.bootstrap_servers[10:]}"):
+        port = int(first.bootstrap_servers[10:])
+        with pytest.raises(DataFolderUnusableError, match=f"process {first.pid} on port {port}"):
             EmbeddedBroker(settings).start()
+        other = settings.model_copy(update={"port": port, "data_dir": tmp_path / "other"})
+        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
+            EmbeddedBroker(other).start()
         assert first.poll() is None
 
 

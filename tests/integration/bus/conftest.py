@@ -1,9 +1,11 @@
-"""A namespace of its own for each test, with its topics made."""
+"""A namespace of its own for each test, with its topics made, and who reads and writes there."""
+
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus
+from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 
 
@@ -19,3 +21,21 @@ async def settings(empty: KafkaSettings) -> KafkaSettings:
     async with Bus(empty, client_id="fixture") as bus:
         await bus.ensure_topics()
     return empty
+
+
+@pytest.fixture
+async def bus(settings: KafkaSettings) -> AsyncIterator[Bus]:
+    async with Bus(settings, client_id="test") as bus:
+        yield bus
+
+
+@pytest.fixture
+async def producer(bus: Bus) -> AsyncIterator[Producer]:
+    async with bus.producer() as producer:
+        yield producer
+
+
+@pytest.fixture
+async def transactional(bus: Bus) -> AsyncIterator[Producer]:
+    async with bus.producer(transactional_id="coordinator") as producer:
+        yield producer

@@ -17,7 +17,7 @@ from tests.support.mesh.records import record_of
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
-from trinity_bus.bus.administration.requests import credential, set_credentials
+from trinity_bus.bus.administration.requests import set_passwords
 from trinity_bus.bus.client import credentials
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.bus.client.internals import LogClient, ask
@@ -190,7 +190,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[LogClient]:
 
 async def give_password(settings: KafkaSettings, user: str, password: str) -> None:
     async with administrator(settings, "test") as admin:
-        (result,) = (await ask(admin, set_credentials([credential(user, password)]))).results
+        (result,) = (await ask(admin, set_passwords({user: password}))).results
         assert result[1] == 0
 
 

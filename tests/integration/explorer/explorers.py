@@ -134,11 +134,11 @@ async def alone(settings: Settings, fork_server: ForkServer) -> AsyncIterator[Me
 
 
 @asynccontextmanager
-async def process_of(settings: Settings, module: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process_of(settings: Settings, kind: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """An explorer in a process of its own, which is killed at the end of the block."""
     own = {"explorer__name": NAME, "explorer__heartbeat_s": 0.2, "explorer__workflow_modules": MODULES}
     env = environment(settings.kafka, **own) | variables
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"tests.support.fakes.{module}", env=env)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.explorer", kind, env=env)
     try:
         yield process
     finally:

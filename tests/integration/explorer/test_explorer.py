@@ -36,7 +36,7 @@ from tests.integration.explorer.explorers import (
     process_of,
 )
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
-from tests.support.fakes.hanging_explorer import CountingEngine
+from tests.support.fakes.explorer import CountingEngine
 from tests.support.mesh.mesh import Mesh as Coordinated
 from tests.support.mesh.mesh import send_tasks
 from tests.support.mesh.records import record_of
@@ -295,7 +295,7 @@ async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_o
     settings: Settings, fork_server: ForkServer
 ) -> None:
     async with mesh_of(settings) as mesh:
-        async with process_of(settings, "engine"):
+        async with process_of(settings, "answers"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "unlucky"))
             await mesh.event(ExplorerHeartbeat, lambda beat: bool(beat.running))
@@ -339,7 +339,7 @@ async def test_killed_in_its_third_turn_a_run_goes_on_from_the_second_on_another
     task = Task(task_id="long", workflow=workflow, prompt=str(noted))
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
     async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
-        async with process_of(settings, "hanging_explorer", HANG_AT="2"):
+        async with process_of(settings, "hangs", HANG_AT="2"):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "long", task=task, **alone))
             kept: list[Turn] = []
@@ -373,7 +373,7 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
     alone: dict[str, Any] = {"repeat_times": 1, "timeout_s": 120.0}
     answer = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
     async with mesh_of(settings) as mesh:
-        async with process_of(settings, "engine", ANSWER=answer) as process:
+        async with process_of(settings, "answers", ANSWER=answer) as process:
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "calls", task=task, **alone))
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))

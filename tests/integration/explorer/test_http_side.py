@@ -12,8 +12,8 @@ from tests.integration.explorer.explorers import dispatch, exploring, mesh_of
 from tests.support.fakes.engine import FakeEngine
 from tests.support.gateway.rig import JUDGE
 from tests.support.mesh.waiting import until
+from trinity_bus.chat import wire
 from trinity_bus.config import ExplorerSettings, Settings
-from trinity_bus.gateway import wire
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.testing import CharacterTokenizer
@@ -32,7 +32,7 @@ async def test_gateways_are_told_where_it_answers_and_it_drains(settings: Settin
         beat = await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "ready")
         assert beat.address.startswith("127.0.0.1:")
         assert beat.settings["explorer.drain_s"] == "60.0"
-        ask = wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={}))
+        ask = wire.ASKS.encode(wire.Ask(wire.token_bytes([1, 2]), b"{}"))
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as http:
             url = f"http://{beat.address}{wire.PATH}"
             asked = asyncio.create_task(http.post(url, data=ask))

@@ -7,28 +7,31 @@ disturbs: batch by batch both must come to the same tasks, samples and metrics.
 """
 
 import asyncio
-import contextlib
 import os
 import random
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schemas import BatchLifecycleState, BatchRecord, CoordinatorHeartbeat, RolloutFinished, Task
+from schemas import FinalizeBatch, SubmitBatch, Task
 from schemas.command import BatchResult
-from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, TASKS
-from tests.support.fakes.zero_cost_explorer import WORDS
+from tests.support.faults.client import (
+    STALLED_S,
+    TASKS_IN_BATCH,
+    FaultClient,
+    assert_no_traceback,
+    at_work,
+    tasks_of,
+)
 from tests.support.faults.mesh import BELOW, FaultMesh
 from tests.support.mesh.broker_cluster import BrokerCluster
-from tests.support.mesh.log import MeshLog
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
 from trinity_bus.client import CommandChannel
-from trinity_bus.runtime.process import tail
+from trinity_bus.view import MeshFollower
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -42,15 +45,10 @@ KILLS = {
     "trainer": 3,
     "broker": 4,
 }
-TASKS_IN_BATCH = 4
 BATCHES_SENT = 90
-AHEAD = 8
-"""Batches that the client sends before those before them have ended."""
 MAX_STALENESS = 1
 MAX_INFLIGHT = 3
 FINALIZE_S = 3600.0
-STALLED_S = 300.0
-"""Without a result for so long, something waits that should not."""
 
 COORDINATOR = {
     "max_staleness": MAX_STALENESS,
@@ -67,158 +65,70 @@ COORDINATOR = {
 EXPLORER = {"slots": 4, "heartbeat_s": 0.3, "runners": 2}
 
 
-def batch_of(number: int) -> list[Task]:
-    """The tasks of the batch of this number. Every fifth is an evaluation."""
-    eval_batch = number % 5 == 4
-    return [
-        Task(
-            task_id=f"task-{number}-{i}",
-            workflow="sequence",
-            prompt=f"{number} {i} {number + i}",
-            answer=" ".join(WORDS),
-            batch_id=f"{number}/held-out" if eval_batch else f"batch-{number}",
-            batch_type="eval" if eval_batch else "train",
-            batch_size=None if is_submitted(number) else TASKS_IN_BATCH,
-        )
-        for i in range(TASKS_IN_BATCH)
-    ]
-
-
 def is_submitted(number: int) -> bool:
     """Whether a client submits the batch and waits for its end, rather than only sending its tasks."""
     return number % 2 == 1
 
 
-type Outcome = tuple[MeshLog, dict[str, BatchResult]]
+class Client(FaultClient):
+    """Sends all batches, every fifth an evaluation; kills as planned."""
 
+    ahead = 8
 
-class Watch:
-    """What the test itself sees on the log while the mesh works."""
-
-    def __init__(self) -> None:
-        self.results = 0
-        self.active = ""
-        """The coordinator that works."""
-        self.ended: set[str] = set()
-        self.progress_at = time.monotonic()
-
-    async def look(self, bus: Bus) -> None:
-        """Looks until cancelled."""
-        async with bus.reader(EXPLORER_EVENTS, COORDINATOR_EVENTS, BATCHES, start="beginning") as reader:
-            while True:
-                for received in await reader.batch(1.0):
-                    record = received.record
-                    if isinstance(record, RolloutFinished):
-                        self.results += 1
-                        self.progress_at = time.monotonic()
-                    elif isinstance(record, CoordinatorHeartbeat):
-                        self.active = record.coordinator
-                    elif isinstance(record, BatchRecord) and record.state is BatchLifecycleState.FINALIZED:
-                        self.ended.add(record.batch_id)
-                        self.progress_at = time.monotonic()
-
-
-class Run:
-    """One run of all tasks through a mesh."""
-
-    def __init__(self, mesh: FaultMesh, bus: Bus) -> None:
-        self.mesh = mesh
-        self.watch = Watch()
+    def __init__(self, mesh: FaultMesh, bus: Bus, follower: MeshFollower) -> None:
+        super().__init__(mesh, bus, follower)
         self.replies: dict[str, BatchResult] = {}
-        """What the client was told of batches."""
-        self.looking: asyncio.Task[None] | None = None
-        """What keeps the watch."""
-        self._bus = bus
+        """What it was told of batches."""
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for a condition, as long as anything goes on."""
-        while not condition():
-            self.mesh.check()
-            if self.looking is not None and self.looking.done():
-                self.looking.result()
-            stalled_s = time.monotonic() - self.watch.progress_at
-            assert stalled_s < STALLED_S, f"no result for {stalled_s:.0f} s, wanted: {what}\n{self._ends_of_logs()}"
-            await asyncio.sleep(0.01)
+    def batch_of(self, number: int) -> list[Task]:
+        batch_size = None if is_submitted(number) else TASKS_IN_BATCH
+        if number % 5 == 4:
+            return tasks_of(number, f"{number}/held-out", batch_type="eval", batch_size=batch_size)
+        return tasks_of(number, f"batch-{number}", batch_size=batch_size)
 
     async def produce(self) -> None:
-        """The client: sends all batches, some ahead of those that have ended, and waits for their results."""
         async with (
-            self._bus.producer() as producer,
-            CommandChannel(self._bus, producer, name="client", silence_s=STALLED_S) as channel,
+            self.bus.producer() as producer,
+            CommandChannel(self.bus, producer, name="client", silence_s=STALLED_S) as channel,
             asyncio.TaskGroup() as waiting,
         ):
-            for number in range(BATCHES_SENT):
-                await self.until(lambda n=number: n < len(self.watch.ended) + AHEAD, f"batch {number} to be sent")  # type: ignore[misc]
-                tasks = batch_of(number)
+            while (number := self.sent) < BATCHES_SENT:
+                await self.until_true(lambda n=number: n < self.ended + self.ahead, f"batch {number} to be sent")  # type: ignore[misc]
+                task = self.batch_of(number)[0]
                 if is_submitted(number):
-                    await self._submit(channel, tasks[0])
-                for task in tasks:
-                    await (await producer.send(TASKS, task.task_id, task))
+                    batch: dict[str, Any] = {"batch_id": task.batch_id, "batch_type": task.batch_type}
+                    reply = await channel.ask(SubmitBatch, **batch, expected_task_count=TASKS_IN_BATCH)
+                    assert reply.error is None, reply
+                await self.send(producer)
                 if is_submitted(number):
-                    waiting.create_task(self._finalize(channel, tasks[0]))
-            await self.until(lambda: len(self.watch.ended) == BATCHES_SENT, "the last batches")
-
-    async def _submit(self, channel: CommandChannel, task: Task) -> None:
-        assert task.batch_id is not None
-        reply = await channel.submit(task.batch_id, batch_type=task.batch_type, expected_task_count=TASKS_IN_BATCH)
-        assert reply.error is None, reply
+                    waiting.create_task(self._finalize(channel, task))
 
     async def _finalize(self, channel: CommandChannel, task: Task) -> None:
-        assert task.batch_id is not None
+        batch_id = str(task.batch_id)
         # Twice at once: whoever waits for a batch gets what everybody gets.
-        replies = [
-            await reply
-            for reply in [
-                asyncio.ensure_future(channel.finalize(task.batch_id, batch_type=task.batch_type, timeout_s=FINALIZE_S))
-                for _ in range(2)
-            ]
-        ]
-        for reply in replies:
+        batch: dict[str, Any] = {"batch_id": batch_id, "batch_type": task.batch_type, "timeout_s": FINALIZE_S}
+        asked = [channel.ask(FinalizeBatch, **batch) for _ in range(2)]
+        for reply in await asyncio.gather(*asked):
             assert reply.error is None, reply
             assert reply.result is not None
-            self.replies.setdefault(task.batch_id, reply.result)
-            assert self.replies[task.batch_id] == reply.result
+            assert self.replies.setdefault(batch_id, reply.result) == reply.result
 
     async def kill(self, plan: list[tuple[int, str]], rng: random.Random) -> None:
         """Kills as planned: (after so many results, a process of this role)."""
         for after, role in plan:
-            await self.until(lambda n=after: self.watch.results >= n, f"result {after}")  # type: ignore[misc]
-            await self.until(lambda r=role: self._kill_one(r, rng), f"a {role} to kill")  # type: ignore[misc]
+            await self.until_true(lambda n=after: self.results >= n, f"result {after}")  # type: ignore[misc]
+            await self.until_true(lambda r=role: self._kill_one(r, rng), f"a {role} to kill")  # type: ignore[misc]
 
     def _kill_one(self, role: str, rng: random.Random) -> bool:
         if role == "broker":
             return self.mesh.kill_broker()
         if role in BELOW:
             return self.mesh.kill_below(rng.choice(self.mesh.of_role("explorer")), role, rng)
+        found = self.mesh.of_role(role)
         if role in ("active", "standby"):
-            is_active = role == "active"
-            found = [s for s in self.mesh.of_role("coordinator") if (s.name == self.watch.active) is is_active]
-        else:
-            found = self.mesh.of_role(role)
+            active = self.view.coordinator and self.view.coordinator.coordinator
+            found = [s for s in self.mesh.of_role("coordinator") if (s.name == active) is (role == "active")]
         return bool(found) and rng.choice(found).kill()
-
-    async def outcome(self) -> Outcome:
-        """What its log holds, and what its client was told."""
-        return await MeshLog.read(self._bus), self.replies
-
-    def _ends_of_logs(self) -> str:
-        return "\n".join(
-            f"-- {s.name}, incarnation {s.incarnations}\n{tail(s.log, 8)}" for s in self.mesh.services.values()
-        )
-
-
-@contextlib.asynccontextmanager
-async def running(mesh: FaultMesh) -> AsyncIterator[Run]:
-    """A mesh with an eye on it."""
-    async with mesh, Bus(mesh.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        run = Run(mesh, bus)
-        run.looking = looking = asyncio.create_task(run.watch.look(bus))
-        try:
-            yield run
-        finally:
-            looking.cancel()
-            await asyncio.wait([looking])
 
 
 def mesh_in(folder: Path, broker: EmbeddedBroker | BrokerCluster | None = None, **changes: object) -> FaultMesh:
@@ -248,37 +158,24 @@ async def test_nothing_is_lost_and_nothing_counts_twice_under_sigkills(tmp_path:
     print(f"FAULT_SEED={seed}")
     rng = random.Random(seed)  # noqa: S311 - a schedule of kills
     plan = make_plan(rng)
-
-    async def main() -> tuple[Outcome, Outcome, Counter[str]]:
-        began = time.monotonic()
-        disturbed = mesh_in(tmp_path / "disturbed")
-        async with running(disturbed) as run:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(run.produce())
-                group.create_task(run.kill(plan, rng))
-            disturbed_s = time.monotonic() - began
-            found = await run.outcome()
-            calm = mesh_in(tmp_path / "calm", disturbed.broker, engine_delay_s=0.0)
-            async with running(calm) as calm_run:
-                await calm_run.produce()
-                expected = await calm_run.outcome()
-        incarnations = {service.name: service.incarnations for service in disturbed.services.values()}
-        print(
-            f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; runs: {incarnations}"
-        )
-        return found, expected, disturbed.kills
-
-    (log, replies), (calm_log, calm_replies), kills = await main()
-    print(f"SIGKILLs: {dict(kills)}, together {kills.total()}")
-    assert kills.total() >= 50
-    for of_run, told in ((log, replies), (calm_log, calm_replies)):
-        of_run.check(max_staleness=MAX_STALENESS, max_inflight_batches=MAX_INFLIGHT)
-        of_run.check_replies(told)
-    assert log.contents() == calm_log.contents()
-    assert log.repeated() == []
+    began = time.monotonic()
+    mesh = mesh_in(tmp_path / "disturbed")
+    async with at_work(Client, mesh) as client:
+        await client.kill(plan, rng)
+        await client.until(BATCHES_SENT)
+        disturbed_s = time.monotonic() - began
+        async with at_work(Client, mesh_in(tmp_path / "calm", mesh.broker, engine_delay_s=0.0)) as calm:
+            await calm.until(BATCHES_SENT)
+    incarnations = {service.name: service.incarnations for service in mesh.services.values()}
+    print(f"{disturbed_s:.0f} s disturbed, {time.monotonic() - began - disturbed_s:.0f} s calm; runs: {incarnations}")
+    print(f"SIGKILLs: {dict(mesh.kills)}, together {mesh.kills.total()}")
+    assert mesh.kills.total() >= 50
+    for run in (client, calm):
+        run.log.check(max_staleness=MAX_STALENESS, max_inflight_batches=MAX_INFLIGHT)
+        run.log.check_replies(run.replies)
+    assert client.log.contents() == calm.log.contents()
+    assert client.log.repeated() == []
     said = "".join(output.read_text() for output in tmp_path.glob("disturbed/explorer-*.log"))
     # Runners that died with their explorer told nobody, and one may have been killed in the moment before that.
     assert len(re.findall(r"runner \S+ was ended by SIGKILL", said)) >= KILLS["runner"] // 2
-    for output in sorted(tmp_path.glob("*/*.log")):
-        before, found, after = output.read_text().partition("Traceback")
-        assert not found, f"{output.name}: {before[-500:]}{found}{after[:4000]}"
+    assert_no_traceback(tmp_path)

@@ -26,7 +26,8 @@ from trinity_bus.inference.errors import RequestRefusedError
 from trinity_bus.runners import control
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runners.service import AttemptResult, RunnerDiedError, Runners, WorkflowRaisedError
+from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry import load_spans
 
 pytestmark = pytest.mark.integration
@@ -47,7 +48,7 @@ def order(workflow: str, task_id: str = "t", *, prompt: str = "6*7=", repeat_tim
     return dispatch(task=task, attempt=1, repeat_times=repeat_times, timeout_s=600)
 
 
-def rewards(result: AttemptResult) -> list[float]:
+def rewards(result: RunDone) -> list[float]:
     found: list[float] = decode(result.group, ExperienceGroup).rewards.tolist()
     return found
 
@@ -59,20 +60,20 @@ class Rig:
         self.runners = runners
         self.engine = engine
 
-    def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[AttemptResult]:
+    def begin(self, workflow: str, task_id: str = "t", **changes: Any) -> asyncio.Task[RunDone]:
         return asyncio.create_task(self.roll_out(order(workflow, task_id, **changes)))
 
-    async def roll_out(self, order: Dispatch, traceparent: str | None = None) -> AttemptResult:
+    async def roll_out(self, order: Dispatch, traceparent: str | None = None) -> RunDone:
         return await self.runners.roll_out(order, encode(order), traceparent, keep=keep_nothing)
 
-    async def innocents(self, count: int = 2) -> list[asyncio.Task[AttemptResult]]:
+    async def innocents(self, count: int = 2) -> list[asyncio.Task[RunDone]]:
         """Attempts that wait for the engine, in the same runner as whatever comes next."""
         self.engine.open.clear()
         begun = [self.begin("math", f"innocent-{i}") for i in range(count)]
         await until(lambda: self.engine.waiting == count)
         return begun
 
-    async def acquit(self, innocents: list[asyncio.Task[AttemptResult]]) -> None:
+    async def acquit(self, innocents: list[asyncio.Task[RunDone]]) -> None:
         """They lose nothing but time."""
         self.engine.open.set()
         for one in await asyncio.gather(*innocents):
@@ -104,7 +105,23 @@ async def rig(fork_server: ForkServer, **changes: Any) -> AsyncIterator[Rig]:
         assert not runners.fatal.done()
 
 
-async def _one_kills_its_runner(fork_server: ForkServer, workflow: str, how: str, **settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("workflow", "how", "settings"),
+    [
+        ("exit", r"^its runner ended with status 3$", {}),
+        ("segfault", r"^its runner was ended by SIGSEGV$", {}),
+        ("block", r"^its runner was ended by SIGABRT, because it was stuck", {"runner_stuck_s": 3}),
+        (
+            "eat",
+            r"^its runner was ended by SIGKILL, because it used \d+ MiB of memory",
+            {"runner_max_rss_mib": 200, "runner_stuck_s": 5},
+        ),
+        ("babble", r"because it broke the protocol: a frame of 4294967295 bytes", {}),
+    ],
+)
+async def test_one_that_kills_its_runner_takes_nobody_along(
+    fork_server: ForkServer, workflow: str, how: str, settings: dict[str, Any]
+) -> None:
     async with rig(fork_server, **settings) as all_of_it:
         innocents = await all_of_it.innocents()
         culprit = all_of_it.begin(workflow, "culprit", prompt=os.devnull)
@@ -113,29 +130,6 @@ async def _one_kills_its_runner(fork_server: ForkServer, workflow: str, how: str
         await all_of_it.acquit(innocents)
         (state,) = [state for state in all_of_it.runners.states() if state.runner == "explorer-0/0"]
         assert state.restarts >= 1
-
-
-async def test_one_that_exits_takes_nobody_along(fork_server: ForkServer) -> None:
-    await _one_kills_its_runner(fork_server, "exit", r"^its runner ended with status 3$")
-
-
-async def test_one_that_crashes_takes_nobody_along(fork_server: ForkServer) -> None:
-    await _one_kills_its_runner(fork_server, "segfault", r"^its runner was ended by SIGSEGV$")
-
-
-async def test_one_that_blocks_its_runner_is_found_and_stopped(fork_server: ForkServer) -> None:
-    how = r"^its runner was ended by SIGABRT, because it was stuck"
-    await _one_kills_its_runner(fork_server, "block", how, runner_stuck_s=3)
-
-
-async def test_one_that_eats_memory_is_stopped(fork_server: ForkServer) -> None:
-    how = r"^its runner was ended by SIGKILL, because it used \d+ MiB of memory"
-    await _one_kills_its_runner(fork_server, "eat", how, runner_max_rss_mib=200, runner_stuck_s=5)
-
-
-async def test_one_that_babbles_is_stopped(fork_server: ForkServer) -> None:
-    how = r"because it broke the protocol: a frame of 4294967295 bytes"
-    await _one_kills_its_runner(fork_server, "babble", how)
 
 
 async def test_a_runner_killed_from_outside_costs_nobody_an_attempt(fork_server: ForkServer) -> None:
@@ -248,10 +242,7 @@ async def test_half_a_character_is_the_attempts_failure_at_once(fork_server: For
             await asyncio.wait_for(all_of_it.begin("surrogate", prompt=where), 30)
         assert r"\ud83d" in str(raised.value)
         assert [state.restarts for state in all_of_it.runners.states()] == [0]
-
-
-async def test_half_a_character_in_the_error_of_some_runs_costs_the_others_nothing(fork_server: ForkServer) -> None:
-    async with rig(fork_server) as all_of_it:
+        # In the error of some runs it costs the others nothing.
         result = await asyncio.wait_for(all_of_it.begin("surrogate", prompt="partial", repeat_times=2), 30)
         assert (len(rewards(result)), result.error) == (1, r"ValueError: half of it: \ud83d")
 
@@ -294,10 +285,11 @@ async def test_the_last_turn_of_a_run_that_fails_is_kept_before_its_failure_is_t
 
 
 async def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_say(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runners=2, runner_stuck_s=2) as all_of_it:
+    async with rig(fork_server, runners=2, runner_stuck_s=600) as all_of_it:
         all_of_it.engine.open.clear()
         telling = all_of_it.begin("tell")
-        await until(lambda: any("turn" in value for value in all_of_it.runners.states()[0].values))
+        # What it says at its start and last is known when it is heard of, and no later.
+        await until(lambda: all_of_it.engine.waiting == 1)
         busy, idle = all_of_it.runners.states()
         assert (busy.runner, busy.state, idle.runner) == ("explorer-0/0", "busy", "explorer-0/1")
         assert [(one.task_id, one.attempt) for one in busy.running] == [("t", 1)]
@@ -310,17 +302,8 @@ async def test_the_states_of_runners_tell_what_is_worked_on_and_what_workflows_s
         ended, _ = all_of_it.runners.states()
         assert (ended.state, ended.running, ended.completed) == ("idle", [], 1)
         assert ended.values[0]["terminate_time"] >= ended.values[0]["begin_time"]
-
-
-async def test_what_a_workflow_says_at_its_start_and_last_is_known_when_it_is_heard_of(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runner_stuck_s=600) as all_of_it:
-        all_of_it.engine.open.clear()
-        all_of_it.begin("tell")
-        await until(lambda: all_of_it.engine.waiting == 1)
-        assert [values["turn"] for values in all_of_it.runners.states()[0].values] == [7]
-        all_of_it.engine.open.set()
         await all_of_it.begin("last-words", "last")
-        assert [values["turn"] for values in all_of_it.runners.states()[0].values][-1:] == [2]
+        assert [state.values[-1]["turn"] for state in all_of_it.runners.states() if state.values] == [2]
 
 
 async def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp_path: Path) -> None:
@@ -358,19 +341,19 @@ async def test_attempts_are_spread_over_the_runners(fork_server: ForkServer) -> 
 
 async def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
     settings = Settings(explorer=ExplorerSettings(workflow_modules="no_such_module_of_mine"))
-
-    async def body() -> None:
-        with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-            await fork_server.ready()
-
-    with pytest.raises(ConfigError, match="No module named 'no_such_module_of_mine'; see TRINITY_BUS_EXPLORER__WORKFL"):
-        await body()
+    told = "No module named 'no_such_module_of_mine'; see TRINITY_BUS_EXPLORER__WORKFL"
+    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server, pytest.raises(ConfigError, match=told):
+        await fork_server.ready()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_runner_outlives_its_explorer(number: signal.Signals) -> None:
+    own = {"RUNNERS": "2", "SLOTS": "4", "WORKFLOW_MODULES": "tests.support.fakes.rogue_workflows"}
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.mesh.standalone_runners"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.support.mesh.standalone_runners"],
+        env=os.environ | {f"TRINITY_BUS_EXPLORER__{name}": value for name, value in own.items()},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as explorer:
         assert explorer.stdout is not None
         said = explorer.stdout.readline().split()

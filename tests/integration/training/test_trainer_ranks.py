@@ -36,7 +36,7 @@ from trinity_bus.training.ranks.followers import ChildRanks, Followers, follower
 from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
 from trinity_bus.training.steps.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
-from workers.trainer.published_tensors import AdapterAlone, published_of, read_tensors
+from workers.trainer.published_tensors import PublishedTensors, read_tensors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -165,8 +165,7 @@ async def test_an_adapter_of_two_ranks_is_published_as_its_checkpoint_has_it(tmp
 
     def publish(followers: Followers) -> None:
         engine = MultiRankEngine(settings, followers)
-        published = published_of(engine, Settings(trainer=settings))
-        assert isinstance(published, AdapterAlone)
+        published = PublishedTensors(engine, Settings(trainer=settings))
         untrained = checksum_of(published.now())
         engine.train_step(batches_of(1)[0])
         kept = engine.save_checkpoint(tmp_path / "checkpoints", engine.progress).result()

@@ -33,12 +33,7 @@ FAMILIES = sorted(MARKS)
 
 @cache
 def tokenizer_of(family: str, name: str = "") -> Any:
-    """Return the tokenizer of a family.
-
-    Args:
-        family: One of ``FAMILIES``.
-        name: Of the model, as the tokenizer says it.
-    """
+    """Return the tokenizer of one of ``FAMILIES``, or of one of its models."""
     special, plain = MARKS[family]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

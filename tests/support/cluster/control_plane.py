@@ -48,11 +48,7 @@ START_LIMIT_S: Final = 120.0
 
 
 class ControlPlane:
-    """A control plane, which runs as long as a block.
-
-    Args:
-        folder: Empty, for all that it writes.
-    """
+    """A control plane, which runs as long as a block, and writes into an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -19,11 +19,7 @@ EVERY_S: Final = 0.1
 
 
 class Kubelets:
-    """All nodes, in a thread of its own.
-
-    Args:
-        api: Of the cluster's owner; this thread's alone.
-    """
+    """All nodes, in a thread of its own, which has the API for itself."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

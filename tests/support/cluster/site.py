@@ -14,16 +14,12 @@ from tests.support.cluster.kubelets import COMPONENT, Kubelets
 _CLAIMS: Final = 3
 """Volumes that there are for claims: as large as any asks for, and for any number of nodes."""
 _QUOTA: Final = ("cpu", "memory")
+LARGE: Final = {"cpu": "512", "memory": "8Ti", "nvidia.com/gpu": "64"}
+"""A node that bears any of the sizes."""
 
 
 class Site:
-    """A namespace in which nothing runs that is not confined or has no limits.
-
-    Args:
-        plane: The cluster.
-        kubelets: Its nodes.
-        name: Of the namespace.
-    """
+    """A namespace in which nothing runs that is not confined or has no limits."""
 
     def __init__(self, plane: ControlPlane, kubelets: Kubelets, name: str) -> None:
         self._plane = plane
@@ -57,6 +53,9 @@ class Site:
             if "deletionTimestamp" not in pod["metadata"]
             and component in ("", pod["metadata"].get("labels", {}).get(COMPONENT))
         ]
+
+    def names(self, component: str) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.pods(component)]
 
     def ready(self, component: str) -> list[dict[str, Any]]:
         return [

@@ -127,13 +127,13 @@ def trainer(*words: str) -> None:
     from trinity_bus.training.megatron import runner
 
     seen: list[str] = []
-    of = runner.ModelRunner.token_logprobs
+    of = runner.MegatronPasses.token_logprobs
 
     def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
         seen[:] = [str(hidden.dtype)]
         return of(self, hidden, arrays)
 
-    runner.ModelRunner.token_logprobs = noting  # type: ignore[method-assign]
+    runner.MegatronPasses.token_logprobs = noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)

@@ -1,28 +1,18 @@
-"""A FAKE engine: draws fixed tokens at once, or hangs, or fails, as its test tells it. It says so in its name.
-
-``python -m tests.support.fakes.engine`` runs an explorer on one, to be killed: it answers what ``ANSWER`` says; without
-that it hangs.
-"""
+"""A FAKE engine: draws fixed tokens at once, or hangs, or fails, as its test tells it. It says so in its name."""
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks._scheduling.explorer import ZeroCostEngine
 from schemas import Member, ModelVersion, Sampling
 from schemas.experience import UInt8
-from schemas.groups.trainable import Bounds
-from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
-from trinity_bus.config import Settings
-from trinity_bus.inference.concurrency import EngineLoad
-from trinity_bus.inference.errors import EngineDeadError, UnknownPoolError
+from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
-from trinity_bus.runners.fork_server import ForkServer
-from workers.explorer.service import ExplorerService
 
 TOKENIZER = "tests.support.fakes.tokenizer:load"
 """For the fork server of an explorer on a fake engine."""
@@ -32,14 +22,11 @@ async def keep_nothing(turn: bytes) -> None:
     """FAKE: says of every turn that it is durable."""
 
 
-class FakeEngine:
+class FakeEngine(ZeroCostEngine):
     """Answers every prompt with ``answer``."""
 
     def __init__(self, *, version: int = 0, answer: str = "42") -> None:
-        self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)  # a token is a character
-        self.model_version = version
-        self.tokens_generated = 0
-        self.load: EngineLoad | None = None
+        super().__init__(version=version)
         self.answer = answer
         self.open = asyncio.Event()
         self.open.set()
@@ -52,7 +39,6 @@ class FakeEngine:
         self.expert: int | None = None
         """That the routers of both layers choose for every token; None: nobody notes it."""
         self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
-        self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
@@ -116,48 +102,24 @@ class FakeEngine:
         self.model_version = announced.version
         return SyncOutcome(announced.checksum, 0.001, 0.002, 0.003)
 
-    async def wait_dead(self) -> EngineDeadError:
-        return await asyncio.shield(self.death)
-
 
 class FakePools:
     """FAKE: one pool, ``judge``, that says what it was asked, backwards."""
 
-    async def generate_in(
-        self, pool: str, prompt_token_ids: Sequence[int], sampling: Sampling, n: int
+    def __call__(self, pool: str) -> "FakePools":
+        if pool != "judge":
+            raise UnknownPoolError(f"there is no pool {pool!r}")
+        return self
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> list[Completion]:
-        self._check(pool)
         token_ids = list(prompt_token_ids)[::-1][: sampling.max_tokens]
         return [Completion(token_ids, [-0.25] * len(token_ids), "stop", [])] * n
 
-    async def chat(self, pool: str, messages: bytes, sampling: Sampling) -> str:
-        self._check(pool)
+    async def chat(self, messages: bytes, sampling: Sampling) -> str:
         said: str = json.loads(messages)[-1]["content"]
         return said[::-1]
 
-    async def score(self, pool: str, token_ids: Sequence[int], start: int) -> list[float]:
-        self._check(pool)
+    async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         return [-token / 1000 for token in token_ids[start:]]
-
-    def _check(self, pool: str) -> None:
-        if pool != "judge":
-            raise UnknownPoolError(f"there is no pool {pool!r}")
-
-
-async def explore(engine: FakeEngine, bus_type: type[Bus] = Bus) -> None:
-    """Be an explorer around an engine, with the settings of the environment, until killed."""
-    settings = Settings()
-    with ForkServer(settings, tokenizer=TOKENIZER) as fork_server:
-        async with bus_type(settings.kafka, client_id=settings.explorer.name) as bus:
-            await ExplorerService(settings, bus, engine, fork_server).run()
-
-
-async def main() -> None:
-    engine = FakeEngine(answer=os.environ.get("ANSWER", ""))
-    if "ANSWER" not in os.environ:
-        engine.open.clear()
-    await explore(engine)
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

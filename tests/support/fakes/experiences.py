@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks._records import named_group
 from schemas import ExperienceGroup
 
 
@@ -29,14 +30,7 @@ def make_group(
     starts = np.concatenate([[0], np.cumsum(responses)[:-1]])
     mask[[start + 1 for start, length in zip(starts, responses, strict=True) if length > 1]] = False
     return ExperienceGroup(
-        task_id=task_id,
-        attempt=attempt,
-        batch_id=batch_id,
-        batch_type="train",
-        workflow="math",
-        model="policy",
-        explorer="explorer-0",
-        incarnation="a",
+        **named_group(task_id, batch_id, attempt=attempt),
         tokens=rng.integers(0, vocabulary, int(lengths.sum())).astype(np.int32),
         lengths=lengths,
         prompt_lengths=np.full(n, prompt, np.int32),

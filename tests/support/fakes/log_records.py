@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from benchmarks._records import named_group
 from schemas import ExperienceGroup, Rollout, build_group
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS
@@ -47,13 +48,4 @@ def group(task_id: str, rewards: list[float], *, version: int = 1, **fields: Any
         Rollout(prompt_token_ids=[1, 2, 3], response_token_ids=[4, 5 + i], logprobs=[-0.5, -1.5], reward=reward)
         for i, reward in enumerate(rewards)
     ]
-    named: dict[str, Any] = {
-        "attempt": 1,
-        "batch_id": "train-1",
-        "batch_type": "train",
-        "workflow": "copy",
-        "model": "policy",
-        "explorer": "explorer-0",
-        "incarnation": "a",
-    }
-    return build_group(rollouts, version=version, task_id=task_id, **(named | fields))
+    return build_group(rollouts, version=version, **named_group(task_id, "train-1", **{"workflow": "copy"} | fields))

@@ -3,6 +3,8 @@
 from typing import Any
 
 from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
     CoordinatorHeartbeat,
     Dispatch,
     ExplorerHeartbeat,
@@ -45,6 +47,11 @@ def coordinator_beat(**changes: Any) -> CoordinatorHeartbeat:
 
 def explorer_beat(name: str = "explorer-0", **changes: Any) -> ExplorerHeartbeat:
     return ExplorerHeartbeat(**{"explorer": name, "incarnation": "a", "state": "ready", "slots": 8} | changes)
+
+
+def finalized(sequence: int, **changes: Any) -> BatchRecord:
+    own: dict[str, Any] = {"batch_id": f"batch-{sequence}", "batch_type": "train", "sequence": sequence}
+    return BatchRecord(**{"state": BatchLifecycleState.FINALIZED} | own | changes)
 
 
 def task_result(task_id: str, **changes: Any) -> TaskResult:

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +34,17 @@ from trinity_bus.sandbox import Sandbox
 CHUNK = 8 << 20
 
 
+def rogue(name: str, *, single: bool = False) -> Callable[[Any], Any]:
+    """Function decorator: what it does with a task is a workflow, or one run of it, whose number it is given."""
+    bases, method = ((SingleRunWorkflow,), "run_once") if single else ((), "run")
+
+    def add(run: Any) -> Any:
+        register(name)(type(run.__name__, bases, {method: lambda _, *asked: run(*asked)}))
+        return run
+
+    return add
+
+
 def one(reward: float = 1.0) -> Rollout:
     return Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-0.5], reward=reward)
 
@@ -50,222 +61,162 @@ POISON: dict[str, dict[str, Any]] = {
 }
 
 
-@register("poison")
-class Poison:
+@rogue("poison")
+async def poison(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Gives one good sample, and one with the flaw that its prompt names."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        return [one(), dataclasses.replace(one(), **POISON[str(task.prompt)])]
+    return [one(), dataclasses.replace(one(), **POISON[str(task.prompt)])]
 
 
-@register("chatty")
-class Chatty:
+@rogue("chatty")
+async def chatter(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Measures so much that no record can tell it."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        metrics = {f"a_rather_long_name_of_a_metric_that_matters/{i}": float(i) for i in range(int(str(task.prompt)))}
-        return [dataclasses.replace(one(), metrics=metrics) for _ in range(ctx.repeat_times)]
+    metrics = {f"a_rather_long_name_of_a_metric_that_matters/{i}": float(i) for i in range(int(str(task.prompt)))}
+    return [dataclasses.replace(one(), metrics=metrics) for _ in range(ctx.repeat_times)]
 
 
-@register("block")
-class Block:
+@rogue("block")
+async def block(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Never gives the event loop back; says in a file that it has it."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        Path(str(task.prompt)).write_text("blocked")
-        while True:
-            time.sleep(0.01)  # noqa: ASYNC251
+    Path(str(task.prompt)).write_text("blocked")
+    while True:
+        time.sleep(0.01)  # noqa: ASYNC251
 
 
-@register("exit")
-class Exit:
+@rogue("exit")
+async def end_process(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Ends its process, and leaves one of its own behind that has left its session."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        Path(str(task.prompt)).write_text(str(child.pid))
-        os._exit(3)
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    Path(str(task.prompt)).write_text(str(child.pid))
+    os._exit(3)
 
 
-@register("segfault")
-class Segfault:
+@rogue("segfault")
+async def segfault(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Reads where nothing is."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        ctypes.string_at(0)
-        return []
+    ctypes.string_at(0)
+    return []
 
 
-@register("eat")
-class Eat:
+@rogue("eat")
+async def eat(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Takes memory without end."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        kept = []
-        while True:
-            kept.append(b"x" * CHUNK)
-            await asyncio.sleep(0.005)
+    kept = []
+    while True:
+        kept.append(b"x" * CHUNK)
+        await asyncio.sleep(0.005)
 
 
-@register("ignore")
-class Ignore:
+@rogue("ignore")
+async def ignore(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Does not care that it is cancelled."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        ctx.set_state(turn=1)
-        while True:
-            try:
-                await asyncio.sleep(600)
-            except asyncio.CancelledError:
-                continue
+    ctx.set_state(turn=1)
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            continue
 
 
-@register("cling")
-class Cling:
+@rogue("cling")
+async def cling(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Waits for a thread that hangs no longer than it may."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        return await within(0.05, ToolTimeoutError("it hangs"), time.sleep, 600)
+    return await within(0.05, ToolTimeoutError("it hangs"), time.sleep, 600)
 
 
-@register("leave")
-class Leave:
+@rogue("leave")
+async def leave(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Asks the whole process to end."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        sys.exit("enough")
+    sys.exit("enough")
 
 
-@register("babble")
-class Babble:
+@rogue("babble")
+async def babble(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Writes into the socket to the explorer."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        for number in range(3, 64):
-            # Whatever is open, and is no socket, is spared.
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.write(number, b"\xff" * 64)
-        await asyncio.sleep(600)
-        return []
+    for number in range(3, 64):
+        # Whatever is open, and is no socket, is spared.
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, b"\xff" * 64)
+    await asyncio.sleep(600)
+    return []
 
 
-@register("tell")
-class Tell:
+@rogue("tell")
+async def tell(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Says something of itself, then asks the engine."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        ctx.set_state(turn=7, note="halfway")
-        with trace.get_tracer(__name__).start_as_current_span("think"):
-            await ctx.generate([1, 2, 3])
-        return [one()] * ctx.repeat_times
-
-
-@register("surrogate")
-class Surrogate:
-    """Puts half a character, which no record can hold, where its prompt says."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        half = "half of it: \ud83d"
-        match task.prompt:
-            case "error":
-                raise ValueError(half)
-            case "partial":
-                raise PartialRunsError([one()], ValueError(half))
-            case "metric":
-                return [dataclasses.replace(one(), metrics={half: 1.0})]
-            case _:
-                return [dataclasses.replace(one(), finish_reason=half)]
-
-
-@register("last-words")
-class LastWords:
-    """Says something of itself, and is done before anybody asks."""
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        ctx.set_state(turn=1)
-        await asyncio.sleep(0)
-        ctx.set_state(turn=2)
-        return [one()]
-
-
-@register("turn-and-fail")
-class TurnAndFail(SingleRunWorkflow):
-    """Ends a turn, and breaks off before that can be durable."""
-
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+    ctx.set_state(turn=7, note="halfway")
+    with trace.get_tracer(__name__).start_as_current_span("think"):
         await ctx.generate([1, 2, 3])
-        await ctx.end_turn()
-        await asyncio.sleep(0)
-        ctx.set_state(turn=1)
-        raise ValueError("broke off")
+    return [one()] * ctx.repeat_times
 
 
-@register("some")
-class Some(SingleRunWorkflow):
+@rogue("surrogate")
+async def put_surrogate(task: Task, ctx: RolloutContext) -> list[Rollout]:
+    """Puts half a character, which no record can hold, where its prompt says."""
+    half = "half of it: \ud83d"
+    match task.prompt:
+        case "error":
+            raise ValueError(half)
+        case "partial":
+            raise PartialRunsError([one()], ValueError(half))
+        case "metric":
+            return [dataclasses.replace(one(), metrics={half: 1.0})]
+        case _:
+            return [dataclasses.replace(one(), finish_reason=half)]
+
+
+@rogue("last-words")
+async def last_words(task: Task, ctx: RolloutContext) -> list[Rollout]:
+    """Says something of itself, and is done before anybody asks."""
+    ctx.set_state(turn=1)
+    await asyncio.sleep(0)
+    ctx.set_state(turn=2)
+    return [one()]
+
+
+@rogue("turn-and-fail", single=True)
+async def turn_and_fail(task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+    """Ends a turn, and breaks off before that can be durable."""
+    await ctx.generate([1, 2, 3])
+    await ctx.end_turn()
+    await asyncio.sleep(0)
+    ctx.set_state(turn=1)
+    raise ValueError("broke off")
+
+
+@rogue("some", single=True)
+async def some(task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
     """Every third run breaks off."""
-
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-        if run_id % 3 == 2:
-            raise ValueError(f"run {run_id} broke off")
-        return one(float(run_id))
+    if run_id % 3 == 2:
+        raise ValueError(f"run {run_id} broke off")
+    return one(float(run_id))
 
 
-@register("steps")
-class Steps(SingleRunWorkflow):
+@rogue("steps", single=True)
+async def steps(task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
     """Two experiences of each run, and the engine is asked for none."""
-
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
-        return [dataclasses.replace(one(), metrics={"step": float(step)}) for step in range(2)]
+    return [dataclasses.replace(one(), metrics={"step": float(step)}) for step in range(2)]
 
 
-@register("converse")
-class Converse(SingleRunWorkflow):
+@rogue("converse", single=True)
+async def converse(task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
     """Four turns: the model speaks, and a tool notes it in the file that the prompt names."""
+    path = Path(task.prompt or "")
 
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-        path = Path(task.prompt or "")
+    async def note(line: str) -> int:
+        path.write_text(f"{path.read_text() if path.exists() else ''}{line}\n")
+        return len(line)
 
-        async def note(line: str) -> int:
-            path.write_text(f"{path.read_text() if path.exists() else ''}{line}\n")
-            return len(line)
-
-        prompt, response, logprobs = [1], list[int](), list[float]()
-        for _ in range(4):
-            (said,) = await ctx.generate([*prompt, *response])
-            response += said.token_ids
-            logprobs += said.logprobs
-            await ctx.call("note", note, ctx.tokenizer.decode(said.token_ids))
-            await ctx.end_turn()
-        return Rollout(
-            prompt_token_ids=prompt, response_token_ids=response, logprobs=logprobs, reward=1.0, versions=[(0, 0)]
-        )
+    prompt, response, logprobs = [1], list[int](), list[float]()
+    for _ in range(4):
+        (said,) = await ctx.generate([*prompt, *response])
+        response += said.token_ids
+        logprobs += said.logprobs
+        await ctx.call("note", note, ctx.tokenizer.decode(said.token_ids))
+        await ctx.end_turn()
+    return Rollout(
+        prompt_token_ids=prompt, response_token_ids=response, logprobs=logprobs, reward=1.0, versions=[(0, 0)]
+    )
 
 
 async def note(path: str, line: str, box: Sandbox) -> int:
@@ -293,34 +244,28 @@ class Notes(ToolWorkflow):
         return float(len((await conversation.sandbox.read_file("noted")).split()))
 
 
-@register("spy")
-class Spy:
+@rogue("spy")
+async def spy(task: Task, ctx: RolloutContext) -> list[Rollout]:
     """Looks for what the explorer keeps to itself, and tells all that it has found as its error.
 
     The prompt is the explorer's process id, then the marker of its secret, backwards: the marker itself must not get
     into the explorer's memory by this way.
     """
-
-    name: str
-
-    async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
-        pid, reverse = str(task.prompt).split()
-        marker = reverse[::-1].encode()
-        found: dict[str, object] = {
-            "user": os.getuid(),
-            "environment": sorted(name for name in os.environ if marker in os.environb[name.encode()]),
-            "variables": sorted(os.environ),
-            "descriptors": _descriptors(),
-        }
-        found["explorer"] = {
-            what: _attempt(what, int(pid), marker) for what in ("environ", "mem", "fd", "root", "ptrace")
-        }
-        # The fork server, and the guard between it and the explorer: they may be looked into, and hold nothing.
-        process = os.getppid()
-        while process != int(pid):
-            found[f"between: {process}"] = {what: _attempt(what, process, marker) for what in ("environ", "mem")}
-            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        raise RuntimeError(json.dumps(found))
+    pid, reverse = str(task.prompt).split()
+    marker = reverse[::-1].encode()
+    found: dict[str, object] = {
+        "user": os.getuid(),
+        "environment": sorted(name for name in os.environ if marker in os.environb[name.encode()]),
+        "variables": sorted(os.environ),
+        "descriptors": _descriptors(),
+    }
+    found["explorer"] = {what: _attempt(what, int(pid), marker) for what in ("environ", "mem", "fd", "root", "ptrace")}
+    # The fork server, and the guard between it and the explorer: they may be looked into, and hold nothing.
+    process = os.getppid()
+    while process != int(pid):
+        found[f"between: {process}"] = {what: _attempt(what, process, marker) for what in ("environ", "mem")}
+        process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    raise RuntimeError(json.dumps(found))
 
 
 def _descriptors() -> list[str]:
@@ -380,21 +325,19 @@ def _in_memory(process: int, marker: bytes) -> bool:
     return False
 
 
-@register("consult")
-class Consult(SingleRunWorkflow):
+@rogue("consult", single=True)
+async def consult(task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
     """Asks the pool that its prompt names for all that can be asked of one."""
-
-    async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-        pool = str(task.prompt)
-        (said,) = await ctx.generate([1, 2])
-        (other,) = await ctx.generate([1, 2, 3], Sampling(max_tokens=2), pool=pool)
-        verdict = await ctx.chat([{"role": "user", "content": "Good?"}], pool=pool)
-        return Rollout(
-            prompt_token_ids=[1, 2],
-            response_token_ids=said.token_ids,
-            logprobs=said.logprobs,
-            reward=float(len(verdict)),
-            metrics={"drawn": float(len(other.token_ids))},
-            versions=said.versions,
-            teacher_logprobs=await ctx.score([1, 2], said.token_ids, pool=pool),
-        )
+    pool = str(task.prompt)
+    (said,) = await ctx.generate([1, 2])
+    (other,) = await ctx.generate([1, 2, 3], Sampling(max_tokens=2), pool=pool)
+    verdict = await ctx.chat([{"role": "user", "content": "Good?"}], pool=pool)
+    return Rollout(
+        prompt_token_ids=[1, 2],
+        response_token_ids=said.token_ids,
+        logprobs=said.logprobs,
+        reward=float(len(verdict)),
+        metrics={"drawn": float(len(other.token_ids))},
+        versions=said.versions,
+        teacher_logprobs=await ctx.score([1, 2], said.token_ids, pool=pool),
+    )

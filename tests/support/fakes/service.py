@@ -13,22 +13,11 @@ from tests.support.mesh.prometheus_names import instruments, series
 
 
 class PretendService:
-    """Sends until it is left; a context manager.
+    """Sends until it is left; a context manager."""
 
-    Args:
-        otlp_url: Of the collector.
-        name: Of the service.
-        instance: Of several of its kind.
-    """
-
-    def __init__(self, otlp_url: str, name: str, instance: str = "pretended") -> None:
-        resource = Resource.create(
-            {
-                "service.name": name,
-                "service.namespace": "trinity",
-                "service.instance.id": instance,
-            }
-        )
+    def __init__(self, otlp_url: str, name: str) -> None:
+        names = {"name": name, "namespace": "trinity", "instance.id": "pretended"}
+        resource = Resource.create({f"service.{key}": value for key, value in names.items()})
         exporter = OTLPMetricExporter(endpoint=f"{otlp_url}/v1/metrics")
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=2000)
         self._provider = MeterProvider([reader], resource, shutdown_on_exit=False)

@@ -4,7 +4,7 @@ from trinity_bus.chat.renderer import TemplateOptions
 from trinity_bus.testing import CharacterTokenizer
 
 
-def load(model_path: str, options: TemplateOptions, **how: object) -> CharacterTokenizer:
+def load(model_path: str, options: TemplateOptions, how: object) -> CharacterTokenizer:
     """What a fork server calls."""
     del model_path, options, how
     return CharacterTokenizer()

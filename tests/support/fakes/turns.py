@@ -11,14 +11,7 @@ from trinity_bus.rollout.turns import RunTurns
 
 
 def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None = None) -> Turn:
-    """Return a turn.
-
-    Args:
-        number: In its run.
-        attempt: That has completed it.
-        after: The attempt that has completed the one before; 0 for the first.
-        answers: What was answered in it.
-    """
+    """Return a turn of a run, which an attempt completed after the one that another one (0: none) had completed."""
     return Turn(
         task_id="t",
         attempt=attempt,

@@ -17,12 +17,7 @@ from workers.trainer.version_publisher import ServedVersions
 
 
 class WeightsTrainer(FakeTrainer):
-    """Publishes what it is told to.
-
-    Args:
-        bus: Connected.
-        models: Of each version the folder of its weights.
-    """
+    """Publishes what it is told to: of each version the weights in its folder."""
 
     def __init__(self, bus: Bus, models: Mapping[int, Path]) -> None:
         super().__init__(bus)

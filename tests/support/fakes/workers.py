@@ -9,17 +9,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
-import numpy as np
-
-from benchmarks._records import completed, step_trained, synced, trainer_beat
+from benchmarks._records import completed, named_group, step_trained, synced, trainer_beat
 from schemas import (
     BatchRecord,
     Cancel,
     Dispatch,
     ExperienceGroup,
     ModelVersion,
+    Rollout,
     VersionRefused,
     VersionWanted,
+    build_group,
 )
 from schemas.topics import (
     BATCHES,
@@ -40,24 +40,10 @@ WAIT_S = 150.0
 
 def experience(dispatch: Dispatch, version: int) -> ExperienceGroup:
     """The smallest group there is: one sample, a prompt token and a response token."""
-    return ExperienceGroup(
-        task_id=dispatch.task.task_id,
-        attempt=dispatch.attempt,
-        batch_id=dispatch.batch_id,
-        batch_type=dispatch.batch_type,
-        workflow=dispatch.task.workflow,
-        model="policy",
-        explorer=dispatch.explorer,
-        incarnation=dispatch.incarnation,
-        tokens=np.array([1, 2], "<i4"),
-        lengths=np.array([2], "<i4"),
-        prompt_lengths=np.array([1], "<i4"),
-        logprobs=np.array([-0.5], "<f4"),
-        mask_bits=np.array([0x80], "u1"),
-        rewards=np.array([1.0], "<f4"),
-        run_ids=np.array([0], "<i4"),
-        versions=np.array([[0, 0, version]] if version >= 0 else [], "<i4").reshape(-1, 3),
-    )
+    rollout = Rollout(prompt_token_ids=[1], response_token_ids=[2], logprobs=[-0.5], reward=1.0)
+    whose = {name: getattr(dispatch, name) for name in ("attempt", "batch_type", "explorer", "incarnation")}
+    named = named_group(dispatch.task.task_id, dispatch.batch_id, workflow=dispatch.task.workflow, **whose)
+    return build_group([rollout], version=version, **named)
 
 
 class FakeExplorer:
@@ -165,10 +151,7 @@ class FakeExplorer:
 class FakeTrainer:
     """Announces version 0, then "trains" each finalized train batch and announces what its policy publishes.
 
-    Args:
-        bus: Connected.
-        policy: When to publish; after each step unless told otherwise.
-        kept: Older versions that it can bring back.
+    It can bring back the older versions that are ``kept``.
     """
 
     def __init__(self, bus: Bus, policy: SyncPolicy | None = None, kept: Collection[int] = ()) -> None:

@@ -1,7 +1,7 @@
 """A whole mesh of real processes, to be killed: broker, coordinators, explorers, a trainer; each is started anew.
 
 The coordinators, the explorers' services and the broker are the real ones; the engine and the trainer are FAKE, see
-``zero_cost_explorer`` and ``fake_trainer``.
+``fakes.explorer`` and ``benchmarks._scheduling.consumer``.
 
 ::
 
@@ -14,7 +14,6 @@ import contextlib
 import os
 import random
 import signal
-import sys
 import time
 import uuid
 from collections import Counter
@@ -27,10 +26,11 @@ import psutil
 
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster
-from tests.support.mesh.mesh import environment
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import environment, own_broker
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
-from trinity_bus.runtime.process import Child
+from trinity_bus.config import KafkaSettings
+from trinity_bus.runtime.process import Process
 
 POLL_S = 0.02
 BELOW = ("guard", "fork_server", "runner")
@@ -48,14 +48,7 @@ EXPLORER: Final = {"slots": 4, "heartbeat_s": 0.3}
 
 
 class Service:
-    """One process, and its later incarnations.
-
-    Args:
-        name: Its name, and that of its log file.
-        command: What to run.
-        env: Its environment.
-        folder: Where its log goes.
-    """
+    """One process, and its later incarnations: a module, and its arguments."""
 
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.name = name
@@ -64,7 +57,7 @@ class Service:
         self.kills = 0
         self._command = command
         self._env = env
-        self._child: Child | None = None
+        self._child: Process | None = None
         self._start_at = 0.0
         self._dying = False
 
@@ -92,7 +85,7 @@ class Service:
         if self._child is None and time.monotonic() >= self._start_at:
             self.incarnations += 1
             self._dying = False
-            self._child = Child(self._command, env=self._env, output=self.log)
+            self._child = forked(*self._command, name=self.name, env=self._env, output=self.log)
 
     def stop(self) -> None:
         if self._child is not None:
@@ -102,15 +95,8 @@ class Service:
 class FaultMesh:
     """All processes of one run, tended until the end of the block. An async context manager.
 
-    Args:
-        folder: For the broker's log and the services' outputs.
-        coordinators: How many; more than one where all but one stand by.
-        explorers: How many.
-        coordinator: Settings of the coordinators.
-        explorer: Settings of the explorers.
-        engine_delay_s: Longest time that an answer of the fake engine takes.
-        broker: That somebody else starts, kills and stops; else one is started, or three.
-        environment: More variables of every service.
+    An answer of the fake engine takes ``engine_delay_s`` at most. A broker that is given is started, killed and stopped
+    by somebody else.
     """
 
     def __init__(
@@ -236,10 +222,10 @@ class FaultMesh:
     def _command(self, name: str) -> list[str]:
         role = name.partition("-")[0]
         if role == "coordinator":
-            return [sys.executable, "-m", "workers.cli.app", "run", "coordinator"]
+            return ["workers.cli.app", "run", "coordinator"]
         if role == "explorer":
-            return [sys.executable, "-m", "tests.support.fakes.zero_cost_explorer"]
-        return [sys.executable, "-m", "tests.support.fakes.trainer", str(self.folder / "checkpoint.json")]
+            return ["tests.support.fakes.explorer", "words"]
+        return ["benchmarks._scheduling.consumer", str(self.folder), "0", "1"]
 
     def _environment(self, name: str) -> dict[str, str]:
         role = name.partition("-")[0]
@@ -251,7 +237,4 @@ class FaultMesh:
 def _broker(folder: Path) -> EmbeddedBroker | BrokerCluster:
     if is_three():
         return BrokerCluster(folder)
-    cache = Settings().broker.cache_dir
-    return EmbeddedBroker(
-        BrokerSettings(port=0, data_dir=folder, cache_dir=cache, heap_mib=384, start_timeout_s=OUTAGE_S)
-    )
+    return EmbeddedBroker(own_broker(folder, heap_mib=384, start_timeout_s=OUTAGE_S))

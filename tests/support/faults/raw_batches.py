@@ -14,14 +14,7 @@ type Entry = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 
 def batch(entries: Sequence[Entry], *, base: int = 0, codec: int = 0, transaction_of: int | None = None) -> bytes:
-    """A good batch.
-
-    Args:
-        entries: Its records.
-        base: Its first offset.
-        codec: How it is packed, by Kafka's number.
-        transaction_of: The producer whose transaction it belongs to.
-    """
+    """A good batch; its codec is Kafka's number, and it may belong to the transaction of a producer."""
     producer = (-1, -1, -1) if transaction_of is None else (transaction_of, 0, 0)
     builder = DefaultRecordBatchBuilder(2, codec, transaction_of is not None, *producer, 1 << 30)
     for number, (key, value, headers) in enumerate(entries):

@@ -18,7 +18,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",
     "trinity_bus/coordination/state/codec.py": "state of coordinators",
-    "trinity_bus/gateway/wire.py": "frames for gateways",
+    "trinity_bus/chat/wire.py": "frames for gateways",
     "trinity_bus/inference/server/client.py": "answers of servers",
     "trinity_bus/runners/control.py": "datagrams of a fork server",
     "trinity_bus/runners/messages.py": "frames of runners",

@@ -14,17 +14,16 @@ import msgpack
 import msgspec
 from pydantic import ValidationError
 
-from schemas import BatchRecord, Dispatch, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
+from schemas import BatchRecord, ExperienceGroup, Record, Rollout, Sampling, StepTrained, Task
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
 from schemas.groups.trainable import Bounds
-from schemas.groups.vectors import INT32
 from schemas.topic import DLQ_REASON, TRACEPARENT
+from tests.support.fakes.mesh_records import dispatch
 from tests.support.fuzz.outside import outside
 from trinity_bus.bus.read.received import header
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.coordination import StateError
-from trinity_bus.gateway import wire
-from trinity_bus.gateway.explorers import take_frame
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages
@@ -39,16 +38,7 @@ from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_
 from workers.coordinator.spans import sound
 from workers.explorer import outcome
 
-ORDER = Dispatch(
-    explorer="e",
-    incarnation="i",
-    task=Task(task_id="t", workflow="math", prompt="1"),
-    attempt=3,
-    batch_id="b",
-    batch_type="train",
-    repeat_times=2,
-    timeout_s=60,
-)
+ORDER = dispatch(attempt=3, timeout_s=60)
 BY_HAND = [cls for cls in RECORDS if issubclass(cls, Record) and cls.JSON]
 """What may also come as JSON."""
 GOLDEN = Path(__file__).parents[2] / "unit" / "schemas" / "golden"
@@ -67,11 +57,7 @@ class Target:
 
 
 def targets(folder: Path) -> list[Target]:
-    """All decoders but the machine.
-
-    Args:
-        folder: For files that are read.
-    """
+    """All decoders but the machine; files that are read lie in ``folder``."""
     records = [path.read_bytes() for path in sorted(GOLDEN.glob("*.msgpack"))]
     large = _large_records()
     texts = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
@@ -173,9 +159,11 @@ def _body(message: Any) -> bytes:
 
 
 def _frames_of_runners() -> list[bytes]:
-    prompt = messages.pack_vector([1, 2, 3], INT32)
+    ask = wire.Ask(wire.token_bytes([1, 2, 3]), b"{}", 4)
     return [
-        _body(messages.Generate(1, 2, prompt, b"{}", 4, "00-" + "0" * 32)),
+        _body(messages.EngineRequest(1, 2, ask, None, "00-" + "0" * 32)),
+        _body(messages.EngineRequest(1, 2, wire.ChatAsk(b"[]", b"{}"), "judge")),
+        _body(messages.EngineRequest(1, 2, wire.ScoreAsk(wire.token_bytes([1, 2]), 1), "teacher")),
         _body(messages.AbandonRequest(1, 2)),
         _body(messages.RunDone(1, _answers()[0], None)),
         _body(messages.RunFailed(1, "ValueError", "é")),
@@ -185,20 +173,20 @@ def _frames_of_runners() -> list[bytes]:
 
 
 def _frames_for_runners() -> list[bytes]:
-    drawn = [Completion([1, 2], [-0.5, -1.0], "stop", [(0, 3)])]
+    drawn = wire.frame_of(Completion([1, 2], [-0.5, -1.0], "stop", [(0, 3)]))
     return [
         _body(messages.Run(1, encode(ORDER), 0, None)),
         _body(messages.CancelRun(1)),
-        _body(messages.pack_completions(1, 2, drawn)),
-        _body(messages.EngineFailed(1, 2, "RuntimeError", "no")),
+        _body(messages.RequestAnswered(1, 2, [drawn])),
+        _body(messages.RequestAnswered(1, 2, [wire.FailedFrame("no", "RuntimeError")])),
         _body(messages.Ping()),
     ]
 
 
 def _from_runner(body: bytes) -> None:
     match messages.to_explorer(body):
-        case messages.Generate(prompt=prompt, sampling=sampling):
-            messages.unpack_vector(prompt, INT32)
+        case messages.EngineRequest(ask=wire.Ask(prompt, sampling)):
+            wire.tokens_of(prompt)
             Sampling.model_validate_json(sampling)
 
 
@@ -221,8 +209,8 @@ def _answer(value: bytes) -> None:
 
 def _to_runner(body: bytes) -> None:
     match messages.TO_RUNNER.decode(body):
-        case messages.Completions() as drawn:
-            messages.unpack_completions(drawn)
+        case messages.RequestAnswered(frames=[wire.DrawnFrame() as drawn]):
+            wire.completion_of(drawn)
 
 
 def _pieces(value: bytes) -> None:
@@ -248,7 +236,7 @@ def _datagrams_of_nursery() -> list[bytes]:
 
 
 def _asks() -> list[bytes]:
-    return [wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling={"stop": ["a"], "top_p": 0.5}, n=2))]
+    return [wire.ASKS.encode(wire.Ask(wire.token_bytes([1, 2]), b'{"stop": ["a"], "top_p": 0.5}', 2))]
 
 
 def _drawn() -> list[bytes]:
@@ -256,7 +244,7 @@ def _drawn() -> list[bytes]:
     last = msgspec.structs.replace(
         drawn, finish_reason="stop", versions=[(0, 1)], routes=wire.Routes(experts=b"abcd", layers=2, k=1)
     )
-    return [wire.FRAMES.frame(drawn) + wire.FRAMES.frame(last), wire.FRAMES.frame(wire.FailedFrame(reason="no"))]
+    return [wire.FRAMES.frame(drawn) + wire.FRAMES.frame(last), wire.FRAMES.frame(wire.FailedFrame("no"))]
 
 
 def _frames_for_gateways(value: bytes) -> None:
@@ -264,7 +252,7 @@ def _frames_for_gateways(value: bytes) -> None:
     for body in wire.frame_reader().feed(value):
         frame = wire.decode_frame(body)
         if isinstance(frame, wire.DrawnFrame):
-            take_frame(drawing, frame)
+            wire.take_frame(drawing, frame)
 
 
 def _safetensors() -> bytes:

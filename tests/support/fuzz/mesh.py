@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks._records import completed, step_trained
+from benchmarks._records import completed, step_trained, trainer_beat
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
@@ -30,7 +30,6 @@ from schemas import (
     RunnersReport,
     RunningAttempt,
     Task,
-    TrainerHeartbeat,
     VersionRefused,
     WeightsSynced,
 )
@@ -91,11 +90,7 @@ def settings_of(seed: int) -> CoordinatorSettings:
 
 
 def given(step: Step, offset: int) -> Input | None:
-    """What the coordinator makes of it; None where it is refused before the machine.
-
-    Raises:
-        AssertionError: The decoder let something through that is of none of these types.
-    """
+    """What the coordinator makes of it; None where it is refused before the machine."""
     if step.value is None:
         return Tick()
     types = {cls for topic in COORDINATOR_INPUTS for cls in topic.records}
@@ -114,11 +109,7 @@ def given(step: Step, offset: int) -> Input | None:
 
 
 def written(commands: list[Effect]) -> None:
-    """Encodes whatever is to be written, as the coordinator does.
-
-    Raises:
-        EncodeError: A reader would refuse it.
-    """
+    """Encodes whatever is to be written, as the coordinator does. EncodeError: a reader would refuse it."""
     for command in commands:
         if isinstance(command, Write):
             encode(command.record)
@@ -321,9 +312,7 @@ class Mesh:
         return rng.choice(
             [
                 ExplorerLeft(explorer=name, incarnation=f"life-{self.incarnations[name]}", reason="stop"),
-                TrainerHeartbeat(
-                    **trainer, state="ready", step=1, version=max(self.trained, 0), master_address="a", master_port=1
-                ),
+                trainer_beat(max(self.trained, 0), trainer["incarnation"], trainer="t", step=1),
                 VersionRefused(**trainer, version=max(self.trained, 0), reason="gone", available=[0]),
             ]
         )

@@ -13,16 +13,14 @@ from pydantic import ValidationError
 
 from schemas import Sampling
 from tests.support.golden_state import GOLDEN
-from trinity_bus.chat import ChatError
+from trinity_bus.chat import ChatError, wire
 from trinity_bus.chat.anthropic import read_messages_request
-from trinity_bus.chat.completions import read_completion_request
 from trinity_bus.chat.formats import read_hermes, read_llama, read_mistral, read_xml
 from trinity_bus.chat.messages import calls_of, for_template, text_of
-from trinity_bus.chat.openai import read_request
+from trinity_bus.chat.openai import read_completion_request, read_request
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
-from trinity_bus.gateway import wire
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server.client import (
     completion_of,
@@ -100,11 +98,7 @@ _WRITTEN = (
 
 
 def outside(folder: Path) -> Iterator[Decoder]:
-    """All of them.
-
-    Args:
-        folder: For files that are read.
-    """
+    """All of them; files that are read lie in ``folder``."""
     yield "requests to gateways", _request, (ChatError,), [_json(one) for one in _ASKED], 1
     yield "feedback for gateways", _feedback, (ChatError,), [_json(one) for one in _GIVEN], 0.4
     yield "asks of explorers", _ask, (ProtocolError, ValidationError), list(_asks()), 0.5
@@ -147,29 +141,21 @@ def _feedback(body: bytes) -> None:
 
 
 def _asks() -> Iterator[bytes]:
-    sampling = {"temperature": 0.5, "stop": ["a"], "max_tokens": 9}
-    yield wire.CHATS.encode(wire.ChatAsk(messages=_json({"messages": _TALK}), sampling=sampling))
-    yield wire.SCORES.encode(wire.ScoreAsk(tokens=wire.token_bytes([1, 2, 3]), start=1))
-    yield wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1, 2]), sampling=sampling, n=2, stream=True))
+    sampling = _json({"temperature": 0.5, "stop": ["a"], "max_tokens": 9})
+    yield wire.ASKS.encode(wire.ChatAsk(_json({"messages": _TALK}), sampling))
+    yield wire.ASKS.encode(wire.ScoreAsk(wire.token_bytes([1, 2, 3]), 1))
+    yield wire.ASKS.encode(wire.Ask(wire.token_bytes([1, 2]), sampling, 2, stream=True))
 
 
 def _ask(body: bytes) -> None:
-    """As an explorer takes it, by each of its routes."""
-    refused: list[ProtocolError] = []
-    for dialect in (wire.CHATS, wire.SCORES, wire.ASKS):
-        try:
-            match dialect.decode(body):
-                case wire.ChatAsk() as chat:
-                    Sampling.model_validate(chat.sampling)
-                case wire.ScoreAsk() as score:
-                    wire.tokens_of(score.tokens)
-                case wire.Ask() as ask:
-                    wire.tokens_of(ask.prompt)
-                    Sampling.model_validate(ask.sampling)
-        except ProtocolError as error:
-            refused.append(error)
-    if refused:
-        raise refused[0]
+    match wire.ASKS.decode(body):
+        case wire.ChatAsk(sampling=sampling):
+            Sampling.model_validate_json(sampling)
+        case wire.ScoreAsk(tokens):
+            wire.tokens_of(tokens)
+        case wire.Ask(prompt, sampling):
+            wire.tokens_of(prompt)
+            Sampling.model_validate_json(sampling)
 
 
 class _Told(msgspec.Struct):

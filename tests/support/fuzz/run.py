@@ -167,11 +167,7 @@ def _failure(problem: str, steps: list[Step], seed: int) -> Failure:
 
 
 def replay(path: Path) -> str | None:
-    """Runs a saved failure again.
-
-    Returns:
-        What is wrong; None if nothing is any more.
-    """
+    """Runs a saved failure again: what is wrong; None if nothing is any more."""
     saved = json.loads(path.read_text())
     steps = [Step(now, None if value is None else bytes.fromhex(value)) for now, value in saved["inputs"]]
     if saved["target"] != "machine":
@@ -196,25 +192,19 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _with_bar(count: int, seed: int) -> Report:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _told() -> Callable[[Report, int], None]:
+    """Return what saves each failure, and says how it is run again, as soon as it is found."""
+    saved = 0
 
-    columns = (TextColumn("fuzzing"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]} found"))
-    with Progress(*columns, TimeRemainingColumn()) as progress:
-        bar = progress.add_task("", total=count, found=0)
-        saved = 0
+    def told(report: Report, done: int) -> None:
+        nonlocal saved
+        for failure in report.failures[saved:]:
+            saved += 1
+            last = failure.problem.strip().splitlines()[-1]
+            again = f"again: python -m tests.support.fuzz.run --replay {failure.save(FOLDER)}"
+            print(f"{failure.target}, of {done:,} inputs: {last}\n  {again}", flush=True)
 
-        def told(report: Report, done: int) -> None:
-            nonlocal saved
-            for failure in report.failures[saved:]:
-                saved += 1
-                last = failure.problem.strip().splitlines()[-1]
-                progress.console.print(f"{failure.target}: {last}", style="red", markup=False)
-                again = f"  again: python -m tests.support.fuzz.run --replay {failure.save(FOLDER)}"
-                progress.console.print(again, highlight=False, soft_wrap=True)
-            progress.update(bar, completed=min(done, count), found=len(report.failures))
-
-        return fuzz(count, seed, told)
+    return told
 
 
 def lines(report: Report, seconds: float) -> Iterator[str]:
@@ -238,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(problem or "nothing is wrong with it")
         return 1 if problem else 0
     began = time.monotonic()
-    report = _with_bar(chosen.inputs, chosen.seed)
+    report = fuzz(chosen.inputs, chosen.seed, _told())
     print("\n".join(lines(report, time.monotonic() - began)))
     return 0 if report.is_good else 1
 

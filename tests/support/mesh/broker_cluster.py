@@ -18,10 +18,12 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.small_disk import SmallDisk, can_mount
 from tests.support.mesh.waiting import wait_until
@@ -32,7 +34,7 @@ from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.broker.node import ask
 from trinity_bus.bus.client.connection import administrator
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
 
 CLUSTER_ID = "trinity-bus-test-clust"
@@ -46,36 +48,26 @@ TRANSACTION_PARTITIONS = 4
 class BrokerCluster:
     """Brokers, formatted and not started. Has what tests ask of an embedded broker: any of the nodes is meant then.
 
-    Args:
-        root: For the brokers' data.
-        size: How many.
-        controllers: How many of them, the last ones; all where absent.
-        more: Of the brokers' settings.
-        disk_mib: How large a disk each node gets of its own, where this process may mount one; absent: none.
+    The last ``controllers`` of them are controllers, all where absent. Each has a disk of ``disk_mib`` of its own,
+    where this process may mount one.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        size: int = 3,
-        *,
-        controllers: int | None = None,
-        more: Mapping[str, object] | None = None,
-        disk_mib: int | None = None,
-    ) -> None:
-        found = quiet_ports(2 * size)
-        self.ports = found[:size]
-        self.folders = [layout.Folder(root / f"broker-{node}") for node in range(1, size + 1)]
+    size: Final = 3
+    nodes: Final = range(1, size + 1)
+
+    def __init__(self, root: Path, *, controllers: int = size, disk_mib: int | None = None) -> None:
+        found = quiet_ports(2 * self.size)
+        self.ports = found[: self.size]
+        self.folders = [layout.Folder(root / f"broker-{node}") for node in self.nodes]
         self.children: dict[int, Child] = {}
         """Node id, from 1, to its process."""
         self._turn = 1
         """The node that is meant where none is named."""
-        settings = BrokerSettings(port=0, data_dir=root, cache_dir=Settings().broker.cache_dir, heap_mib=HEAP_MIB)
-        self._cache = cache_dir(settings)
+        self._cache = cache_dir(own_broker(root))
         self._classpath = install(self._cache)
-        quorum = dict(list(zip(self.nodes, found[size:], strict=True))[size - (controllers or size) :])
+        quorum = dict(list(zip(self.nodes, found[self.size :], strict=True))[-controllers:])
         for node in self.nodes:
-            self._format(node, quorum, more or {})
+            self._format(node, quorum)
         self._disks: dict[int, SmallDisk] = {}
         if disk_mib is not None and can_mount():
             for node in self.nodes:
@@ -127,14 +119,6 @@ class BrokerCluster:
         return bool(self._disks)
 
     # -- each of them ------------------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        return len(self.ports)
-
-    @property
-    def nodes(self) -> range:
-        return range(1, self.size + 1)
 
     def kill(self, node: int) -> None:
         self.children.pop(node).kill()
@@ -202,23 +186,21 @@ class BrokerCluster:
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _format(self, node: int, quorum: Mapping[int, int], more: Mapping[str, object]) -> None:
+    def _format(self, node: int, quorum: Mapping[int, int]) -> None:
         folder = self.folders[node - 1]
         for path in (folder.kafka, folder.logs, folder.tmp):
             path.mkdir(parents=True)
-        copies, in_sync = min(3, self.size), min(2, self.size)
         properties = layout.server_properties(
             self.ports[node - 1], quorum.get(node, 0), fsync=False, after_crash=True
         ) | {
             "node.id": node,
             "controller.quorum.voters": ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in quorum.items()),
-            "offsets.topic.replication.factor": copies,
-            "transaction.state.log.replication.factor": copies,
-            "transaction.state.log.min.isr": in_sync,
+            "offsets.topic.replication.factor": self.size,
+            "transaction.state.log.replication.factor": self.size,
+            "transaction.state.log.min.isr": self.size - 1,
             "transaction.state.log.num.partitions": TRANSACTION_PARTITIONS,
             # A follower that is gone is noticed in time for a test.
             "replica.lag.time.max.ms": 3000,
-            **more,
         }
         if node not in quorum:
             properties |= {
@@ -248,16 +230,9 @@ class BrokerCluster:
 
 
 @contextlib.contextmanager
-def broker_cluster(
-    root: Path,
-    size: int = 3,
-    *,
-    controllers: int | None = None,
-    more: Mapping[str, object] | None = None,
-    disk_mib: int | None = None,
-) -> Iterator[BrokerCluster]:
+def broker_cluster(root: Path, **how: int) -> Iterator[BrokerCluster]:
     """A cluster that runs, for the length of the block; with the arguments of :class:`BrokerCluster`."""
-    cluster = BrokerCluster(root, size, controllers=controllers, more=more, disk_mib=disk_mib)
+    cluster = BrokerCluster(root, **how)
     try:
         yield cluster.start()
     finally:

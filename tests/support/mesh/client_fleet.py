@@ -10,11 +10,11 @@ from schemas import Task, TaskResult
 from schemas.topics import RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, environment
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import first, record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.config import Settings
-from trinity_bus.runtime.process import Child
+from trinity_bus.runtime.process import Process
 
 
 def tasks(count: int, first: int = 0, **fields: Any) -> list[Task]:
@@ -34,7 +34,7 @@ class Fleet:
     """One fake explorer, a fake trainer, and a real coordinator."""
 
     def __init__(
-        self, mesh: Mesh, bus: Bus, producer: Producer, workers: tuple[FakeExplorer, FakeTrainer], coordinator: Child
+        self, mesh: Mesh, bus: Bus, producer: Producer, workers: tuple[FakeExplorer, FakeTrainer], coordinator: Process
     ) -> None:
         self.explorer, self.trainer = workers
         self.mesh = mesh
@@ -55,11 +55,7 @@ class Fleet:
     async def counted(self, name: str) -> TaskResult:
         """The result of a task, by its id on the log or the end of it, when it counts."""
         async with self.bus.reader(RESULTS, start="beginning") as reader:
-            while True:
-                for received in await reader.batch(10):
-                    result: TaskResult = record_of(received)
-                    if result.task_id.endswith(name):
-                        return result
+            return await first(reader, TaskResult, lambda result: result.task_id.endswith(name))
 
     async def answer(self, name: str) -> None:
         """Completes the last order of a task that was held."""

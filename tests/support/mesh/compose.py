@@ -31,13 +31,13 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests.support.mesh.compose_files import DEFAULTS, FOLDER
 from tests.support.mesh.ports import quiet_ports
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 from trinity_bus.view import MeshState, follow
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "docker-compose"
 FILES = ("compose.yaml", "compose.observability.yaml")
 SECURE_FILES = ("compose.yaml", "compose.secure.yaml")
 BUILD_LIMIT_S = 1800.0
@@ -54,9 +54,7 @@ def docker(*args: str, limit_s: float = 120.0) -> subprocess.CompletedProcess[st
 
 def defaults() -> dict[str, str]:
     """The variables of ``.env``, with those of the environment in front."""
-    lines = (FOLDER / ".env").read_text().splitlines()
-    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {name: os.environ.get(name, value) for name, value in pairs}
+    return {name: os.environ.get(name, value) for name, value in DEFAULTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +158,7 @@ class ComposeStack:
         return {"Authorization": f"Bearer {defaults()['GATEWAY_API_KEYS'].partition(':')[2]}"}
 
     def compose(self, *args: str, limit_s: float = 300.0, stdin: str | None = None) -> str:
-        """``docker compose ARGS`` of this project; what it printed.
-
-        Raises:
-            AssertionError: It failed.
-        """
+        """``docker compose ARGS`` of this project; what it printed. AssertionError: it failed."""
         files = [part for path in self.files for part in ("--file", str(path))]
         variables = [part for path in self.env_files for part in ("--env-file", str(path))]
         result = subprocess.run(
@@ -273,11 +267,7 @@ def new_stack(folder: Path, found: Images) -> ComposeStack:
 
 
 def new_secure_stack(folder: Path) -> ComposeStack:
-    """A stack with TLS, users and rights that is not up yet, without a taskset, and with no telemetry.
-
-    Args:
-        folder: For the secrets, and for the file of what differs here.
-    """
+    """A stack with TLS, users and rights that is not up yet, without a taskset, and with no telemetry."""
     ports = dict(zip(("KAFKA_PORT", "GATEWAY_PORT", "CONSOLE_PORT"), quiet_ports(3), strict=True))
     secrets = folder / "secrets"
     made = {**os.environ, "SECRETS_DIR": str(secrets), "KAFKA_PORT": str(ports["KAFKA_PORT"])}

@@ -9,17 +9,29 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
 from schemas import Task
 from schemas.topics import TASKS
+from tests.support.mesh.forks import forked
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
-from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.bus.client.connection import administrator
+from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.runtime.process import Child, Process, tail
+
+PROGRAM = "workers.cli.app"
 
 
 def unused(kafka: KafkaSettings) -> KafkaSettings:
     """The same brokers, with a namespace in which there is nothing."""
     return kafka.model_copy(update={"namespace": f"test-{uuid.uuid4().hex[:12]}"})
+
+
+def own_broker(folder: Path, **more: object) -> BrokerSettings:
+    """Settings of an embedded broker that a test has for itself, on any port."""
+    given = {"port": 0, "data_dir": folder, "cache_dir": Settings().broker.cache_dir, "heap_mib": 256}
+    return BrokerSettings.model_validate(given | more)
 
 
 def environment(kafka: KafkaSettings, **settings: object) -> dict[str, str]:
@@ -46,10 +58,10 @@ class Mesh:
         self,
         synchronizer: Mapping[str, object] | None = None,
         *,
-        module: str = "workers.cli.app",
+        module: str = PROGRAM,
         variables: Mapping[str, str] | None = None,
         **settings: object,
-    ) -> Iterator[Child]:
+    ) -> Iterator[Process]:
         """A coordinator process; of another module, and with more variables, where these are given."""
         self.started += 1
         log = self.folder / f"coordinator-{self.started}.log"
@@ -57,9 +69,14 @@ class Mesh:
         given = {f"coordinator__{name}": value for name, value in values.items()}
         given |= {f"synchronizer__{name}": value for name, value in (synchronizer or {}).items()}
         env = {**environment(self.kafka, telemetry__run_dir=self.folder, **given), **(variables or {})}
-        command = [sys.executable, "-W", "error", "-m", module, "run", "coordinator"]
-        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
-            yield child
+        command = [module, "run", "coordinator"]
+        if module == PROGRAM:
+            process: Process = forked(*command, name=log.stem, env=env | {"PYTHONWARNINGS": "error"}, output=log)
+        else:
+            # What it changes must be changed before anything is imported.
+            process = Child([sys.executable, "-W", "error", "-m", *command], env=env, output=log)
+        with process, log_shown_on_failure(process, log):
+            yield process
 
     def log(self, number: int = 1) -> str:
         return tail(self.folder / f"coordinator-{number}.log", 200)
@@ -77,3 +94,12 @@ async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fie
         task = Task(task_id=f"{prefix}-{number}", workflow="math", prompt="1 + 1", answer="2", **fields)
         await producer.send(TASKS, task.task_id, task)
     await producer.flush()
+
+
+async def described(settings: KafkaSettings, name: str) -> tuple[list[int], dict[str, str]]:
+    """Replicas of each partition, and the topic's settings."""
+    async with administrator(settings, "test") as admin:
+        (topic,) = await admin.describe_topics([name])
+        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+        configs = {entry[0]: entry[1] for entry in response.resources[0][4]}
+        return [len(partition["replicas"]) for partition in topic["partitions"]], configs

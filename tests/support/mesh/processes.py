@@ -7,11 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Process, tail
 
 
 @contextlib.contextmanager
-def log_shown_on_failure(child: Child, log: Path) -> Iterator[None]:
+def log_shown_on_failure(child: Process, log: Path) -> Iterator[None]:
     """Prints how a child is and what it said last, where the block fails."""
     try:
         yield

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-COMPOSE = Path(__file__).parents[3] / "deploy" / "docker-compose"
+from tests.support.mesh.compose_files import FOLDER
+
 OF_OTHERS = re.compile(r"otelcol_\w+|prometheus_\w+|alertmanager_\w+|up")
 """Metrics of the collector, Prometheus and Alertmanager themselves, and of Prometheus about what it reads."""
 _UNITS = {"s": "seconds", "By": "bytes"}
@@ -102,7 +102,7 @@ def known_series() -> set[str]:
 
 def gateway_series() -> set[str]:
     """All that a gateway's ``/metrics`` can tell, by the literals of its code."""
-    folder = COMPOSE.parents[1] / "workers" / "gateway"
+    folder = FOLDER.parents[1] / "workers" / "gateway"
     code = "".join((folder / name).read_text() for name in ("metrics.py", "request_gate.py"))
     counters = set(re.findall(r'Counter(?:MetricFamily)?\(\s*"(\w+)"', code))
     histograms = set(re.findall(r'Histogram(?:MetricFamily)?\(\s*"(\w+)"', code))
@@ -112,11 +112,11 @@ def gateway_series() -> set[str]:
 
 
 def dashboards() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((COMPOSE / "grafana" / "dashboards").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted((FOLDER / "grafana" / "dashboards").glob("*.json"))]
 
 
 def alert_rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((COMPOSE / "alerts.yaml").read_text())["groups"]
+    groups = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 

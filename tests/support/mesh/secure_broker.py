@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker, java, layout, node
 from trinity_bus.broker.layout import Folder
-from trinity_bus.config import BrokerSettings, Settings
 from trinity_bus.runtime.ports import is_free
 
 CLUSTER_ID = "c2VjdXJlLWJyb2tlci0wMQ"
@@ -25,16 +25,9 @@ def secure_broker(
     properties: Mapping[str, object],
     format_options: Sequence[str] = (),
 ) -> Iterator[dict[str, str]]:
-    """A broker for the length of the block. Its own listener goes on to serve without any check.
+    """A broker with these listeners, name to protocol, for the length of the block; gives name to address.
 
-    Args:
-        folder: For its data.
-        listeners: Name to security protocol.
-        properties: More of the broker's settings.
-        format_options: For Kafka's tool that prepares the data folder.
-
-    Yields:
-        Name of a listener to its address.
+    Its own listener goes on to serve without any check.
     """
     addresses = {name: f"127.0.0.1:{port}" for name, port in zip(listeners, quiet_ports(len(listeners)), strict=True)}
     plain_properties = layout.server_properties
@@ -54,13 +47,12 @@ def secure_broker(
         command = java.command("kafka.tools.StorageTool", arguments, classpath, heap_mib=heap_mib)
         subprocess.run(command, cwd=folder.root, env=java.environment(), capture_output=True, check=True)
 
-    settings = BrokerSettings(port=0, data_dir=folder, cache_dir=Settings().broker.cache_dir, heap_mib=256)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "server_properties", with_listeners)
         if format_options:
             # What is kept for all new folders knows nothing of them, and must not learn it.
             patch.setattr(node, "format_folder", with_options)
-        with EmbeddedBroker(settings):
+        with EmbeddedBroker(own_broker(folder)):
             # The broker opens its listeners one after the other, and is ready for others at the first.
             for name, address in addresses.items():
                 port = int(address.rpartition(":")[2])

@@ -45,12 +45,7 @@ def can_mount() -> bool:
 
 
 class SmallDisk:
-    """A disk over a folder, with what the folder holds.
-
-    Args:
-        folder: Which; beside it comes a folder ``disk``, and a file for what mounting says.
-        mib: How large.
-    """
+    """A disk of so many MiB over a folder, with what the folder holds; beside it come a folder ``disk`` and a log."""
 
     def __init__(self, folder: Path, mib: int) -> None:
         self._folder = folder

@@ -7,7 +7,8 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from tests.support.fakes import trainer, zero_cost_explorer
+from benchmarks._scheduling import consumer
+from tests.support.fakes import explorer
 
 
 def command(*arguments: str) -> list[str]:
@@ -48,11 +49,9 @@ def main() -> None:
         elif option == "--set":
             set_option(value)
     if kind == "explorer":
-        zero_cost_explorer.main()
+        explorer.main("words")
     else:
-        folder = Path(os.environ[CONFIG_VARIABLE]).parent
-        sys.argv = ["trainer", str(folder / "checkpoint.json")]
-        trainer.main()
+        consumer.main(str(Path(os.environ[CONFIG_VARIABLE]).parent), "0", "1")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_without_a_gpu_all_is_skipped_and_the_file_says_why(tmp_path: Path, monk
 
 def test_a_part_that_failed_ends_it_with_1_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "look", lambda _: machine(1))
-    monkeypatch.setattr(gpu, "PARTS", [Part(name="none", module="none", limit_s=60)])
+    monkeypatch.setattr(gpu, "PARTS", [Part("none", "none:measure", 60)])
     monkeypatch.setattr("sys.argv", ["gpu", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         gpu.main()
@@ -73,13 +73,13 @@ def test_a_part_that_failed_ends_it_with_1_after_the_file(tmp_path: Path, monkey
 
 
 def test_a_part_that_fails_is_told_with_its_last_lines(tmp_path: Path) -> None:
-    outcome = run(Part(name="none", module="none", limit_s=60), [], tmp_path)
+    outcome = run(Part("none", "none:measure", 60), [], tmp_path)
     assert (outcome.state, outcome.why) == ("failed", "it ended with status 1")
-    assert "No module named benchmarks._gpu.none" in outcome.output[-1]
+    assert "No module named 'benchmarks._gpu.none'" in outcome.output[-1]
 
 
 def test_a_part_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    outcome = run(Part(name="slow", module="machine", limit_s=0), [], tmp_path)
+    outcome = run(Part("slow", "machine:measure", 0), [], tmp_path)
     assert (outcome.state, outcome.why) == ("failed", "it was killed after 0 s")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from trinity_bus.broker.errors import DataFolderUnusableError, JarsUnavailableError
+from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.broker.jars import LOCK_FILE, install, jar_folder, read_lock
 
 CONTENT = b"PK a jar" * 1000
@@ -80,20 +80,18 @@ def test_the_lock_file_pins_kafka() -> None:
 def test_a_damaged_lock_file_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.lock"
     path.write_text(f"# header\n{line}\n")
-    with pytest.raises(JarsUnavailableError, match=r"bad\.lock:2 is not"):
+    with pytest.raises(BrokerError, match=r"bad\.lock:2 is not"):
         read_lock(path)
 
 
-def test_downloads_once(repository: Repository, tmp_path: Path, lock: Path) -> None:
+def test_downloads_once_and_heals_what_a_cut_off_download_left(
+    repository: Repository, tmp_path: Path, lock: Path
+) -> None:
     for _ in range(2):
         (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
         assert path.read_bytes() == CONTENT
     assert repository.requests == 1
     assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "thing-1.0.jar"]
-
-
-def test_what_a_cut_off_download_left_is_healed(repository: Repository, tmp_path: Path, lock: Path) -> None:
-    (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
     path.write_bytes(CONTENT[:100])
     archive = path.with_name("java-0.aot")
     archive.touch()
@@ -104,31 +102,34 @@ def test_what_a_cut_off_download_left_is_healed(repository: Repository, tmp_path
     assert repository.requests == 2
 
 
-def test_a_wrong_answer_is_asked_for_again(repository: Repository, tmp_path: Path, lock: Path) -> None:
-    repository.replies = [CONTENT[:100], None, CONTENT]
-    (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
-    assert path.read_bytes() == CONTENT
-
-
-def test_a_jar_that_stays_wrong_is_never_installed(repository: Repository, tmp_path: Path, lock: Path) -> None:
-    repository.replies = [b"something else"]
-    with pytest.raises(
-        JarsUnavailableError, match=r"cannot get org\.example:thing:1\.0: its SHA-256 is .*, the lock file"
-    ):
+@pytest.mark.parametrize(
+    ("replies", "told"),
+    [
+        pytest.param([CONTENT[:100], None, CONTENT], None, id="asked for again"),
+        pytest.param(
+            [b"something else"], r"cannot get org\.example:thing:1\.0: its SHA-256 is .*, the lock file", id="wrong"
+        ),
+        pytest.param([None], "Check the network", id="not found"),
+    ],
+)
+def test_what_is_not_right_is_never_installed(
+    repository: Repository, tmp_path: Path, lock: Path, replies: list[bytes | None], told: str | None
+) -> None:
+    repository.replies = replies
+    if told is None:
+        (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
+        assert path.read_bytes() == CONTENT
+        return
+    with pytest.raises(BrokerError, match=told) as caught:
         install(tmp_path / "cache", console=quiet, lock=lock)
+    assert "\n" not in str(caught.value)
     assert [p.name for p in jar_folder(tmp_path / "cache", lock).iterdir()] == [".lock"]
 
 
 @pytest.mark.usefixtures("repository")
-def test_no_repository_is_one_line(
-    tmp_path: Path, lock: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository.replies = [None]
-    with pytest.raises(JarsUnavailableError, match="Check the network") as caught:
-        install(tmp_path / "cache", console=quiet, lock=lock)
-    assert "\n" not in str(caught.value)
+def test_no_repository_is_one_line(tmp_path: Path, lock: Path) -> None:
     (tmp_path / "jgo.conf").write_text("[repositories]\nnowhere = http://127.0.0.1:1\n")
-    with pytest.raises(JarsUnavailableError, match="Check the network"):
+    with pytest.raises(BrokerError, match="Check the network"):
         install(tmp_path / "cache", console=quiet, lock=lock)
 
 

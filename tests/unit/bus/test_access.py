@@ -8,7 +8,7 @@ import pytest
 
 from schemas.topics import BATCHES, EXPERIENCES, MODEL_VERSIONS, TASKS, TOPICS
 from trinity_bus.bus.administration.access import ADMIN, ROLES, USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.administration.requests import ITERATIONS, credential
+from trinity_bus.bus.administration.requests import ITERATIONS, set_passwords
 from trinity_bus.config import AccessSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
@@ -61,10 +61,10 @@ def test_every_role_sees_every_topic_and_every_user_has_a_setting() -> None:
 
 def test_a_credential_is_the_salted_password_of_the_standard() -> None:
     # RFC 5802, section 3: Hi() is PBKDF2 with HMAC as its function and the length of its output.
-    found = credential("alice", "pencil", salt=b"salt")
-    assert found.salted == hashlib.pbkdf2_hmac("sha512", b"pencil", b"salt", ITERATIONS)
-    assert len(found.salted) == 64
-    assert credential("alice", "pencil").salt != credential("alice", "pencil").salt
+    ((user, mechanism, iterations, salt, found, _),) = set_passwords({"alice": "pencil"})._values[1]
+    assert (user, mechanism, iterations) == ("alice", 2, ITERATIONS)
+    assert found == hashlib.pbkdf2_hmac("sha512", b"pencil", salt, ITERATIONS)
+    assert set_passwords({"alice": "pencil"})._values[1][0][3] != salt
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -3,6 +3,7 @@
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaConnectionError, OffsetOutOfRangeError, ProducerFenced, UnknownTopicOrPartitionError
@@ -59,25 +60,24 @@ def test_a_record_needs_a_place_and_a_content() -> None:
     check(BATCHES, b"k", None, 0, [], max_message_bytes=1 << 20)
 
 
+SMALL = f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}, or "
+
+
 @pytest.mark.parametrize(
-    ("found", "problem"),
+    ("partitions", "cleanup", "max_bytes", "problem"),
     [
-        pytest.param(ExistingTopic(8, "delete", TASKS.max_message_bytes), None, id="as needed"),
-        pytest.param(ExistingTopic(8, "delete", 1 << 30), None, id="larger messages are welcome"),
-        pytest.param(ExistingTopic(1, "delete", 1 << 30), "it has 1 partitions and needs exactly 8", id="too few"),
-        pytest.param(ExistingTopic(9, "delete", 1 << 30), "it has 9 partitions and needs exactly 8", id="too many"),
-        pytest.param(
-            ExistingTopic(8, "compact", 1 << 30), "its cleanup.policy is compact and must be delete", id="cleanup"
-        ),
-        pytest.param(
-            ExistingTopic(8, "delete", 1000),
-            f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}, or "
-            "TRINITY_BUS_MESH__MAX_RECORD_MIB smaller",
-            id="small messages",
-        ),
+        (8, "delete", TASKS.max_message_bytes, None),
+        (8, "delete", 1 << 30, None),
+        (1, "delete", 1 << 30, "it has 1 partitions and needs exactly 8"),
+        (9, "delete", 1 << 30, "it has 9 partitions and needs exactly 8"),
+        (8, "compact", 1 << 30, "its cleanup.policy is compact and must be delete"),
+        (8, "delete", 1000, SMALL + "TRINITY_BUS_MESH__MAX_RECORD_MIB smaller"),
     ],
 )
-def test_an_existing_topic_must_suit_its_records(found: ExistingTopic, problem: str | None) -> None:
+def test_an_existing_topic_must_suit_its_records(
+    partitions: int, cleanup: str, max_bytes: int, problem: str | None
+) -> None:
+    found = ExistingTopic(partitions, cleanup, max_bytes)
     assert mismatches(TASKS, found, TASKS.max_message_bytes) == ([] if problem is None else [problem])
 
 
@@ -104,24 +104,14 @@ def test_connections_follow_the_settings(tmp_path: Path) -> None:
         "metadata_max_age_ms": 60_000,
         "security_protocol": "PLAINTEXT",
     }
-    secure = client_options(
-        KafkaSettings(
-            bootstrap_servers="a:1",
-            security_protocol="SASL_SSL",
-            sasl_username="u",
-            sasl_password="p",  # noqa: S106
-        ),
-        "me",
-    )
+    login: dict[str, Any] = {"bootstrap_servers": "a:1", "sasl_username": "u", "sasl_password": "p"}
+    secure = client_options(KafkaSettings(**login, security_protocol="SASL_SSL"), "me")
     assert secure["sasl_mechanism"] == "SCRAM-SHA-512"
     assert (secure["sasl_plain_username"], secure["sasl_plain_password"]) == ("u", "p")
     assert secure["ssl_context"].check_hostname
-    not_a_certificate = tmp_path / "ca.pem"
-    not_a_certificate.write_text("nothing")
+    (tmp_path / "ca.pem").write_text("no certificate")
     with pytest.raises(ConfigError, match="TRINITY_BUS_KAFKA__SSL_CAFILE"):
-        client_options(
-            KafkaSettings(bootstrap_servers="a:1", security_protocol="SSL", ssl_cafile=not_a_certificate), "me"
-        )
+        client_options(KafkaSettings(**login, security_protocol="SSL", ssl_cafile=tmp_path / "ca.pem"), "me")
 
 
 async def test_no_broker_is_one_line_that_says_where_and_nothing_stays_open() -> None:

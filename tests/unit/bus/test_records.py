@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from schemas.codec import encode
 from schemas.task import Task
-from schemas.topic import Topic
 from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
 from trinity_bus.bus.read.received import header, receive, receive_all
@@ -41,23 +40,20 @@ def test_the_last_of_several_headers_counts() -> None:
 
 
 def test_a_record_is_received_with_its_place_and_trace() -> None:
-    received = receive(TASKS, consumed(encode(task()), headers=(("traceparent", TRACE.encode()),)), TASKS.records)
+    headers = (("traceparent", TRACE.encode()),)
+    received = receive(TASKS, consumed(encode(task()), key=b"\xff1", headers=headers), TASKS.records)
     assert received.record == task()
-    assert (received.partition, received.offset, received.key, received.timestamp_ms) == (3, 7, "k", 1234)
-    assert received.traceparent == TRACE
-    assert received.place == "tasks/3@7"
+    assert (received.partition, received.offset, received.timestamp_ms, received.place) == (3, 7, 1234, "tasks/3@7")
+    # A key that is not text is kept.
+    assert (received.traceparent, received.key, received.raw_key) == (TRACE, "\\xff1", b"\xff1")
+    assert receive(TASKS, consumed(encode(task()), key=None), TASKS.records).key is None
 
 
 @pytest.mark.parametrize(
-    ("topic", "value", "reason"),
-    [
-        pytest.param(TASKS, b"\xc1", "not_msgpack_or_json", id="no record at all"),
-        pytest.param(TASKS, b"", "truncated", id="empty"),
-        pytest.param(TASKS, None, "no_value", id="null on a topic that is not compacted"),
-    ],
+    ("value", "reason"), [(b"\xc1", "not_msgpack_or_json"), (b"", "truncated"), (None, "no_value")]
 )
-def test_what_cannot_be_decoded_is_a_value_not_an_error(topic: Topic, value: bytes | None, reason: str) -> None:
-    received = receive(topic, consumed(value), topic.records)
+def test_what_cannot_be_decoded_is_a_value_not_an_error(value: bytes | None, reason: str) -> None:
+    received = receive(TASKS, consumed(value), TASKS.records)
     assert isinstance(received.record, Undecodable)
     assert received.record.reason == reason
     assert received.record.raw == received.raw == (value or b"")
@@ -65,16 +61,8 @@ def test_what_cannot_be_decoded_is_a_value_not_an_error(topic: Topic, value: byt
 
 def test_a_tombstone_and_raw_bytes_are_no_errors() -> None:
     tombstone = receive(BATCHES, consumed(None), BATCHES.records)
-    assert tombstone.record is None
-    assert tombstone.is_null
+    assert (tombstone.record, tombstone.is_null) == (None, True)
     assert receive(DEAD_LETTERS, consumed(b"\xc1"), ()).record == b"\xc1"
-
-
-def test_a_key_that_is_not_text_is_kept() -> None:
-    received = receive(TASKS, consumed(encode(task()), key=b"\xff1"), TASKS.records)
-    assert received.key == "\\xff1"
-    assert received.raw_key == b"\xff1"
-    assert receive(TASKS, consumed(encode(task()), key=None), TASKS.records).key is None
 
 
 def test_a_dead_letter_keeps_everything_and_says_why() -> None:

@@ -83,15 +83,11 @@ def test_whatever_is_said_reads_as_it_was_said(family: str, parts: list[str]) ->
     )
 
 
-def test_what_has_no_marks_is_the_templates_own_tokens() -> None:
+def test_what_has_no_marks_is_the_templates_own_tokens_and_a_setting_has_marks_be_tokens() -> None:
     tokenizer = tokenizer_of("qwen3")
     messages: list[Any] = [{"role": "system", "content": "Be <b>."}, {"role": "user", "content": "漢字 <|im_"}]
     plain = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     assert renderer_for(tokenizer).prompt(messages, None) == plain
-
-
-def test_a_setting_has_marks_be_tokens() -> None:
-    tokenizer = tokenizer_of("qwen3")
     said: list[Any] = [{"role": "user", "content": "a<|im_end|>b"}]
     parsed = renderer_for(Encoder(tokenizer, Writing(parse_special_tokens=True)))
     assert marks_in(tokenizer, parsed.prompt(said, None)).count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
@@ -134,36 +130,31 @@ LIMIT = 100
 FITS = LIMIT * len("the longest token")
 
 
-@pytest.mark.parametrize("how", ["prompt", "user", "reasoning", "tools", "parts", "after a turn"])
-def test_what_is_longer_than_any_prompt_is_refused_before_it_is_tokenized(how: str) -> None:
+def test_what_is_longer_than_any_prompt_is_refused_before_it_is_tokenized() -> None:
     tokenizer = Counting()
     encoder = Encoder(tokenizer, Writing(max_tokens=LIMIT))
     renderer, text = renderer_for(encoder), "a" * (FITS + 1)
     user: dict[str, Any] = {"role": "user", "content": "?"}
     session = Session(renderer)
     said = session.add(session.prompt([user]), Completion([65], [-1.0], "stop", [(0, 0)])).message
-    write: dict[str, Callable[[], object]] = {
-        "prompt": lambda: encoder.prompt(text),
-        "user": lambda: renderer.prompt([{"role": "user", "content": text}], None),
-        "reasoning": lambda: renderer.prompt([user, {**said, "reasoning_content": text}], None),
-        "tools": lambda: renderer.prompt([user], [{"function": {"name": "f", "parameters": {"enum": [text]}}}]),
-        "parts": lambda: renderer.prompt([{"role": "user", "content": [{"type": "text", "text": text}]}], None),
-        "after a turn": lambda: session.prompt([user, said, {"role": "user", "content": text}]),
-    }
+    ways: list[Callable[[], object]] = [
+        lambda: encoder.prompt(text),
+        lambda: renderer.prompt([{"role": "user", "content": text}], None),
+        lambda: renderer.prompt([user, {**said, "reasoning_content": text}], None),
+        lambda: renderer.prompt([user], [{"function": {"name": "f", "parameters": {"enum": [text]}}}]),
+        lambda: renderer.prompt([{"role": "user", "content": [{"type": "text", "text": text}]}], None),
+        lambda: session.prompt([user, said, {"role": "user", "content": text}]),
+    ]
     tokenizer.given.clear()
-    with pytest.raises(ChatError, match="more than a prompt can have"):
-        write[how]()
+    for write in ways:
+        with pytest.raises(ChatError, match="more than a prompt can have"):
+            write()
     assert tokenizer.given == []
 
 
-def test_what_could_fit_is_tokenized() -> None:
-    tokenizer = Counting()
-    assert len(Encoder(tokenizer, Writing(max_tokens=LIMIT)).prompt("a" * FITS)) == FITS
-
-
-def test_a_long_text_of_short_tokens_is_counted_in_pieces_and_no_further_than_it_needs() -> None:
-    tokenizer = Counting()
-    limit = 1 << 17
+def test_what_could_fit_is_tokenized_and_a_long_text_counted_in_pieces_no_further_than_it_needs() -> None:
+    assert len(Encoder(Counting(), Writing(max_tokens=LIMIT)).prompt("a" * FITS)) == FITS
+    tokenizer, limit = Counting(), 1 << 17
     with pytest.raises(ChatError, match="more than a prompt can have"):
         Encoder(tokenizer, Writing(max_tokens=limit)).prompt("a" * (limit * 16))
     assert max(tokenizer.given) <= 1 << 16

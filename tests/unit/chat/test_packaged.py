@@ -44,15 +44,6 @@ def test_reasoning_and_tool_calls_are_kept_as_they_were_drawn() -> None:
     assert session.prompt([*history, {"role": "assistant", "content": "3"}, USER], TOOLS) is not None
 
 
-def test_a_call_that_cannot_be_read_is_a_flaw() -> None:
-    tokenizer = tokenizer_of("qwen3", NAME)
-    session = Session(renderer_for(tokenizer))
-    ids = tokenizer.encode("<tool_call>\n{so\n</tool_call><|im_end|>")
-    said = session.add(session.prompt([USER], TOOLS), Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
-    assert said.tool_calls == ()
-    assert "this tool call could not be read, invalid_json" in said.flaws[0]
-
-
 def test_an_option_that_the_model_has_not_is_refused() -> None:
     with pytest.raises(ChatError, match="no_such_option"):
         renderer_for(tokenizer_of("qwen3", NAME), no_such_option=True)

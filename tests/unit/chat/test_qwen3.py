@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from schemas import Demonstration
 from tests.unit.chat.test_histories import TOOLS
-from trinity_bus.chat import ChatError, Completion, ExampleWriter, Session, TemplateRenderer, renderer_for
+from trinity_bus.chat import ChatError, Completion, Session, TemplateRenderer, renderer_for
 from trinity_bus.chat.encoding import Encoder, Writing
 from trinity_bus.chat.packaged import PackagedRenderer
 from trinity_bus.rollout.tokenizer import load_tokenizer
@@ -85,20 +84,6 @@ def test_turns_with_tools_go_on_as_the_template_writes_them(name: str | None) ->
         message = {**said.message, "tool_calls": [dict(call) for call in said.message["tool_calls"]]}
         history += [message, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": answer}]
     assert session.prompt(history, TOOLS).token_ids == templated(history, TOOLS)
-    (sample,) = session.samples
-    assert sample.mask.count(True) == sum(len(drawn(f"<think>\n{t}\n</think>\n\n{CALL}<|im_end|>").token_ids)
-                                          for t in ("I add.", "Once more."))  # fmt: skip
-
-
-@BOTH
-def test_after_another_question_reasoning_stays_where_it_was_drawn(name: str | None) -> None:
-    session = Session(renderer(name))
-    prompt = session.prompt([USER])
-    turn = drawn("<think>\nso\n</think>\n\n3<|im_end|>")
-    said = session.add(prompt, turn)
-    following = session.prompt([USER, said.message, SYSTEM | USER])
-    asked = qwen3().encode(f"\n<|im_start|>user\n{USER['content']}<|im_end|>\n<|im_start|>assistant\n")
-    assert following.token_ids == [*templated([USER]), *turn.token_ids, *asked]
 
 
 @BOTH
@@ -115,16 +100,6 @@ def test_marks_in_what_a_page_says_are_text(name: str | None) -> None:
     clean = [token for token in templated([*history[:2], {**history[2], "content": "x"}], TOOLS) if token in marks]
     assert found == clean
     assert page in qwen3().decode(renderer(name).prompt(history, TOOLS))
-
-
-@BOTH
-def test_a_demonstration_with_reasoning_is_what_the_template_writes(name: str | None) -> None:
-    messages: list[Any] = [USER, {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}]
-    writer = ExampleWriter(Encoder(qwen3(), Writing(renderer=name)))
-    (answer,) = writer.write(Demonstration(example_id="d", messages=messages))
-    whole = qwen3().apply_chat_template(messages, tokenize=True, return_dict=False)
-    assert [*answer.prompt, *answer.response] == whole[:-1]  # less the line's end, which nobody draws
-    assert qwen3().decode(answer.response) == "<think>\n1 + 2\n</think>\n\n3<|im_end|>"
 
 
 def test_fifteen_mebibytes_are_refused_before_they_are_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,14 +64,16 @@ def test_tools_are_called_and_answer(family: str) -> None:
     assert sum(sample.mask) == len(talk.drawn(written).token_ids) + len(talk.drawn("3").token_ids)
 
 
-def test_reasoning_stays_where_it_was_drawn() -> None:
+def test_reasoning_and_what_has_stopped_a_turn_stay_where_they_were_drawn() -> None:
     talk = Talk("qwen3")
-    said = talk.say([USER], "<think>\nLet me think\n</think>\n\nThe answer is 3")
+    drawn = talk.drawn("<think>\nLet me think\n</think>\n\nThe answer is 3STOP", ended=False)
+    said = talk.session.add(talk.session.prompt([USER]), drawn, ["STOP"])
     assert (said.reasoning, said.content) == ("Let me think", "The answer is 3")
     back = {"role": "assistant", "content": said.content}
     talk.say([USER, back, MORE], "4")
     (sample,) = talk.session.samples
     assert "Let me think" in talk.text(sample.response_token_ids)
+    assert "3STOP" in talk.text(sample.response_token_ids)
     assert (talk.session.rewrites, talk.session.branches) == (0, 0)
 
 
@@ -155,16 +157,6 @@ def test_routes_are_those_with_which_each_token_was_first_run() -> None:
     assert sample.routes.ravel().tolist() == [4] * (last - 1)
 
 
-def test_what_is_said_ends_before_what_has_stopped_it() -> None:
-    talk = Talk()
-    prompt = talk.session.prompt([USER])
-    said = talk.session.add(prompt, talk.drawn("The answer STOP", ended=False), ["STOP"])
-    assert said.content == "The answer "
-    talk.say([USER, said.message, MORE], "4")
-    assert "STOP" in talk.text(talk.session.samples[0].response_token_ids)
-    assert len(talk.session.samples) == 1
-
-
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
@@ -183,14 +175,11 @@ def test_what_cannot_be_written_is_refused_and_changes_nothing(messages: Any, wh
     assert talk.session.samples == []
 
 
-def test_what_a_template_raises_is_said() -> None:
+def test_what_a_template_raises_is_said_and_arguments_that_cannot_be_read_are_as_they_stand() -> None:
     talk = Talk("llama3")
     calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}] * 2
     with pytest.raises(ChatError, match="only supports single tool-calls"):
         talk.session.prompt([USER, {"role": "assistant", "content": "", "tool_calls": calls}, USER])
-
-
-def test_arguments_that_cannot_be_read_are_as_they_stand() -> None:
     talk = Talk("qwen3")
     for arguments in ("{so", "[" * 100_000):
         call = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}

@@ -120,6 +120,10 @@ def test_what_cannot_be_written_is_refused(example: Demonstration | Preference, 
 def test_a_response_ends_where_the_model_has_a_token_for_that() -> None:
     (answer,) = ExampleWriter(Untemplated()).write(demonstration(prompt="6 * 7", response="42"))  # type: ignore[arg-type]  # all that is used
     assert answer.response == [ord("4"), ord("2")]
+    # One that has its end already gets no second one.
+    tokenizer = tokenizer_of("qwen25")
+    (ended,) = ExampleWriter(tokenizer).write(demonstration(prompt="6 * 7", response="42<|im_end|>"))
+    assert ended.response.count(tokenizer.eos_token_id) == 1
 
 
 OPENING = (
@@ -148,9 +152,3 @@ def test_a_turn_begins_in_the_reasoning_that_its_prompt_has_opened(answer: dict[
     session = Session(renderer_for(tokenizer))
     told = session.add(session.prompt([ASK]), Completion(tokenizer.encode(drawn), [], "stop", []))
     assert (told.content, told.reasoning) == ("four", "2+2" if "2+2" in drawn else "")
-
-
-def test_a_response_that_has_its_end_already_gets_no_second_one() -> None:
-    tokenizer = tokenizer_of("qwen25")
-    (answer,) = ExampleWriter(tokenizer).write(demonstration(prompt="6 * 7", response="42<|im_end|>"))
-    assert answer.response.count(tokenizer.eos_token_id) == 1

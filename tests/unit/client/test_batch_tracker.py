@@ -1,6 +1,5 @@
 """When a wait of a scheduler's caller is over, and what it may take: any history."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
@@ -9,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas import Position, ResultPart, Task, TaskResult
 from trinity_bus.client.batch_tracker import BatchTracker, Wait, WaitAll, WaitOutcome
-from trinity_bus.client.results import CLEANUP, status_of
+from trinity_bus.client.results import CLEANUP, Rejection, status_of
 
 WAIT_AFTER_MIN_S = 30.0
 
@@ -33,16 +32,6 @@ def result(number: int, completed: int = 1, total: int = 1, error: str | None = 
     )
 
 
-@dataclass
-class Caller:
-    """One wait, and what it was told."""
-
-    wait: Wait
-    started_at: float
-    over: WaitOutcome | None = None
-    seen: list[int] = field(default_factory=list)
-
-
 class Histories(RuleBasedStateMachine):
     """Tasks are scheduled, end, end twice, are refused or given up; callers wait, take, and go on waiting."""
 
@@ -54,7 +43,7 @@ class Histories(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.given_up: set[int] = set()
         self.taken: list[int] = []
-        self.callers: list[Caller] = []
+        self.waits: list[Wait] = []
 
     @rule(count=st.integers(1, 4))
     def schedule(self, count: int) -> None:
@@ -68,8 +57,7 @@ class Histories(RuleBasedStateMachine):
             return
         number = data.draw(st.sampled_from(self.scheduled))
         new = number not in self.ended | self.given_up
-        told = self.tracker.refuse(f"b#{number}", "no") if refused else self.tracker.accept(result(number))
-        assert told == new
+        assert self.tracker.accept(Rejection(f"b#{number}", "no") if refused else result(number)) == new
         if new:
             self.ended.add(number)
 
@@ -80,8 +68,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(min_num=st.none() | st.integers(0, 6), timeout_s=st.sampled_from([0.0, 5.0, 100.0]))
     def start_to_wait(self, min_num: int | None, timeout_s: float) -> None:
-        wait = Wait(self.tracker, self.now, timeout_s, WAIT_AFTER_MIN_S, min_num)
-        self.callers.append(Caller(wait, self.now))
+        self.waits.append(Wait(self.tracker, self.now, timeout_s, WAIT_AFTER_MIN_S, min_num))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 31.0]))
     def time_goes_by(self, seconds: float) -> None:
@@ -89,25 +76,22 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def callers_look(self) -> None:
-        for caller in self.callers:
-            if caller.over is None:
-                self.look(caller)
+        self.waits = [wait for wait in self.waits if not self.is_over(wait)]
 
-    def look(self, caller: Caller) -> None:
-        wait = caller.wait
-        over = caller.over = wait.over(self.now)
+    def is_over(self, wait: Wait) -> bool:
+        over = wait.over(self.now)
         if over is WaitOutcome.COMPLETE:
             assert self.tracker.unfinished == 0
         elif over is WaitOutcome.ENOUGH:
             assert wait.min_num is not None
             assert self.tracker.ready >= wait.min_num
-            assert self.now >= caller.started_at + WAIT_AFTER_MIN_S
+            assert self.now >= wait.started_at + WAIT_AFTER_MIN_S
         elif over is WaitOutcome.TIMEOUT:
-            assert self.now >= caller.started_at + wait.timeout_s
+            assert self.now >= wait.started_at + wait.timeout_s
         else:
             assert self.tracker.unfinished > 0
-            assert self.now < caller.started_at + wait.timeout_s
-            assert 0 < wait.pause(self.now) <= caller.started_at + wait.timeout_s - self.now
+            assert self.now < wait.started_at + wait.timeout_s
+            assert 0 < wait.pause(self.now) <= wait.started_at + wait.timeout_s - self.now
         if over is not None:
             wrappers = self.tracker.completed()
             self.tracker.take(wrappers)
@@ -115,6 +99,7 @@ class Histories(RuleBasedStateMachine):
             assert numbers == sorted(numbers)
             assert all(wrapper.status is not None for wrapper in wrappers)
             self.taken += numbers
+        return over is not None
 
     @invariant()
     def nothing_is_lost_and_nothing_counts_twice(self) -> None:
@@ -130,10 +115,14 @@ Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestHistories = Histories.TestCase
 
 
-def test_enough_waits_for_the_others_and_then_no_longer() -> None:
+def waiting(tasks: int, min_num: int) -> tuple[BatchTracker, Wait]:
     tracker = BatchTracker(1)
-    tracker.schedule([task(n) for n in range(3)])
-    wait = Wait(tracker, 0.0, 100.0, 30.0, 2)
+    tracker.schedule([task(n) for n in range(tasks)])
+    return tracker, Wait(tracker, 0.0, 100.0, 30.0, min_num)
+
+
+def test_enough_waits_for_the_others_and_then_no_longer() -> None:
+    tracker, wait = waiting(3, 2)
     tracker.accept(result(0))
     assert wait.over(10.0) is None
     tracker.accept(result(1))
@@ -146,9 +135,7 @@ def test_enough_waits_for_the_others_and_then_no_longer() -> None:
 
 
 def test_results_that_another_caller_took_are_not_enough_any_more() -> None:
-    tracker = BatchTracker(1)
-    tracker.schedule([task(n) for n in range(3)])
-    wait = Wait(tracker, 0.0, 100.0, 30.0, 1)
+    tracker, wait = waiting(3, 1)
     tracker.accept(result(0))
     assert wait.over(1.0) is None
     tracker.take(tracker.completed())
@@ -160,9 +147,7 @@ def test_results_that_another_caller_took_are_not_enough_any_more() -> None:
 
 
 def test_a_minimum_above_what_there_is_means_all() -> None:
-    tracker = BatchTracker(1)
-    tracker.schedule([task(0)])
-    wait = Wait(tracker, 0.0, 100.0, 30.0, 5)
+    tracker, wait = waiting(1, 5)
     assert wait.over(1.0) is None
     tracker.accept(result(0))
     assert wait.over(1.0) is WaitOutcome.COMPLETE
@@ -201,8 +186,8 @@ def test_messages_are_those_that_callers_know() -> None:
 def test_a_refused_task_fails_with_the_runs_that_it_would_have_had() -> None:
     tracker = BatchTracker(1, default_runs=4)
     tracker.schedule([task(0), task(1, runs=2)])
-    assert tracker.refuse("b#0", "unknown_workflow: none")
-    assert tracker.refuse("b#1", "unknown_workflow: none")
+    for name in ("b#0", "b#1"):
+        assert tracker.accept(Rejection(name, "unknown_workflow: none"))
     statuses: list[Any] = [wrapper.status for wrapper in tracker.completed()]
     assert [status.total_runs for status in statuses] == [4, 2]
     assert statuses[0].message == "0/4 runs completed successfully. First error: unknown_workflow: none"

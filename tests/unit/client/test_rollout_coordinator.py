@@ -1,8 +1,7 @@
 """``RolloutCoordinator`` over a fake log in memory with a fake coordinator."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from schemas.codec import SchemaError, encode
 from schemas.topics import EXPERIENCES, TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.experiences import make_group
-from tests.support.fakes.log import FakeBus, FakeLog
+from tests.support.fakes.log import FakeLog
 from tests.support.mesh.records import record_of
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.errors import RefusedError, SendError
@@ -22,177 +21,185 @@ def tasks(count: int, **fields: Any) -> list[Task]:
     return [Task(task_id=f"t{n}", workflow="math", prompt="1 + 1", **fields) for n in range(count)]
 
 
-@contextlib.asynccontextmanager
-async def clients(count: int = 1) -> AsyncIterator[tuple[FakeLog, FakeCoordinator, Sequence[RolloutCoordinator]]]:
-    log = FakeLog()
-    bus: Any = FakeBus(log)
-    async with FakeCoordinator(bus).running() as coordinator, contextlib.AsyncExitStack() as stack:
-        made = [await stack.enter_async_context(RolloutCoordinator(bus=bus)) for _ in range(count)]
-        yield log, coordinator, made
+@pytest.fixture
+async def client(bus: Any, coordinator: FakeCoordinator) -> AsyncIterator[RolloutCoordinator]:
+    async with RolloutCoordinator(bus=bus) as client:
+        yield client
 
 
-async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given() -> None:
-    async with clients() as (log, coordinator, (client,)):
-        await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
-        sent = [record_of(received) for received in log.all(TASKS)]
-        assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
-        assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
-        (submitted,) = coordinator.commands
-        assert (submitted.expected_task_count, submitted.min_wait_num) == (3, 2)
-        waiting = [asyncio.create_task(client.finalize_train_batch(7)) for _ in range(3)]
-        for n in range(3):
-            await coordinator.finish(f"7#t{n}")
-        results = await asyncio.gather(*waiting)
-        counts = {"finished_task_count": 3, "metrics": {"rollout/finished_task_count": 3.0}}
-        expected = {"batch_id": 7, "batch_type": "train", **counts}
-        assert results == [expected] * 3
-        assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
+@pytest.fixture
+async def other(bus: Any, coordinator: FakeCoordinator) -> AsyncIterator[RolloutCoordinator]:
+    async with RolloutCoordinator(bus=bus) as client:
+        yield client
 
 
-async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said() -> None:
-    async with clients() as (log, _, (client,)):
-        given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
-        await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
-        (received,) = log.all(TASKS)
-        task = record_of(received)
-        assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
-        assert received.key == task.task_id == "1/held-out#t0"
-        # The same tasks again, in another batch.
-        await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
-        assert len({record_of(received).task_id for received in log.all(TASKS)}) == 2
+async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given(
+    log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
+) -> None:
+    await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
+    sent = [record_of(received) for received in log.all(TASKS)]
+    assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
+    assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
+    (submitted,) = coordinator.commands
+    assert (submitted.expected_task_count, submitted.min_wait_num) == (3, 2)
+    waiting = [asyncio.create_task(client.finalize_train_batch(7)) for _ in range(3)]
+    for n in range(3):
+        await coordinator.finish(f"7#t{n}")
+    results = await asyncio.gather(*waiting)
+    counts = {"finished_task_count": 3, "metrics": {"rollout/finished_task_count": 3.0}}
+    expected = {"batch_id": 7, "batch_type": "train", **counts}
+    assert results == [expected] * 3
+    assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
 
 
-async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission() -> None:
-    async with clients() as (log, _, (client,)):
-        for batch_id in (1, 2, "2/held-out"):
-            await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
-            read = [r for r in log.all(TASKS) if record_of(r).batch_id == str(batch_id)]
-            assert [record_of(r).task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
-            assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
-        assert len({r.partition for r in log.all(TASKS)}) == 1, (
-            "nor batches, when they are read long after they were sent"
-        )
+async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said(
+    log: FakeLog, client: RolloutCoordinator
+) -> None:
+    given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
+    await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
+    (received,) = log.all(TASKS)
+    task = record_of(received)
+    assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
+    assert received.key == task.task_id == "1/held-out#t0"
+    # The same tasks again, in another batch.
+    await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
+    assert len({record_of(received).task_id for received in log.all(TASKS)}) == 2
 
 
-async def test_a_batch_id_may_hold_blanks_and_brackets_and_comes_back_as_it_was_given() -> None:
-    async with clients() as (log, coordinator, (client,)):
-        batch_id, name = "2/held out [hard] #1", "2/heldu:20:outu:20:u:5b:hardu:5d:u:20:u:23:1"
-        await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="eval")
-        assert {r.key for r in log.all(TASKS)} == {f"{name}#t0"}
-        waiting = asyncio.create_task(client.finalize_eval_batch(batch_id))
-        await coordinator.finish(f"{name}#t0")
-        assert (await waiting)["batch_id"] == batch_id
-        # It is known by its name on the log too, which is what people are shown.
-        assert (await client.finalize_eval_batch(name))["finished_task_count"] == 1
+async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission(
+    log: FakeLog, client: RolloutCoordinator
+) -> None:
+    for batch_id in (1, 2, "2/held-out"):
+        await client.submit_batch(batch_id=batch_id, tasks=tasks(20), batch_type="train")
+        read = [r for r in log.all(TASKS) if record_of(r).batch_id == str(batch_id)]
+        assert [record_of(r).task_id for r in read] == [f"{batch_id}#t{n}" for n in range(20)]
+        assert len({r.partition for r in read}) == 1, "no reader can mix what is in one partition"
+    assert len({r.partition for r in log.all(TASKS)}) == 1, "nor batches, when they are read long after they were sent"
 
 
-async def test_a_timeout_of_0_is_none() -> None:
-    async with clients() as (_, coordinator, (client,)):
-        await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
-        waiting = asyncio.create_task(client.finalize_train_batch(1, timeout=0))
-        await coordinator.until(lambda: len(coordinator.commands) == 2)
-        assert coordinator.commands[1].timeout_s is None
-        await coordinator.finish("1#t0")
-        assert (await waiting)["finished_task_count"] == 1
+async def test_a_batch_id_may_hold_blanks_and_brackets_and_comes_back_as_it_was_given(
+    log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
+) -> None:
+    batch_id, name = "2/held out [hard] #1", "2/heldu:20:outu:20:u:5b:hardu:5d:u:20:u:23:1"
+    await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="eval")
+    assert {r.key for r in log.all(TASKS)} == {f"{name}#t0"}
+    waiting = asyncio.create_task(client.finalize_eval_batch(batch_id))
+    await coordinator.finish(f"{name}#t0")
+    assert (await waiting)["batch_id"] == batch_id
+    # It is known by its name on the log too, which is what people are shown.
+    assert (await client.finalize_eval_batch(name))["finished_task_count"] == 1
 
 
-async def test_an_empty_batch_can_be_finalized_at_once() -> None:
-    async with clients() as (log, coordinator, (client,)):
-        await client.submit_batch(batch_id=1, tasks=[], batch_type="train", min_wait_num=5)
-        assert (coordinator.commands[0].expected_task_count, coordinator.commands[0].min_wait_num) == (0, None)
-        assert (await client.finalize_train_batch(1))["finished_task_count"] == 0
-        assert log.all(TASKS) == []
+async def test_a_timeout_of_0_is_none(coordinator: FakeCoordinator, client: RolloutCoordinator) -> None:
+    await client.submit_batch(batch_id=1, tasks=tasks(1), batch_type="train")
+    waiting = asyncio.create_task(client.finalize_train_batch(1, timeout=0))
+    await coordinator.until(lambda: len(coordinator.commands) == 2)
+    assert coordinator.commands[1].timeout_s is None
+    await coordinator.finish("1#t0")
+    assert (await waiting)["finished_task_count"] == 1
 
 
-async def test_every_error_has_the_text_that_callers_know() -> None:
-    async with clients(2) as (_, _, (client, other)):
-        with pytest.raises(KeyError) as unknown:
-            await client.finalize_train_batch(3)
-        assert unknown.value.args == ("Batch 3 is not registered.",)
+async def test_an_empty_batch_can_be_finalized_at_once(
+    log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
+) -> None:
+    await client.submit_batch(batch_id=1, tasks=[], batch_type="train", min_wait_num=5)
+    assert (coordinator.commands[0].expected_task_count, coordinator.commands[0].min_wait_num) == (0, None)
+    assert (await client.finalize_train_batch(1))["finished_task_count"] == 0
+    assert log.all(TASKS) == []
+
+
+async def test_every_error_has_the_text_that_callers_know(
+    client: RolloutCoordinator, other: RolloutCoordinator
+) -> None:
+    with pytest.raises(KeyError) as unknown:
+        await client.finalize_train_batch(3)
+    assert unknown.value.args == ("Batch 3 is not registered.",)
+    await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
+    for again in (client, other):
+        with pytest.raises(ValueError, match=r"^Batch 3 is already active\.$"):
+            await again.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
+    with pytest.raises(ValueError, match=r"^Batch 3 is train, expected eval\.$"):
+        await client.finalize_eval_batch("3")
+    with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 3\.$"):
+        await client.finalize_train_batch(3, timeout=0.5)
+    await client.submit_batch(batch_id="3/e", tasks=tasks(1), batch_type="eval")
+    with pytest.raises(ValueError, match=r"^Batch 3/e is eval, expected train\.$"):
+        await client.finalize_train_batch("3/e")
+    await other.abort_batch(3, reason="enough")
+    with pytest.raises(ValueError, match="says the fake"):
         await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-        for again in (client, other):
-            with pytest.raises(ValueError, match=r"^Batch 3 is already active\.$"):
-                await again.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-        with pytest.raises(ValueError, match=r"^Batch 3 is train, expected eval\.$"):
-            await client.finalize_eval_batch("3")
-        with pytest.raises(TimeoutError, match=r"^Timeout waiting for batch 3\.$"):
-            await client.finalize_train_batch(3, timeout=0.5)
-        await client.submit_batch(batch_id="3/e", tasks=tasks(1), batch_type="eval")
-        with pytest.raises(ValueError, match=r"^Batch 3/e is eval, expected train\.$"):
-            await client.finalize_train_batch("3/e")
-        await other.abort_batch(3, reason="enough")
-        with pytest.raises(ValueError, match="says the fake"):
-            await client.submit_batch(batch_id=3, tasks=tasks(1), batch_type="train")
-        await client.abort_batch("never-was", reason="enough")
+    await client.abort_batch("never-was", reason="enough")
 
 
-async def test_an_aborted_batch_answers_its_finalizers() -> None:
-    async with clients(2) as (_, coordinator, (client, other)):
-        await client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train")
-        waiting = asyncio.create_task(client.finalize_train_batch(1))
-        await coordinator.finish("1#t0")
-        await coordinator.until(lambda: "1#t1" in coordinator.tasks and len(coordinator.commands) == 2)
-        await other.abort_batch(1, reason="enough", keep_partial_results=True)
-        assert (await waiting)["finished_task_count"] == 1
-        assert coordinator.commands[-1].keep_partial_results
-        assert coordinator.commands[-1].reason == "enough"
+async def test_an_aborted_batch_answers_its_finalizers(
+    coordinator: FakeCoordinator, client: RolloutCoordinator, other: RolloutCoordinator
+) -> None:
+    await client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train")
+    waiting = asyncio.create_task(client.finalize_train_batch(1))
+    await coordinator.finish("1#t0")
+    await coordinator.until(lambda: "1#t1" in coordinator.tasks and len(coordinator.commands) == 2)
+    await other.abort_batch(1, reason="enough", keep_partial_results=True)
+    assert (await waiting)["finished_task_count"] == 1
+    assert coordinator.commands[-1].keep_partial_results
+    assert coordinator.commands[-1].reason == "enough"
 
 
 @pytest.mark.parametrize("batch_id", ["", -1, "x" * 201, " " * 50])
-async def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(batch_id: Any) -> None:
-    async with clients() as (_, coordinator, (client,)):
-        with pytest.raises(ValueError, match="cannot be a batch id"):
-            await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="train")
-        assert coordinator.commands == []
+async def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(
+    coordinator: FakeCoordinator, client: RolloutCoordinator, batch_id: Any
+) -> None:
+    with pytest.raises(ValueError, match="cannot be a batch id"):
+        await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="train")
+    assert coordinator.commands == []
 
 
-async def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_is_sent() -> None:
-    async with clients() as (_, coordinator, (client,)):
-        with pytest.raises(ValueError, match="'t0' is twice in batch '1'"):
-            await client.submit_batch(batch_id=1, tasks=[*tasks(1), *tasks(2)], batch_type="train")
-        long = Task(task_id="x" * 200, workflow="math", prompt="1")
-        with pytest.raises(ValueError, match="too long"):
-            await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
-        with pytest.raises(ValueError, match="True"):
-            await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
-        assert coordinator.commands == []
+async def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_is_sent(
+    coordinator: FakeCoordinator, client: RolloutCoordinator
+) -> None:
+    with pytest.raises(ValueError, match="'t0' is twice in batch '1'"):
+        await client.submit_batch(batch_id=1, tasks=[*tasks(1), *tasks(2)], batch_type="train")
+    long = Task(task_id="x" * 200, workflow="math", prompt="1")
+    with pytest.raises(ValueError, match="too long"):
+        await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
+    with pytest.raises(ValueError, match="True"):
+        await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
+    assert coordinator.commands == []
 
 
-async def test_tasks_that_cannot_be_sent_leave_a_batch_that_can_be_aborted() -> None:
-    async with clients() as (log, coordinator, (client,)):
-        submitting = asyncio.create_task(client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train"))
-        await coordinator.until(lambda: coordinator.commands)
-        log.refuse_sends = 2
-        with pytest.raises(SendError):
-            await submitting
-        assert coordinator.batches["1"].state == "pending"
-        await client.abort_batch(1, reason="its tasks were not sent")
-        assert coordinator.batches["1"].state == "aborted"
+async def test_tasks_that_cannot_be_sent_leave_a_batch_that_can_be_aborted(
+    log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
+) -> None:
+    submitting = asyncio.create_task(client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train"))
+    await coordinator.until(lambda: coordinator.commands)
+    log.refuse_sends = 2
+    with pytest.raises(SendError):
+        await submitting
+    assert coordinator.batches["1"].state == "pending"
+    await client.abort_batch(1, reason="its tasks were not sent")
+    assert coordinator.batches["1"].state == "aborted"
 
 
-async def test_prepare_and_shutdown_may_be_called_twice_and_again() -> None:
-    bus: Any = FakeBus(FakeLog())
+async def test_prepare_and_shutdown_may_be_called_twice_and_again(bus: Any, coordinator: FakeCoordinator) -> None:
     client = RolloutCoordinator.get_actor(bus=bus)
     with pytest.raises(RuntimeError, match="not prepared"):
         await client.abort_batch(1, reason="x")
     await client.shutdown()
-    async with FakeCoordinator(bus).running() as coordinator:
-        for number in (1, 2):
-            await asyncio.gather(client.prepare(), client.prepare())
-            await client.prepare()
-            await client.submit_batch(batch_id=number, tasks=[], batch_type="train")
-            await client.shutdown()
-            await client.shutdown()
-        assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
+    for number in (1, 2):
+        await asyncio.gather(client.prepare(), client.prepare())
+        await client.prepare()
+        await client.submit_batch(batch_id=number, tasks=[], batch_type="train")
+        await client.shutdown()
+        await client.shutdown()
+    assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
 
 
-async def test_experiences_are_checked_published_and_contributed() -> None:
-    log = FakeLog()
-    bus: Any = FakeBus(log)
+async def test_experiences_are_checked_published_and_contributed(
+    log: FakeLog, bus: Any, coordinator: FakeCoordinator
+) -> None:
     client = RolloutCoordinator(bus=bus, name="me")
     with pytest.raises(RuntimeError, match=r"^Experience pipeline is not initialized\.$"):
         await client.process_experiences([])
-    async with FakeCoordinator(bus).running() as coordinator, client:
+    async with client:
         assert await client.process_experiences([]) == {}
         payloads = [encode(make_group(task_id=f"t{n}", seed=n, version=n)) for n in range(3)]
         with pytest.raises(SchemaError, match="payload 3 of 4 is no experience group"):

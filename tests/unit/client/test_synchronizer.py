@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,17 @@ class Rig:
             while not condition():
                 await self.client._follower().changed(1.0)
 
+    async def serve(self, version: int, **fields: Any) -> None:
+        await self.say(announced(version, **fields))
+        await self.until(lambda: self.client.model_version == version)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    async with made.client:
+        yield made
+
 
 async def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_down_disconnects() -> None:
     rig = Rig()
@@ -74,96 +85,78 @@ async def test_preparing_at_once_from_several_tasks_connects_once_and_shutting_d
         assert rig.client.model_version == 3
 
 
-async def test_the_trainer_requires_a_sync_while_what_it_has_published_is_held() -> None:
-    rig = Rig()
-    async with rig.client as client:
-        assert client.trainer_requires_weight_sync() is None
-        await rig.say(announced(2))
-        await rig.say(trainer(3))
-        await rig.until(lambda: client.trainer_requires_weight_sync() is True)
-        await rig.say(announced(3))
-        await rig.until(lambda: client.trainer_requires_weight_sync() is False)
-        rig.late_s = 3600
-        assert client.trainer_requires_weight_sync() is None
-        assert client.get_trainer_status() == "stopped"
+async def test_the_trainer_requires_a_sync_while_what_it_has_published_is_held(rig: Rig) -> None:
+    client = rig.client
+    assert client.trainer_requires_weight_sync() is None
+    await rig.say(announced(2))
+    await rig.say(trainer(3))
+    await rig.until(lambda: client.trainer_requires_weight_sync() is True)
+    await rig.say(announced(3))
+    await rig.until(lambda: client.trainer_requires_weight_sync() is False)
+    rig.late_s = 3600
+    assert client.trainer_requires_weight_sync() is None
+    assert client.get_trainer_status() == "stopped"
 
 
-async def test_the_explorers_require_a_sync_until_what_they_asked_for_is_there() -> None:
-    rig = Rig()
-    async with rig.client as client:
-        await rig.say(announced(2))
-        await rig.until(lambda: client.model_version == 2)
-        assert not client.explorer_requires_sync()
-        await rig.say(VersionWanted(model="policy", at_least=4))
-        await rig.until(client.explorer_requires_sync)
-        await rig.say(announced(4))
-        await rig.until(lambda: not client.explorer_requires_sync())
-        assert client.get_latest_model_version() == 4
+async def test_the_explorers_require_a_sync_until_what_they_asked_for_is_there(rig: Rig) -> None:
+    client = rig.client
+    await rig.serve(2)
+    assert not client.explorer_requires_sync()
+    await rig.say(VersionWanted(model="policy", at_least=4))
+    await rig.until(client.explorer_requires_sync)
+    await rig.say(announced(4))
+    await rig.until(lambda: not client.explorer_requires_sync())
+    assert client.get_latest_model_version() == 4
 
 
-async def test_the_states_of_explorers_are_counted() -> None:
-    rig = Rig()
-    async with rig.client as client:
-        for number, state in enumerate(("ready", "ready", "syncing")):
-            beat = ExplorerHeartbeat(explorer=f"e{number}", incarnation="1", state=state, slots=1, model_version=number)
-            await rig.say(beat)
-        await rig.until(lambda: sum(client.get_explorer_status_counts().values()) == 3)
-        assert client.get_explorer_status_counts() == {"running": 2, "require_sync": 1}
-        assert client.serving(1) == ["e1"]
+async def test_the_states_of_explorers_are_counted(rig: Rig) -> None:
+    client = rig.client
+    for number, state in enumerate(("ready", "ready", "syncing")):
+        beat = ExplorerHeartbeat(explorer=f"e{number}", incarnation="1", state=state, slots=1, model_version=number)
+        await rig.say(beat)
+    await rig.until(lambda: sum(client.get_explorer_status_counts().values()) == 3)
+    assert client.get_explorer_status_counts() == {"running": 2, "require_sync": 1}
+    assert client.serving(1) == ["e1"]
 
 
 async def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its_checkpoint(
-    tmp_path: Path,
+    rig: Rig, tmp_path: Path
 ) -> None:
     weights = {"b": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "a": torch.tensor(1.5), "none": torch.zeros(0, 4)}
     save_file(weights, tmp_path / "model.safetensors")
-
-    rig = Rig()
-    async with rig.client as client:
-        assert client.get_state_dict_meta() is None
-        assert client.get_model_state_dict() == (None, -1)
-        await rig.say(announced(7, checkpoint=str(tmp_path)))
-        await rig.until(lambda: client.model_version == 7)
-        described = client.get_state_dict_meta()
-        assert described is not None
-        assert sorted(described) == [("a", "float32", ()), ("b", "bfloat16", (2, 3)), ("none", "float32", (0, 4))]
-        found, version = client.get_model_state_dict()
-        assert version == 7
-        assert found is not None
-        assert found.keys() == weights.keys()
-        assert all(torch.equal(found[name], weights[name]) for name in weights)
-        assert found["b"].dtype is torch.bfloat16
-        # Elsewhere the folder is not there.
-        await rig.say(announced(8, checkpoint=str(tmp_path / "elsewhere")))
-        await rig.until(lambda: client.model_version == 8)
-        assert client.get_model_state_dict() == (None, 8)
-        assert client.get_state_dict_meta() is None
+    client = rig.client
+    assert (client.get_state_dict_meta(), client.get_model_state_dict()) == (None, (None, -1))
+    await rig.serve(7, checkpoint=str(tmp_path))
+    described = client.get_state_dict_meta()
+    assert described is not None
+    assert sorted(described) == [("a", "float32", ()), ("b", "bfloat16", (2, 3)), ("none", "float32", (0, 4))]
+    found, version = client.get_model_state_dict()
+    assert version == 7
+    assert found is not None
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert found["b"].dtype is torch.bfloat16
+    # Elsewhere the folder is not there.
+    await rig.serve(8, checkpoint=str(tmp_path / "elsewhere"))
+    assert (client.get_state_dict_meta(), client.get_model_state_dict()) == (None, (None, 8))
 
 
-async def test_a_damaged_checkpoint_is_an_error_with_its_name(tmp_path: Path) -> None:
-    save_file({"w": torch.ones(100)}, tmp_path / "model.safetensors")
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[:-8])
-
-    rig = Rig()
-    async with rig.client as client:
-        await rig.say(announced(1, checkpoint=str(tmp_path)))
-        await rig.until(lambda: client.model_version == 1)
-        with pytest.raises(TensorFileError, match="lies at 0 to 400 of 392"):
-            client.get_model_state_dict()
+async def test_a_damaged_checkpoint_is_an_error_with_its_name(rig: Rig, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(100)}, path)
+    path.write_bytes(path.read_bytes()[:-8])
+    await rig.serve(1, checkpoint=str(tmp_path))
+    with pytest.raises(TensorFileError, match="lies at 0 to 400 of 392"):
+        rig.client.get_model_state_dict()
 
 
-async def test_what_the_reference_takes_by_position_is_taken_by_position() -> None:
-    rig = Rig()
-    await rig.say(announced(3))
-    async with rig.client as client:
-        assert await client.wait_new_model_state_dict(3, True) == 3
+async def test_what_the_reference_takes_by_position_is_taken_by_position(rig: Rig) -> None:
+    await rig.serve(3)
+    assert await rig.client.wait_new_model_state_dict(3, True) == 3
 
 
-async def test_a_checkpoint_without_a_configuration_is_no_hugging_face_folder(tmp_path: Path) -> None:
-    rig = Rig()
-    await rig.say(announced(3, checkpoint=str(tmp_path)))
-    async with rig.client as client:
-        assert (client.get_latest_model_path(), client.get_latest_model_path(True)) == (tmp_path, None)
-        (tmp_path / "config.json").write_text("{}")
-        assert client.get_latest_model_path(True) == tmp_path
+async def test_a_checkpoint_without_a_configuration_is_no_hugging_face_folder(rig: Rig, tmp_path: Path) -> None:
+    await rig.serve(3, checkpoint=str(tmp_path))
+    assert (rig.client.get_latest_model_path(), rig.client.get_latest_model_path(True)) == (tmp_path, None)
+    (tmp_path / "config.json").write_text("{}")
+    assert rig.client.get_latest_model_path(True) == tmp_path

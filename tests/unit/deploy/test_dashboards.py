@@ -1,8 +1,8 @@
 import pytest
 import yaml
 
+from tests.support.mesh.compose_files import FOLDER
 from tests.support.mesh.prometheus_names import (
-    COMPOSE,
     OF_OTHERS,
     Query,
     alert_queries,
@@ -71,12 +71,12 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
 
 
 def test_every_alert_is_fired_by_a_rule_test() -> None:
-    cases = yaml.safe_load((COMPOSE / "alerts.test.yaml").read_text())["tests"]
+    cases = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())["tests"]
     fired = {test["alertname"] for case in cases for test in case["alert_rule_test"] if test["exp_alerts"]}
     quiet = {test["alertname"] for case in cases for test in case["alert_rule_test"] if not test["exp_alerts"]}
     assert fired == quiet == {rule["alert"] for rule in alert_rules()}
 
 
 def test_every_metric_is_explained() -> None:
-    page = (COMPOSE.parents[1] / "docs" / "telemetry.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "telemetry.md").read_text()
     assert {name for _, name, _ in instruments() if f"`{name}`" not in page} == set()

@@ -61,7 +61,7 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
 
         async def heard() -> bool:
             try:
-                return len(await pools.score("judge", [1, 2], 1)) == 1
+                return len(await pools("judge").score([1, 2], 1)) == 1
             except NoEngineError:
                 return False
 
@@ -73,51 +73,51 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
 
 async def test_a_judge_answers_a_conversation_that_its_own_tokenizer_writes() -> None:
     async with rig() as here:
-        assert await here.pools.chat("judge", ASKED, Sampling()) == "Score: 7"
+        assert await here.pools("judge").chat(ASKED, Sampling()) == "Score: 7"
         assert ["".join(map(chr, prompt)) for prompt in here.judge.prompts] == ["user: Good?\nassistant: "]
 
 
 async def test_a_pool_draws_after_token_ids_with_the_limit_of_whoever_asks() -> None:
     async with rig() as here:
         here.judge.answer = "abc"
-        drawn = await here.pools.generate_in("judge", [7, 8], Sampling(), 2)
+        drawn = await here.pools("judge").generate([7, 8], Sampling(), 2)
         assert [(one.token_ids, one.finish_reason, one.versions) for one in drawn] == [([97, 98, 99], "stop", [])] * 2
         here.judge.answer = "abcd"
         with pytest.raises(GenerationError, match="more than the 3 tokens"):
-            await here.pools.generate_in("judge", [7, 8], Sampling(), 1)
+            await here.pools("judge").generate([7, 8], Sampling(), 1)
 
 
 async def test_a_teacher_says_how_likely_each_token_is() -> None:
     async with rig() as here:
-        assert await here.pools.score("judge", [1, 20, 30], 1) == pytest.approx([-0.02, -0.03])
+        assert await here.pools("judge").score([1, 20, 30], 1) == pytest.approx([-0.02, -0.03])
         for tokens, start in (([1, 2], 0), ([1, 2], -1)):
             with pytest.raises(RequestRefusedError):
-                await here.pools.score("judge", tokens, start)
+                await here.pools("judge").score(tokens, start)
 
 
 async def test_what_cannot_be_asked_is_a_failure_with_its_name() -> None:
     async with rig(auxiliary_timeout_s=0.3) as here:
         with pytest.raises(UnknownPoolError, match="auxiliary_pools has judge, teacher"):
-            await here.pools.chat("judges", ASKED, Sampling())
+            await here.pools("judges").chat(ASKED, Sampling())
         with pytest.raises(NoEngineError):
-            await here.pools.chat("teacher", ASKED, Sampling())
+            await here.pools("teacher").chat(ASKED, Sampling())
         for messages in (b"[", b"{}", b"[1]", b"[]", b"\xff"):
             with pytest.raises(RequestRefusedError):
-                await here.pools.chat("judge", messages, Sampling())
+                await here.pools("judge").chat(messages, Sampling())
         here.judge.open.clear()
         with pytest.raises(EngineSlowError):
-            await here.pools.chat("judge", ASKED, Sampling())
+            await here.pools("judge").chat(ASKED, Sampling())
         await until(lambda: here.judge.aborted == 1, 10)
         here.judge.open.set()
         await here.side.drain(0)
         with pytest.raises(NoEngineError):
-            await here.pools.chat("judge", ASKED, Sampling())
+            await here.pools("judge").chat(ASKED, Sampling())
 
 
 async def test_who_may_ask_no_pool_asks_none() -> None:
     async with AuxiliaryPools(ExplorerSettings(), cast("Bus", FakeBus(FakeLog()))) as pools:
         with pytest.raises(UnknownPoolError, match="has none"):
-            await pools.score("judge", [1, 2], 1)
+            await pools("judge").score([1, 2], 1)
 
 
 def test_pools_cannot_be_asked_without_a_key() -> None:

@@ -91,18 +91,18 @@ async def answers_to(engine: FakeEngine, versions: list[int], served: ServedVers
     return said()
 
 
-async def test_a_version_that_is_served_is_answered_for_and_its_pause_and_duration_are_measured(
+async def test_a_version_is_answered_for_and_its_pause_and_duration_are_measured_where_it_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses, durations = FakeHistogram(), FakeHistogram()
     monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
     monkeypatch.setattr(weights, "WEIGHT_SYNC_DURATION", durations)
     served = ServedVersion()
-    engine = FakeEngine({1: SyncOutcome(checksum="aa", control_s=0.1, transfer_s=0.2, pause_s=0.03, verify_s=0.4)})
-    (answer,) = await answers_to(engine, [1], served)
-    assert (answer.ok, answer.version, answer.checksum) == (True, 1, "aa")
-    assert (answer.control_s, answer.transfer_s, answer.pause_s, answer.verify_s) == (0.1, 0.2, 0.03, 0.4)
-    assert served.version == 1
+    engine = FakeEngine({2: SyncOutcome(checksum="aa", control_s=0.1, transfer_s=0.2, pause_s=0.03, verify_s=0.4)})
+    failed, taken = await answers_to(engine, [1, 2], served)
+    assert (failed.ok, failed.error) == (False, "WeightTransferError: it broke off")
+    assert (taken.ok, taken.version, taken.checksum, served.version) == (True, 2, "aa", 2)
+    assert (taken.control_s, taken.transfer_s, taken.pause_s, taken.verify_s) == (0.1, 0.2, 0.03, 0.4)
     assert pauses.recorded == [(0.03, {names.RL_MODEL: "policy"})]
     assert [attributes for _, attributes in durations.recorded] == [{names.RL_MODEL: "policy"}]
 
@@ -120,16 +120,3 @@ async def test_what_ends_the_following_beside_something_else_is_told_at_the_end_
         assert not caplog.records
     (line,) = caplog.records
     assert line.getMessage() == "versions were not followed to the end: the engine's process is gone"
-
-
-async def test_a_version_that_is_not_taken_is_answered_for_and_measures_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses = FakeHistogram()
-    monkeypatch.setattr(weights, "WEIGHT_SYNC_PAUSE", pauses)
-    served = ServedVersion()
-    engine = FakeEngine({2: SyncOutcome(checksum="aa", control_s=0, transfer_s=0, pause_s=0.01)})
-    failed, taken = await answers_to(engine, [1, 2], served)
-    assert (failed.ok, failed.error) == (False, "WeightTransferError: it broke off")
-    assert (taken.ok, served.version) == (True, 2)
-    assert [pause for pause, _ in pauses.recorded] == [0.01]

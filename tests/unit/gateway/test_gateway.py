@@ -8,9 +8,9 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.gateway.rig import ADD, ASKED, KEY, OTHERS_KEY, SECRET, rig, say
+from tests.support.gateway.rig import ADD, ASKED, OTHERS_KEY, SECRET, rig, say
 from tests.support.mesh.waiting import until
-from trinity_bus.gateway import wire
+from trinity_bus.chat import wire
 from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
 
@@ -87,29 +87,16 @@ async def test_a_stream_whose_explorer_is_lost_goes_on_from_the_last_token() -> 
         assert "".join(map(chr, prompt)).endswith("assistant: abc")
 
 
-async def test_an_answer_whose_explorer_is_lost_is_drawn_by_another() -> None:
-    async with rig(explorers=2) as here, here.client() as client:
-        here.hold()
-        asked = asyncio.create_task(say(client))
-        await until(lambda: bool(here.waiting), 10)
-        (lost,) = here.waiting
-        for name, engine in here.engines.items():
-            if name != lost:
-                engine.open.set()
-        await here.lose(lost)
-        assert (await asked).choices[0].message.content == "42"
-        assert here.gateway.explorers.moved == 1
-
-
-async def test_a_request_that_loses_several_explorers_is_moved_once() -> None:
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_an_answer_whose_explorers_are_lost_is_drawn_by_another_and_moved_once(lost: int) -> None:
     async with rig(explorers=3) as here, here.client() as client:
         here.hold()
         asked = asyncio.create_task(say(client))
-        for _ in range(2):
+        for _ in range(lost):
             await until(lambda: bool(here.waiting), 10)
-            (lost,) = here.waiting
-            del here.engines[lost]
-            await here.lose(lost)
+            (name,) = here.waiting
+            del here.engines[name]
+            await here.lose(name)
         here.go_on()
         assert (await asked).choices[0].message.content == "42"
         assert here.gateway.explorers.moved == 1
@@ -125,22 +112,13 @@ async def test_a_client_that_goes_away_has_its_request_aborted() -> None:
         await until(lambda: engine.aborted == 1, 10)
 
 
-async def test_who_has_no_key_is_told_so() -> None:
-    async with rig() as here:
-        for key in ("wrong", KEY[:-1], ""):
-            async with aiohttp.ClientSession() as http:
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                async with http.post(f"{here.url}/v1/chat/completions", headers=headers) as response:
-                    assert response.status == 401
-        async with here.client("wrong") as client:
-            with pytest.raises(openai.AuthenticationError):
-                await say(client)
-        assert here.engines["explorer-0"].prompts == []
-
-
-async def test_more_requests_than_one_client_may_make_are_refused() -> None:
+async def test_who_has_no_key_and_more_requests_than_one_client_may_make_are_refused() -> None:
     async with rig(max_requests=1) as here, here.client() as client, here.client(OTHERS_KEY) as other:
         engine = here.engines["explorer-0"]
+        async with here.client("wrong") as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await say(stranger)
+        assert engine.prompts == []
         engine.open.clear()
         asked = asyncio.create_task(say(client))
         await until(lambda: engine.waiting == 1, 10)
@@ -157,6 +135,9 @@ async def test_what_cannot_be_had_is_refused_by_its_status() -> None:
     async with rig(timeout_s=0.2, engine_wait_s=0.1, max_body_mib=1) as here, here.client() as client:
         with pytest.raises(openai.NotFoundError, match="is not served here"):
             await client.chat.completions.create(model="another", messages=ASKED)
+        assert (await client.models.retrieve("policy")).id == "policy"
+        with pytest.raises(openai.NotFoundError, match="'other/model' is not served here"):
+            await client.models.retrieve("other/model")
         with pytest.raises(openai.BadRequestError, match="at least one message"):
             await client.chat.completions.create(model="policy", messages=[])
         with pytest.raises(openai.APIStatusError, match="1 MiB at most") as large:
@@ -228,14 +209,14 @@ async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> 
     async with rig() as here, aiohttp.ClientSession() as http:
         url = f"http://{here.sides['explorer-0'].address}{wire.PATH}"
         right = {"Authorization": f"Bearer {SECRET.get_secret_value()}"}
-        ask = wire.ASKS.encode(wire.Ask(prompt=wire.token_bytes([1]), sampling={}))
+        ask = wire.ASKS.encode(wire.Ask(wire.token_bytes([1]), b"{}"))
         for headers, body, status in (
             ({}, ask, 401),
             ({"Authorization": "Bearer wrong"}, ask, 401),
             (right, b"no request", 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"abc", sampling={})), 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"", sampling={"temperature": -1})), 400),
-            (right, wire.ASKS.encode(wire.Ask(prompt=b"", sampling={}, n=0)), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"abc", b"{}")), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"", b'{"temperature": -1}')), 400),
+            (right, wire.ASKS.encode(wire.Ask(b"", b"{}", 0)), 400),
             (right, ask, 200),
         ):
             async with http.post(url, data=body, headers=headers) as response:
@@ -243,10 +224,3 @@ async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> 
         await here.sides["explorer-0"].drain(1)
         async with http.post(url, data=ask, headers=right) as response:
             assert response.status == 503
-
-
-async def test_a_model_is_told_of_by_its_name() -> None:
-    async with rig() as here, here.client() as client:
-        assert (await client.models.retrieve("policy")).id == "policy"
-        with pytest.raises(openai.NotFoundError, match="'other/model' is not served here"):
-            await client.models.retrieve("other/model")

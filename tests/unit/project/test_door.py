@@ -16,19 +16,6 @@ ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "vllm", "megatron", "transformers", "safetensors", "tokenizers", "ray"}
 
 
-def imported_for_checkers() -> dict[str, str]:
-    tree = ast.parse((ROOT / "trinity_bus" / "__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
-    return {
-        alias.name: node.module or "" for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-
-
-def test_checkers_see_what_is_there() -> None:
-    assert imported_for_checkers() == trinity_bus._PLACES
-    assert trinity_bus.__all__ == sorted(trinity_bus._PLACES, key=lambda name: (name.islower(), name))
-
-
 @pytest.mark.parametrize("name", trinity_bus.__all__)
 def test_every_name_can_be_imported_and_says_what_it_is(name: str) -> None:
     value = getattr(trinity_bus, name)

@@ -36,7 +36,6 @@ ALLOWED = {
     "trinity_bus/weights/listener.py: self._changed.wait": "in a loop until a time of this clock",
     "trinity_bus/weights/channel.py: self._connection.settimeout": "slices of such a wait, or what is left of it",
     "trinity_bus/weights/link/link.py: work.wait": "likewise",
-    "trinity_bus/bus/write/transactions.py: loop.call_later": "ends nothing, and is told again",
     "trinity_bus/gateway/explorers.py: aiohttp.ClientTimeout": "kernels connect; and another explorer is asked then",
     "trinity_bus/gateway/explorers.py: aiohttp.ClientSession": "likewise",
     "trinity_bus/inference/server/client.py: aiohttp.ClientTimeout": "kernels connect, whoever stands still",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trinity_bus.rollout.equivalence import Checker
 from trinity_bus.rollout.rewards import compare, math_reward, normalize
 
-_DATA = Path(__file__).parents[2] / "data/answers.jsonl"
-PAIRS = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
+_DATA = Path(__file__).parents[2] / "data"
+PAIRS = [json.loads(line) for line in (_DATA / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
 WRITTEN = sorted({pair[side] for pair in PAIRS for side in ("answer", "reference")})
 NUMBERS = sorted({one["reference"] for one in PAIRS if one["kind"] in {"fraction", "scientific", "mixed"}})
 
@@ -101,123 +101,12 @@ def test_the_table_of_the_manual_is_so(checker: Checker) -> None:
                 assert (response, wanted, found) == (response, wanted, float(reward))
 
 
-@pytest.mark.parametrize(
-    ("response", "answer", "reward"),
-    [
-        ("The answer is (B).", "B", 1.0),
-        ("The answer is B.", "B", 1.0),
-        ("**B**", "B", 1.0),
-        ("B) text", "B", 1.0),
-        ("The correct option is **(B)**", "B", 1.0),
-        ("Answer: C", "B", 0.0),
-        ("A is wrong. So it must be (B).", "B", 1.0),
-        ("The answer is A or B.", "B", 0.0),
-        ("The answer is $\\text{B}$.", "B", 1.0),
-        ("B", "B", 1.0),
-        ("Answer: B. 12", "B", 1.0),
-        ("The answer is A car.", "A", 0.0),
-        ("I choose B, since A is wrong.", "B", 1.0),
-        ("**Answer: B**", "B", 1.0),
-        ("The answer is: B) Paris", "B", 1.0),
-        ("Because A", "B", 0.0),
-        ("Final Answer: \\boxed{\\text{B. Paris}}", "B", 1.0),
-        ("The answer is Boston", "B", 0.0),
-        ("(A) or (B)", "B", 0.0),
-        ("The best answer is (D)", "(D)", 1.0),
-        ("The answer is $\\frac{1}{2}$.", "2", 0.0),
-        ("The answer is $\\frac{1}{2}$.", "1/2", 1.0),
-        ("The answer is \\frac25.", "0.4", 1.0),
-        ("The area is 2x.", "2", 0.0),
-        ("The answer is x^2 + 3x + 5.", "5", 0.0),
-        ("The answer is x^2 + 3x + 5.", "x^2+3x+5", 1.0),
-        ("The answer is $2\\sqrt{3}$", "3", 0.0),
-        ("The answer is $2\\sqrt{3}$", "\\sqrt{12}", 1.0),
-        ("The answer is 1.2e-3", "3", 0.0),
-        ("It is 1.2e-3.", "0.0012", 1.0),
-        ("It is 10^5.", "5", 0.0),
-        ("It is 10^5", "100000", 1.0),
-        ("It is 1{,}000", "1000", 1.0),
-        ("It is 1{,}000", "0", 0.0),
-        ("It is 1\\,000.", "1000", 1.0),
-        ("It is $1\\,000$.", "1000", 1.0),
-        ("It is 1 1/2", "1/2", 0.0),
-        ("It is 1 1/2.", "1.5", 1.0),
-        ("It is 1\\frac{1}{2}", "3/2", 1.0),
-        ("It is 50%.", "50", 1.0),
-        ("It is $18.00 per day.", "18", 1.0),
-        ("She makes $18.", "18", 1.0),
-        ("She makes 18 dollars every day.", "18", 1.0),
-        ("It takes 5 hours.", "5", 1.0),
-        ("The temperature is -8 degrees", "-8", 1.0),
-        ("It is - 8 degrees", "8", 0.0),
-        ("**Answer:** **42**", "42", 1.0),
-        ("$\\mathbf{42}$", "42", 1.0),
-        ("The interval is (1, 2]", "2", 0.0),
-        ("The interval is (1, 2]", "(1,2]", 1.0),
-        ("It is \\(x = 5\\).", "5", 1.0),
-        ("x = 3 or x = -5", "3, -5", 0.0),
-        ("It is 5 x 10^3.", "3", 0.0),
-        ("It is 5 \u00d7 10³ m.", "5000", 1.0),
-        ("It is 10².", "100", 1.0),
-        ("It is x².", "2", 0.0),
-        ("5 - 3 = 2", "2", 1.0),
-        ("the ratio is 3:4", "4", 0.0),
-        ("the ratio is 3:4", "3:4", 1.0),
-        ("48/2 = <<48/2=24>>24 clips.", "24", 1.0),
-        ("so 24 clips in 2 months, 12:30", "30", 0.0),
-        ("It's $\\boxed{42}$ cm.", "42 cm", 1.0),
-        ("#### **42**", "42", 1.0),
-        ("#### $1,000", "1000", 1.0),
-        ("#### 5 apples", "5", 1.0),
-        ("The final answer is $\\boxed{x=5}$", "5", 1.0),
-        ("So we get \\[ x = 7 \\]", "7", 1.0),
-        ("$n=3$, so $2^n = 8$.", "8", 1.0),
-        ("He needs 5 more.", "5", 1.0),
-        ("- 5 apples\n- 6 pears\nTotal: 11", "11", 1.0),
-        ("Total is 11 (eleven).", "11", 1.0),
-        ("the answer is 5.0.", "5", 1.0),
-        ("1/3 of 9 is 3", "3", 1.0),
-        ("it is log_2(8)", "8", 0.0),
-        ("sin(30)", "30", 0.0),
-        ("f(x) = 2x + 3", "3", 0.0),
-        ("|x| = 5", "5", 1.0),
-        ("is 3!.", "3", 1.0),
-        ("$3!$", "3", 0.0),
-        ("3\\%", "3", 1.0),
-        ("x > 5", "5", 0.0),
-        ("It is at least $5$.", "5", 1.0),
-        ("x \\ge 5.", "5", 0.0),
-        ("Thus, Tom has 12-3 = 9 apples", "9", 1.0),
-        ("It was 2023-05-01", "1", 0.0),
-        ("so 5,", "5", 1.0),
-        ("it is 5\n\n", "5", 1.0),
-        ("He is 12 years old.", "12", 1.0),
-        ("Room 5A", "5", 0.0),
-        ("So she needs $5 + $6 = $11", "11", 1.0),
-        ("She pays $5.50 + $3.", "3", 0.0),
-        ("$\\frac{3}{4}$ of it", "4", 0.0),
-        ("it is -\\frac{3}{4}", "3/4", 0.0),
-        ("it is - \\frac{3}{4}", "-3/4", 1.0),
-        ("\\boxed{12} \\text{ cm}", "12", 1.0),
-        ("\\boxed{\\{1,2\\}}", "{1, 2}", 1.0),
-        ("\\boxed{3}, \\boxed{3}", "3", 1.0),
-        ("\\boxed{x=3} and \\boxed{x=-5}", "3,-5", 1.0),
-        ("First \\boxed{3}. Hence after all \\boxed{5}", "5", 1.0),
-        ("$\\boxed{3}$ or $\\boxed{5}$", "5", 0.0),
-        ("\\boxed{3}\\text{ and }\\boxed{5}", "3, 5", 1.0),
-        ("\\boxed{3} \\quad \\boxed{5}", "3, 5", 1.0),
-        ("\\boxed{\\text{(B)}}", "B", 1.0),
-        ("\\boxed{\\text{B) 12}}", "B", 1.0),
-        ("\\boxed{B, C}", "B", 0.0),
-        ("\\boxed{\\text{Option B}}", "B", 1.0),
-        ("\\boxed{\\text{even}}", "even", 1.0),
-        ("\\boxed{\\text{Yes}}", "yes", 1.0),
-        ("\\boxed{6:00 \\text{ PM}}", "6:00 PM", 1.0),
-        ("\\boxed{6:00}", "6", 0.0),
-        ("\\boxed{3.0 \\times 10^{8} \\mathrm{~m} / \\mathrm{s}}", "3e8", 1.0),
-        ("\\boxed{1.6\\times10^{-19}\\ \\text{C}}", "1.6e-19", 1.0),
-        ("\\boxed{2.3\\,\\%}", "2.3", 1.0),
-    ],
-)
-def test_the_answer_of_a_response_is_found_whole(checker: Checker, response: str, answer: str, reward: float) -> None:
-    assert asyncio.run(math_reward(response, answer, checker.same)) == reward
+def test_the_answer_of_a_response_is_found_whole(checker: Checker) -> None:
+    rows = [json.loads(line) for line in (_DATA / "responses.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    async def judge() -> list[float]:
+        return [await math_reward(row["response"], row["answer"], checker.same) for row in rows]
+
+    assert [
+        row for row, reward in zip(rows, asyncio.run(judge()), strict=True) if (reward == 1.0) != row["right"]
+    ] == []

@@ -102,34 +102,37 @@ async def test_a_call_that_cannot_be_made_is_told_to_the_model_and_counted(writt
     assert (rollout.reward, rollout.metrics["tool_errors"]) == (1.0, 1.0)
 
 
-async def test_a_tool_that_hangs_or_breaks_fails_its_run() -> None:
-    with pytest.raises(ToolTimeoutError, match=r"tool 'hang' gave nothing within 0\.05 s"):
-        await run([call("hang"), "7"])
-    with pytest.raises(KeyError, match="broken"):
-        await run([call("fail"), "7"])
+class Judged(Sums):
+    """Its judge fails, or hangs."""
+
+    run_timeout_s: ClassVar = 0.1
+
+    async def reward(self, task: Task, conversation: Conversation) -> float:
+        if conversation.answer == "hang":
+            await asyncio.Event().wait()
+        raise LookupError("the judge is gone")
 
 
-@pytest.mark.parametrize(("fault", "error"), [("fails", LookupError), ("hangs", TimeoutError)])
-async def test_a_reward_that_fails_or_is_late_is_the_failure_of_its_run(fault: str, error: type[Exception]) -> None:
-    class Judged(Sums):
-        run_timeout_s: ClassVar = 0.1
+@pytest.mark.parametrize(
+    ("said", "workflow", "error", "why"),
+    [
+        ([call("hang"), "7"], Sums(), ToolTimeoutError, r"tool 'hang' gave nothing within 0\.05 s"),
+        ([call("fail"), "7"], Sums(), KeyError, "broken"),
+        (["7"], Judged(), LookupError, "the judge is gone"),
+        (["hang"], Judged(), TimeoutError, "^"),
+    ],
+)
+async def test_a_tool_or_a_reward_that_hangs_or_breaks_fails_its_run(
+    said: list[str], workflow: Sums, error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        await run(said, workflow)
 
-        async def reward(self, task: Task, conversation: Conversation) -> float:
-            if fault == "hangs":
-                await asyncio.Event().wait()
-            raise LookupError("the judge is gone")
 
-    with pytest.raises(error):
-        await run(["7"], Judged())
-
-
-async def test_a_model_that_never_ends_is_cut_after_so_many_turns() -> None:
+async def test_each_turn_may_be_rewarded_by_itself_and_one_that_never_ends_is_cut() -> None:
     rollout, engine = await run(lambda _: call("add", a=1))
     assert len(engine.requests) == 4
     assert (rollout.reward, rollout.metrics["truncated"]) == (0.0, 1.0)
-
-
-async def test_each_turn_may_be_rewarded_by_itself() -> None:
     rollout, _ = await run([call("add", a=3, b=4), "7"], Stepwise())
     assert list(rollout.turn_starts) == [0, len(rollout.response_token_ids) - 2]
     np.testing.assert_array_equal(rollout.turn_rewards, [0.5, np.nan])

@@ -2,7 +2,7 @@ import asyncio
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trinity_bus.rollout.rewards import compare, extract_answer, math_reward, parse_number, sequence_reward
@@ -22,6 +22,10 @@ from trinity_bus.rollout.rewards import compare, extract_answer, math_reward, pa
         ("x = .5", ".5"),
         ("x = 12,345,678", "12,345,678"),
         ("1,2345", "1,2345"),
+        ("5-year old", "5"),
+        ("5.Thus it ends", "5"),
+        ("1.aa0", "1.aa0"),
+        ("1-aa0", "1-aa0"),
         ("no idea", None),
         ("####", None),
         ("", None),
@@ -70,6 +74,8 @@ async def different(given: str, wanted: str) -> bool:
     return False
 
 
+@example("1.aa0")
+@example("1-aa0")
 @given(st.text("0123456789.,/+-)(ta=$*\\{} \n\u2003", max_size=60))
 def test_the_answer_has_the_last_digit_of_all(text: str) -> None:
     found = extract_answer(text)

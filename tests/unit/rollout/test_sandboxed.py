@@ -78,20 +78,19 @@ async def test_a_program_says_what_it_prints_and_how_it_failed(code: str, shown:
         "import os; os.remove('program.py'); os.mkdir('program.py')",
     ],
 )
-async def test_a_program_that_spoils_its_place_fails_the_next_call_and_not_the_run(code: str) -> None:
-    async with Sandbox() as box:
-        assert await sandboxed_python(code, box) == ""
-        with pytest.raises(ToolError, match=r"the program cannot be written: 'program\.py'"):
-            await sandboxed_python("print(1)", box)
-
-
-async def test_a_folder_that_cannot_be_entered_fails_the_call_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_spoils_its_place_fails_the_next_call_and_not_the_run(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(*_command: object, **_options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     async with Sandbox() as box:
-        monkeypatch.setattr(box, "exec", refuse)
-        with pytest.raises(ToolError, match="cannot be entered: Permission denied"):
+        with monkeypatch.context() as patch:
+            patch.setattr(box, "exec", refuse)
+            with pytest.raises(ToolError, match="cannot be entered: Permission denied"):
+                await sandboxed_python("print(1)", box)
+        assert await sandboxed_python(code, box) == ""
+        with pytest.raises(ToolError, match=r"the program cannot be written: 'program\.py'"):
             await sandboxed_python("print(1)", box)
 
 
@@ -142,22 +141,29 @@ async def test_the_sandbox_of_a_run_that_goes_on_is_as_it_was(attempts: Attempts
     assert attempts.calls == 2 + again
 
 
-async def test_a_sandbox_that_another_attempt_has_taken_further_or_less_far_is_made_the_same(
-    attempts: Attempts,
+@pytest.mark.parametrize(
+    ("before", "lost", "said", "reward"),
+    [
+        # It is as another attempt has left it, and less far: what is there is there, what is not is made.
+        ([[PROGRAM], "elsewhere"], 0, ["two"], 2.0),
+        # Of a call that was not durable it keeps nothing: the model was told of one.
+        ([[PROGRAM, PROGRAM]], 1, ["one"], 1.0),
+        # A run that begins anew has an empty one.
+        ([[PROGRAM]], 1, [PROGRAM, "one"], 1.0),
+    ],
+)
+async def test_a_sandbox_is_as_after_the_calls_that_are_durable(
+    attempts: Attempts, before: list[Any], lost: int, said: list[str], reward: float
 ) -> None:
-    await attempts.attempt([PROGRAM], "here")
-    await attempts.attempt([PROGRAM], "elsewhere")
-    ((rollout,), _) = await attempts.attempt(["two"], "here")
-    assert rollout.reward == 2.0
-    assert attempts.calls == 1 + 2 + 1, "the first is there, the second is not"
-
-
-async def test_a_sandbox_keeps_nothing_of_a_call_that_was_not_durable(attempts: Attempts) -> None:
-    await attempts.attempt([PROGRAM, PROGRAM], "here")
-    attempts.log.turns.pop()
-    ((rollout,), _) = await attempts.attempt(["one"], "here")
-    assert rollout.reward == 1.0, "the model was told of one call"
-    assert attempts.calls == 2 + 1
+    first, *further = before
+    await attempts.attempt(first, "here")
+    for machine in further:
+        await attempts.attempt([PROGRAM], machine)
+    del attempts.log.turns[len(attempts.log.turns) - lost :]
+    calls = attempts.calls
+    ((rollout,), _) = await attempts.attempt(said, "here")
+    assert rollout.reward == reward
+    assert attempts.calls == calls + 1
 
 
 async def test_a_sandbox_keeps_nothing_of_a_call_cut_off(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +179,6 @@ async def test_a_sandbox_keeps_nothing_of_a_call_cut_off(attempts: Attempts, mon
     ((rollout,), _) = await attempts.attempt(["one"], "here")
     assert rollout.reward == 1.0
     assert attempts.calls == 2 + 1
-
-
-async def test_a_run_that_begins_anew_has_an_empty_sandbox(attempts: Attempts) -> None:
-    await attempts.attempt([PROGRAM], "here")
-    attempts.log.turns.clear()
-    ((rollout,), _) = await attempts.attempt([PROGRAM, "one"], "here")
-    assert rollout.reward == 1.0
 
 
 @pytest.mark.parametrize(

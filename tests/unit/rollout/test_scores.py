@@ -76,6 +76,8 @@ async def score(reward: Any, response: str, answer: str = "", *, ended: bool = T
 )
 async def test_rewards(reward: Any, response: str, answer: str, value: float) -> None:
     assert await score(reward, response, answer) == value
+    # What was cut is too long.
+    assert await score(longer_than(100), response, ended=False) == 1.0
 
 
 async def test_what_each_part_gave_becomes_a_metric_of_its_run() -> None:
@@ -116,16 +118,10 @@ async def test_parts_are_told_by_their_places_whichever_is_judged_first() -> Non
     said = Answered("so")
     await weighted((1.0, gated(matches("so"), first)), (1.0, gated(matches("so"), second)))(said)
     assert (said.metrics["reward/in_turn"], said.metrics["reward/in_turn_2"]) == (0.25, 0.75)
-
-
-async def test_a_part_that_is_not_judged_keeps_its_name() -> None:
+    # One that is not judged keeps its name.
     said = Answered("it is 3", "3")
     await weighted((1.0, gated(matches("was"), numeric())), (1.0, gated(matches("is"), numeric())))(said)
     assert {name for name in said.metrics if "numeric" in name} == {"reward/numeric_2"}
-
-
-async def test_what_was_cut_is_too_long() -> None:
-    assert await score(longer_than(100), "one", ended=False) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from trinity_bus.rollout import (
     Reusable,
     Rollout,
     RolloutContext,
-    RunState,
     SingleRunWorkflow,
     WorkflowError,
     reused,
@@ -24,10 +23,11 @@ TASK = Task(task_id="t", workflow="mine", prompt="x")
 class Mine(SingleRunWorkflow):
     def __init__(self, broken: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         self.broken = broken
-        self.together = 0
-        self.most = 0
+        self.together = self.most = 0
+        self.asked: list[tuple[int, int]] = []
 
     async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
+        self.asked.append((ctx.run_id_base, next(ctx.requests)))
         self.together += 1
         self.most = max(self.most, self.together)
         await asyncio.sleep(0)
@@ -46,6 +46,8 @@ async def test_all_runs_are_done_at_once_and_come_in_order() -> None:
     mine = Mine()
     assert [rollout.reward for rollout in await run(mine, base=8)] == [8.0, 9.0, 10.0, 11.0]
     assert mine.most == 4
+    # So what one draws does not hang on how they take turns.
+    assert mine.asked == [(8, 0), (9, 0), (10, 0), (11, 0)]
 
 
 @pytest.mark.parametrize("sequential", [True, False])
@@ -115,31 +117,13 @@ async def test_a_run_may_give_several_rollouts_and_each_knows_its_run_and_what_i
     assert times[1] == times[2] >= 0.0
 
 
-async def test_each_run_has_requests_of_its_own() -> None:
-    """So what one draws does not hang on how they take turns."""
-    bases, numbers = [], []
-
-    class Asking(Mine):
-        async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-            bases.append(ctx.run_id_base)
-            numbers.append([next(ctx.requests), next(ctx.requests)])
-            return await super().run_once(task, ctx, run_id)
-
-    await run(Asking(), base=8)
-    assert bases == [8, 9, 10, 11]
-    assert numbers == [[0, 1]] * 4
-
-
-async def test_a_run_without_a_rollout_has_broken_off() -> None:
+async def test_when_none_succeeds_the_first_error_is_the_groups() -> None:
     class Nothing(Mine):
         async def run_once(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:  # type: ignore[override]
             return []
 
     with pytest.raises(WorkflowError, match=r"^run 0 of task 't' gave no rollout$"):
         await run(Nothing())
-
-
-async def test_when_none_succeeds_the_first_error_is_the_groups() -> None:
     with pytest.raises(ValueError, match=r"^run 0 broke off$"):
         await run(Mine({0, 1, 2, 3}))
 
@@ -155,32 +139,21 @@ async def test_a_cancelled_group_cancels_its_runs() -> None:
             raise AssertionError
 
     mine = Endless()
-    context = RolloutContext(engine=None, tokenizer=None, repeat_times=4)  # type: ignore[arg-type]
-    running = asyncio.create_task(mine.run(TASK, context))
+    running = asyncio.create_task(run(mine))
     while mine.together < 4:  # noqa: ASYNC110
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
-    assert running.cancelled()
-    assert mine.together == 0
+    assert (running.cancelled(), mine.together) == (True, 0)
 
 
 def test_what_a_workflow_says_is_kept_until_it_says_otherwise() -> None:
-    context = RolloutContext(engine=None, tokenizer=None, repeat_times=1)  # type: ignore[arg-type]
-    context.set_state(turn=1, tool="search")
-    assert context.state.changed
-    context.set_state(turn=2)
-    assert context.state.take() == {"turn": 2, "tool": "search"}
-    assert not context.state.changed
-
-
-@pytest.mark.parametrize(
-    ("values", "error"),
-    [({"a": object()}, "is a object, not plain data"), ({"a": "x" * MAX_STATE_BYTES}, "at most 4096 are allowed")],
-)
-def test_what_is_not_plain_or_too_much_is_refused_and_changes_nothing(values: dict[str, object], error: str) -> None:
-    state = RunState()
-    state.set({"a": 1})
-    with pytest.raises(ValueError, match=error):
-        state.set(values)
-    assert state.take() == {"a": 1}
+    state = RolloutContext(engine=None, tokenizer=None, repeat_times=1).state  # type: ignore[arg-type]
+    state.set({"turn": 1, "tool": "search"})
+    assert state.changed
+    state.set({"turn": 2})
+    for values, error in ({"a": object()}, "is a object, not plain data"), ({"a": "x" * MAX_STATE_BYTES}, "at most"):
+        with pytest.raises(ValueError, match=error):
+            state.set(values)
+    assert state.take() == {"turn": 2, "tool": "search"}
+    assert not state.changed

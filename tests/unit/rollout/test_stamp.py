@@ -6,7 +6,7 @@ from schemas import Sampling, Task
 from schemas.groups.grouping import build_group
 from schemas.groups.trainable import Bounds
 from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
-from trinity_bus.rollout.stamp import UnknownSamplingError, note_sampling, sampling_of_rest
+from trinity_bus.rollout.workflow import UnknownSamplingError, note_sampling, sampling_of_rest
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from trinity_bus.training.steps.choice import left_out
 
@@ -25,35 +25,21 @@ class Asks:
     def __init__(self, *ways: Sampling | None, tells: bool = False) -> None:
         self.ways = ways
         self.tells = tells
-        self.given: list[Rollout] = []
 
     async def run(self, task: Task, ctx: RolloutContext) -> list[Rollout]:
         for way in self.ways:
-            (said,) = await ctx.generate([1], way)
-            self.given.append(
-                Rollout(
-                    prompt_token_ids=[1],
-                    response_token_ids=said.token_ids,
-                    logprobs=said.logprobs,
-                    reward=0.0,
-                    sampling=merge_sampling(ctx.sampling, way) if self.tells else None,
-                )
-            )
-        return self.given
+            await ctx.generate([1], way)
+        return [rollout(sampling=merge_sampling(ctx.sampling, way) if self.tells else None) for way in self.ways]
 
 
 def task(runs: int, batch_type: Any = "train") -> Task:
     return Task(workflow="asks", prompt="?", repeat_times=runs, batch_type=batch_type)
 
 
-def test_a_sample_is_drawn_as_the_engine_was_asked() -> None:
+def test_a_sample_is_drawn_as_the_engine_was_asked_and_lengths_and_seeds_are_no_other_way() -> None:
     own = rollout(sampling=HOT)
     assert sampling_of_rest([rollout(), own], [COLD]) == COLD
-    assert sampling_of_rest([own], [COLD, HOT]) is None
-    assert sampling_of_rest([rollout()], []) is None
-
-
-def test_lengths_and_seeds_are_no_other_way_to_draw() -> None:
+    assert sampling_of_rest([own], [COLD, HOT]) is sampling_of_rest([rollout()], []) is None
     asked: list[Sampling] = []
     for seed in range(3):
         note_sampling(asked, Sampling(temperature=1.0, seed=seed, max_tokens=seed + 1))

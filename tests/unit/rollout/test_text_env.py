@@ -66,9 +66,7 @@ async def test_each_step_is_a_turn_with_its_reward_and_the_run_is_worth_their_su
     np.testing.assert_array_equal(rollout.turn_rewards, [-0.25, 1.0])
     assert (rollout.metrics["turns"], rollout.metrics["truncated"]) == (2.0, 0.0)
     assert workflow.env.closed
-
-
-async def test_an_environment_may_cut_the_game_off() -> None:
+    # It may cut the game off.
     rollout, _ = await play(Guessing(), "1", "2", options={"guesses": 2})
     assert (rollout.reward, rollout.metrics["truncated"]) == (-0.5, 1.0)
 

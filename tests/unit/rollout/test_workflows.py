@@ -20,8 +20,7 @@ from trinity_bus.rollout import (
     get_workflow,
     register,
 )
-from trinity_bus.rollout.stamp import sampling_of_rest
-from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens
+from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens, sampling_of_rest
 from trinity_bus.testing import CharacterTokenizer
 from trinity_bus.testing.scripted import END
 
@@ -112,14 +111,16 @@ async def test_sequence_gives_partial_credit() -> None:
     assert cut[0].metrics["truncated"] == 1.0
 
 
-async def test_a_task_without_an_answer_is_a_failure_not_a_zero() -> None:
-    with pytest.raises(WorkflowError, match="task 't' has no answer, which workflow 'math' needs"):
-        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2"), context(["4"]))
-
-
-async def test_an_engine_that_answers_short_is_a_failure() -> None:
-    with pytest.raises(WorkflowError, match="asked the engine for 3 responses and got 1"):
-        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer="4"), context(["4"], runs=3))
+@pytest.mark.parametrize(
+    ("answer", "runs", "why"),
+    [
+        (None, 1, "task 't' has no answer, which workflow 'math' needs"),
+        ("4", 3, "asked the engine for 3 responses and got 1"),
+    ],
+)
+async def test_what_cannot_be_answered_is_a_failure_not_a_zero(answer: str | None, runs: int, why: str) -> None:
+    with pytest.raises(WorkflowError, match=why):
+        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer=answer), context(["4"], runs=runs))
 
 
 def test_messages_go_through_the_chat_template() -> None:
@@ -133,21 +134,17 @@ def test_messages_go_through_the_chat_template() -> None:
         prompt_tokens(task, tokenizer)
 
 
-def test_a_prompt_is_needed_and_only_one() -> None:
-    both = Task(task_id="t", workflow="math", prompt="a", messages=[Message(role="user", content="b")])
-    neither = Task(task_id="t", workflow="math", data={"a": 1})
-    for task in (both, neither):
-        with pytest.raises(WorkflowError, match="exactly one of prompt and messages"):
-            prompt_tokens(task, CharacterTokenizer())
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
-    class Bare(CharacterTokenizer):
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            return []
-
-    with pytest.raises(WorkflowError, match="without a single token"):
-        prompt_tokens(Task(task_id="t", workflow="math", prompt=" "), Bare())
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"prompt": "a", "messages": [Message(role="user", content="b")]}, "exactly one of prompt and messages"),
+        ({"data": {"a": 1}}, "exactly one of prompt and messages"),
+        ({"prompt": ""}, "without a single token"),
+    ],
+)
+def test_one_prompt_is_needed_and_no_empty_one(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(WorkflowError, match=why):
+        prompt_tokens(Task(task_id="t", workflow="math", **fields), CharacterTokenizer())
 
 
 def test_wishes_overlay_defaults_field_by_field() -> None:
@@ -158,19 +155,12 @@ def test_wishes_overlay_defaults_field_by_field() -> None:
     )
 
 
-def test_the_registry_knows_what_comes_with_the_project() -> None:
-    assert {"math", "sequence"} <= set(REGISTRY)
+def test_a_name_belongs_to_one_workflow_and_an_unknown_one_is_told_the_known_ones() -> None:
     for name, workflow in REGISTRY.items():
         assert isinstance(workflow, Workflow)
         assert workflow.name == name
-
-
-def test_an_unknown_workflow_names_the_known_ones() -> None:
     with pytest.raises(UnknownWorkflow, match=r"unknown workflow 'os\.system'; known: .*\bmath, .*\bsequence\b"):
         get_workflow("os.system")
-
-
-def test_a_name_belongs_to_one_workflow() -> None:
     with pytest.raises(ValueError, match="workflow name 'math' is taken by MathWorkflow"):
 
         @register("math")
@@ -201,8 +191,5 @@ async def test_where_the_explorer_has_a_seed_each_request_follows_from_it_the_ta
     assert len(set(others)) == 6
     assert all(seed is not None and 0 <= seed < 2**62 for seed in others)
     assert await asked_seeds(of("one", seed=None)) == [None, None]
-
-
-async def test_a_tasks_own_seed_counts_more_and_no_two_runs_draw_the_same() -> None:
-    ctx = dataclasses.replace(context(["4"]), task_id="one", run_id_base=8, sampling=Sampling(seed=7))
-    assert await asked_seeds(ctx, Sampling(seed=3)) == [11, 11]
+    # A task's own counts more, and no two runs draw the same.
+    assert await asked_seeds(of("one", base=8), Sampling(seed=3)) == [11, 11]

@@ -78,6 +78,11 @@ def test_suspects_are_many_and_their_processes_few() -> None:
 def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
     pool, where = begun(1)
     serial = where[0]
+    # One sign of life is enough.
+    for _ in range(50):
+        assert all(isinstance(effect, do.PingRunner) for effect in pool.tick(0.0, {}))
+        pool.heard(0)
+        pool.heard(1)
     for _ in range(3):
         assert do.PingRunner(serial) in pool.tick(0.0, {})
         pool.heard(1 - serial)
@@ -86,15 +91,6 @@ def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
     assert not [effect for effect in pool.tick(0.5, {}) if isinstance(effect, do.KillRunner)]
     assert do.KillRunner(serial, signal.SIGKILL, "it did not end") in pool.tick(1.5, {})
     assert 0 in started(pool.died(serial, "was ended by SIGKILL"))
-
-
-def test_one_sign_of_life_is_enough() -> None:
-    pool, _ = begun(1)
-    for _ in range(50):
-        effects = pool.tick(0.0, {})
-        assert all(isinstance(effect, do.PingRunner) for effect in effects)
-        pool.heard(0)
-        pool.heard(1)
 
 
 def test_a_cancelled_job_has_time_to_let_go_and_then_costs_the_others_only_a_new_start() -> None:
@@ -111,16 +107,12 @@ def test_a_cancelled_job_has_time_to_let_go_and_then_costs_the_others_only_a_new
     assert started(effects) == dict.fromkeys(others, fork.serial)
 
 
-def test_a_job_that_lets_go_in_time_leaves_its_runner_alone() -> None:
-    pool, _ = begun(1)
-    pool.cancel(0, 10.0)
-    pool.ended(0, 12.0)
+def test_a_job_that_lets_go_in_time_leaves_its_runner_alone_and_one_to_be_stopped_at_once_does_not() -> None:
+    pool, where = begun(2)
+    pool.cancel(1, 10.0)
+    pool.ended(1, 12.0)
     assert not [effect for effect in pool.tick(99.0, {}) if isinstance(effect, do.KillRunner)]
-
-
-def test_a_job_that_is_to_be_stopped_at_once_is() -> None:
-    pool, where = begun(1)
-    effects = pool.cancel(0, 10.0, at_once=True)
+    effects = pool.cancel(0, 99.0, at_once=True)
     assert [type(effect) for effect in effects] == [do.CancelJob, do.KillRunner]
     assert not started(pool.died(where[0], "was ended by SIGKILL"))
 
@@ -136,6 +128,9 @@ def test_a_runner_that_has_done_enough_leaves_when_its_last_job_has_ended() -> N
 
 
 def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
+    idle, _ = begun(max_rss_mib=100)
+    # One that has done nothing would be followed by another that is as large.
+    assert all(isinstance(effect, do.PingRunner) for effect in idle.tick(0.0, {0: 150.0, 1: 150.0}))
     pool, where = begun(2, max_rss_mib=100)
     effects = pool.tick(0.0, {0: 99.0, 1: 101.0})
     (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
@@ -153,11 +148,6 @@ def test_a_runner_in_which_something_goes_on_that_nobody_waits_for_is_replaced_o
     assert isinstance(fork, do.StartRunner)
     assert pool.worn(serial, 0.0) == []
     assert do.CloseRunner(serial) in pool.ended(0, 0.0)
-
-
-def test_an_idle_runner_is_not_replaced_by_another_that_is_as_large() -> None:
-    pool, _ = begun(max_rss_mib=100)
-    assert all(isinstance(effect, do.PingRunner) for effect in pool.tick(0.0, {0: 150.0, 1: 150.0}))
 
 
 def test_runners_that_never_come_up_are_given_up_and_blame_no_job() -> None:

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from collections.abc import Mapping
 
 from schemas import RunnersReport, codec
@@ -52,10 +50,3 @@ def test_a_report_stays_within_what_a_record_may_hold() -> None:
 def test_what_a_workflow_says_too_much_of_is_not_told() -> None:
     assert accept_state({"text": "x" * MAX_STATE_BYTES}) == {"too_large": True}
     assert accept_state({"a": 1, "begin_time": 0}) == {"a": 1}
-
-
-def test_a_runner_needs_no_torch_no_engine_and_no_kafka() -> None:
-    heavy = {"torch", "vllm", "megatron", "aiokafka", "transformers"}
-    program = f"import sys, trinity_bus.runners.fork_server_main; sys.exit(str(sorted({heavy} & set(sys.modules))))"
-    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert ended.stderr == "[]\n"

@@ -6,26 +6,29 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trinity_bus.runners.messages import AbandonRequest, Generate, Pong, RunCancelled, RunDone, RunFailed
-from trinity_bus.runners.request_rules import (
-    MAX_REQUESTS,
-    DropRequest,
-    JobEnded,
-    RefuseRequest,
-    RequestRules,
-    ServeRequest,
+from trinity_bus.chat.wire import Ask, FailedFrame
+from trinity_bus.runners.messages import (
+    AbandonRequest,
+    EngineRequest,
+    Pong,
+    RequestAnswered,
+    RunCancelled,
+    RunDone,
+    RunEnded,
+    RunFailed,
 )
+from trinity_bus.runners.request_rules import MAX_REQUESTS, Dropped, RequestRules
 from trinity_bus.runtime.frames import ProtocolError
 
-ENDS: dict[str, Callable[[int], RunDone | RunFailed | RunCancelled]] = {
+ENDS: dict[str, Callable[[int], RunEnded]] = {
     "done": lambda job: RunDone(job, b"", None),
     "failed": lambda job: RunFailed(job, "E", ""),
     "cancelled": RunCancelled,
 }
 
 
-def generate(job: int, request: int) -> Generate:
-    return Generate(job, request, memoryview(b""), b"{}", 1, None)
+def generate(job: int, number: int) -> EngineRequest:
+    return EngineRequest(job, number, Ask(b"", b"{}"))
 
 
 class AnyTalk(RuleBasedStateMachine):
@@ -64,13 +67,13 @@ class AnyTalk(RuleBasedStateMachine):
         elif self.jobs[job]:
             assert self.requests.receive(asked) is None
         else:
-            assert self.requests.receive(asked) == ServeRequest(asked)
+            assert self.requests.receive(asked) is asked
             self.in_engine.add((job, request))
 
     @rule(job=st.integers(0, 6), request=st.integers(0, 3))
     def abandon(self, job: int, request: int) -> None:
         served = (job, request) in self.in_engine
-        assert self.requests.receive(AbandonRequest(job, request)) == (DropRequest((job, request)) if served else None)
+        assert self.requests.receive(AbandonRequest(job, request)) == (Dropped(((job, request),)) if served else None)
         self.in_engine.discard((job, request))
 
     @rule(job=st.integers(0, 6), request=st.integers(0, 3))
@@ -86,9 +89,9 @@ class AnyTalk(RuleBasedStateMachine):
                 self.requests.receive(message)
             return
         heard = self.requests.receive(message)
-        assert isinstance(heard, JobEnded)
-        assert heard.how is message
-        self.drop(heard.drop)
+        assert isinstance(heard, Dropped)
+        assert heard.ended is message
+        self.drop(heard.requests)
         del self.jobs[job]
         assert not any(of == job for of, _ in self.in_engine)
 
@@ -115,7 +118,9 @@ def test_a_workflow_gone_wild_is_refused_and_not_stopped() -> None:
     requests = RequestRules()
     requests.run(1)
     for request in range(MAX_REQUESTS):
-        assert isinstance(requests.receive(generate(1, request)), ServeRequest)
+        assert isinstance(requests.receive(generate(1, request)), EngineRequest)
     refused = requests.receive(generate(1, MAX_REQUESTS))
-    assert isinstance(refused, RefuseRequest)
-    assert "wait for some before asking more" in refused.why
+    assert isinstance(refused, RequestAnswered)
+    (failed,) = refused.frames
+    assert isinstance(failed, FailedFrame)
+    assert "wait for some before asking more" in failed.reason

@@ -37,7 +37,7 @@ def main() -> None:
         followers.settle(0)
     except RankError as error:
         sys.stdout.write(f"{error}\n")
-    rank.wait_for_end()
+    rank.channel.wait_for_end()
     rank.receive(1000)
     sys.stdout.write(f"rank 0 is gone: {rank.why_ended}\n")
     sys.stdout.flush()

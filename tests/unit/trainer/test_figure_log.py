@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -72,33 +71,39 @@ def test_what_is_too_much_for_a_record_is_several(monkeypatch: pytest.MonkeyPatc
 
 
 class FakeProducers:
-    """A bus whose producers keep what is sent, where ``send`` lets them."""
+    """A bus whose producers keep what is sent, where ``opens`` and ``sends`` let them."""
 
-    def __init__(self, send: Callable[[TokenFigures], None] = lambda _: None) -> None:
+    def __init__(
+        self, *, opens: Callable[[], None] = lambda: None, sends: Callable[..., None] = lambda _: None
+    ) -> None:
         self.sent: list[TokenFigures] = []
         self.made = 0
-        self._send = send
+        self._opens, self._sends = opens, sends
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator["FakeProducers"]:
         self.made += 1
+        self._opens()
         yield self
 
     async def send(self, topic: Topic, key: str, record: TokenFigures) -> Any:
         assert (topic.name, key) == ("token-figures", record.task_id)
-        self._send(record)
+        self._sends(record)
         encode(record)
         self.sent.append(record)
         return durable()
 
+    @asynccontextmanager
+    async def log(self) -> AsyncIterator[FigureLog]:
+        async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", self)) as figures:
+            yield figures
 
-def counts(dropped: list[int], at_least: int) -> bool:
-    return sum(dropped) >= at_least
 
-
-async def until(done: Callable[[], bool]) -> None:
-    """Turn the loop until something holds that a task beside brings about."""
-    while not done():  # noqa: ASYNC110 - the counter tells nobody
+async def turned(dropped: list[int], at_least: int) -> None:
+    """Turn the loop until what waits is counted, and some more."""
+    while sum(dropped) < at_least:  # noqa: ASYNC110 - the counter tells nobody
+        await asyncio.sleep(0)
+    for _ in range(10):
         await asyncio.sleep(0)
 
 
@@ -111,126 +116,87 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def test_all_is_written_before_a_trainer_that_is_done_ends(dropped: list[int]) -> None:
     bus = FakeProducers()
-    async with FigureLog(cast("Bus", bus)) as figures:
+    async with bus.log() as figures:
+        figures.offer(STEP, [])
+        assert bus.made == 0
         for _ in range(20):
             figures.offer(STEP, [of(0), of(1)])
-    assert len(bus.sent) == 40
-    assert (bus.made, dropped) == (1, [])
+    assert (len(bus.sent), bus.made, dropped) == (40, 1, [])
 
 
-async def test_without_figures_there_is_no_producer() -> None:
-    bus = FakeProducers()
-    async with FigureLog(cast("Bus", bus)) as figures:
-        figures.offer(STEP, [])
-    assert bus.made == 0
+def too_large(record: TokenFigures) -> None:
+    if record.task_id == "b":
+        raise RecordTooLargeError("too large")
 
 
-async def test_what_does_not_fit_into_the_queue_is_counted(dropped: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_log, "MAX_WAITING", 20)
-    bus = FakeProducers()
-    async with FigureLog(cast("Bus", bus)) as figures:
-        figures.offer(STEP, [of(0), of(1), of(2), of(5)])
-    assert len(bus.sent) == 2
-    assert sum(dropped) == 2
-
-
-async def test_a_broker_that_is_away_costs_figures_and_nothing_else(
-    dropped: list[int], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("offers", "sends", "sent", "defects"),
+    [
+        pytest.param([[of(0), of(1), of(2), of(5)]], lambda _: None, ["a", "a"], 0, id="the queue is full"),
+        # One that no reader takes, and one that the cluster does not.
+        pytest.param(
+            [[of(0), of(1, tokens=TokenFigures.MAX_BYTES // 4)], [of(2), of(5)]], too_large, ["a", "c"], 0, id="large"
+        ),
+        # A sample that the step does not have, and one that comes twice.
+        pytest.param([[of(99)], [of(0), of(0)], [of(0)]], lambda _: None, ["a"], 2, id="of no record"),
+    ],
+)
+async def test_what_cannot_be_written_is_alone_lost_and_counted(
+    *,
+    offers: list[list[SampleFigures]],
+    sends: Callable[[TokenFigures], None],
+    sent: list[str],
+    defects: int,
+    dropped: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    away = True
+    if len(offers) == 1:
+        monkeypatch.setattr(figure_log, "MAX_WAITING", 20)
+    bus = FakeProducers(sends=sends)
+    async with bus.log() as figures:
+        for offer in offers:
+            figures.offer(STEP, offer)
+    assert [one.task_id for one in bus.sent] == sent
+    assert (sum(dropped), bus.made) == (2, 1)
+    assert sum("of step" in message and "a defect" in message for message in caplog.messages) == defects
 
-    def send(_: TokenFigures) -> None:
-        if away:
-            raise SendError("not durable")
 
-    bus = FakeProducers(send)
-    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
-        for lost in (2, 4):
-            figures.offer(STEP, [of(0), of(1)])
-            await until(partial(counts, dropped, lost))
-        away = False
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("sends", SendError("not durable")),
+        ("opens", BrokerUnreachableError("nobody answers")),
+        ("opens", RuntimeError("a defect")),
+    ],
+)
+async def test_what_is_away_costs_what_waits_and_nothing_else(
+    where: str, error: Exception, dropped: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = True
+
+    def check(*_: object) -> None:
+        if is_away:
+            raise error
+
+    bus = FakeProducers(**{where: check})
+    async with bus.log() as figures:
+        figures.offer(STEP, [of(0), of(1)])
+        await turned(dropped, 2)
+        assert bus.made == 1, "it is not tried again at once"
+        is_away = False
         figures.offer(STEP, [of(0)])
-    assert [one.task_id for one in bus.sent] == ["a"]
+    assert ([one.task_id for one in bus.sent], sum(dropped)) == (["a"], 2)
     assert sum("not written" in message for message in caplog.messages) == 1
 
 
-async def test_a_defect_costs_what_waits_and_what_comes_then_is_written(
-    dropped: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    sound = False
-
-    class Defective(FakeProducers):
-        @asynccontextmanager
-        async def producer(self) -> AsyncIterator[FakeProducers]:
-            if not sound:
-                raise RuntimeError("a defect")
-            yield self
-
-    bus = Defective()
-    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
-        figures.offer(STEP, [of(0), of(1)])
-        await until(partial(counts, dropped, 2))
-        sound = True
-        figures.offer(STEP, [of(0)])
-    assert [one.task_id for one in bus.sent] == ["a"]
-    assert sum(dropped) == 2
-    assert sum("a defect" in message for message in caplog.messages) == 1
-
-
-async def test_figures_that_fit_no_record_cost_themselves_and_no_step(
-    dropped: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    bus = FakeProducers()
-    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
-        # A sample that the step does not have, and one that comes twice.
-        figures.offer(STEP, [of(99)])
-        figures.offer(STEP, [of(0), of(0)])
-        figures.offer(STEP, [of(0)])
-    assert [one.task_id for one in bus.sent] == ["a"]
-    assert sum(dropped) == 2
-    assert sum("of step" in message and "a defect" in message for message in caplog.messages) == 2
-
-
-async def test_a_producer_that_cannot_start_is_not_tried_again_at_once(dropped: list[int]) -> None:
-    class Away(FakeProducers):
-        @asynccontextmanager
-        async def producer(self) -> AsyncIterator[FakeProducers]:
-            self.made += 1
-            raise BrokerUnreachableError("nobody answers")
-            yield self
-
-    bus = Away()
-    async with asyncio.timeout(LIMIT_S), FigureLog(cast("Bus", bus)) as figures:
-        figures.offer(STEP, [of(0), of(1)])
-        await until(partial(counts, dropped, 2))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert bus.made == 1
-    assert sum(dropped) == 2
-
-
-async def test_one_that_is_too_large_is_alone_lost(dropped: list[int]) -> None:
-    def send(record: TokenFigures) -> None:
-        if record.task_id == "b":
-            raise RecordTooLargeError("too large")
-
-    bus = FakeProducers(send)
-    async with FigureLog(cast("Bus", bus)) as figures:
-        # One that no reader takes, and one that the cluster does not.
-        figures.offer(STEP, [of(0), of(1, tokens=TokenFigures.MAX_BYTES // 4), of(2), of(5)])
-    assert [(one.task_id, one.position.partition) for one in bus.sent] == [("a", 0), ("c", 2)]
-    assert (sum(dropped), bus.made) == (2, 1)
-
-
 async def test_a_trainer_that_fails_does_not_wait_for_figures(dropped: list[int]) -> None:
-    never = asyncio.Event()
-
     class Stuck(FakeProducers):
         async def send(self, _topic: Topic, _key: str, _record: TokenFigures) -> Any:
-            await never.wait()
+            await asyncio.Event().wait()
 
     async def fails() -> None:
-        async with FigureLog(cast("Bus", Stuck())) as figures:
+        async with Stuck().log() as figures:
             figures.offer(STEP, [of(0)])
             await asyncio.sleep(0)
             raise RuntimeError("the card is gone")

@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from safetensors.torch import save_file
 
 from schemas import BatchRecord, BatchSkipped, StepBegun, StepTrained
 from schemas.topic import Topic
@@ -21,7 +19,6 @@ from tests.unit.trainer.test_version_publisher import Engine, Publisher
 from trinity_bus.bus import Received
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from workers.preconditions import sync_policy
 from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
@@ -30,7 +27,7 @@ from workers.trainer.step_log import StepLog
 
 
 class Trains(Engine):
-    """Each step adds 1 to its count; checkpoints are real."""
+    """Each step adds 1 to its count."""
 
     def __init__(self, source: Path) -> None:
         super().__init__()
@@ -48,14 +45,6 @@ class Trains(Engine):
 
     def take_figures(self) -> list[Any]:
         return []
-
-    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool) -> "Future[Path]":
-        del as_hf
-        partial = checkpoint.begin(directory, progress.step)
-        save_file(dict(self.hf_tensors()), partial / "model.safetensors")
-        written: Future[Path] = Future()
-        written.set_result(checkpoint.commit(directory, progress, WrittenBy(dtype="float32"), keep=9))
-        return written
 
 
 class FakeReader:
@@ -114,7 +103,7 @@ async def test_batches_are_trained_in_their_order_and_announced(tmp_path: Path, 
                     trainer,
                     directory=directory,
                     thread=thread,
-                    steps=StepLog.of("trainer-0", directory, 0, bus=cast("Any", bus), producer=cast("Any", bus)),
+                    steps=StepLog("trainer-0", "run-1", 0, bus=cast("Any", bus), producer=cast("Any", bus)),
                     figures=FigureLog(cast("Any", bus)),
                     bus=bus,
                     producer=bus,
@@ -122,7 +111,7 @@ async def test_batches_are_trained_in_their_order_and_announced(tmp_path: Path, 
                 ),
                 sync_policy(settings),
                 rollback=None,
-                publisher=cast("Any", Publisher()),
+                publisher=cast("Any", Publisher([])),
             ).run()
         )
         await asyncio.wait([running, asyncio.create_task(engine.exported.wait())], return_when=asyncio.FIRST_COMPLETED)

@@ -76,16 +76,6 @@ def test_what_cannot_be_read_might_have_been_a_batch() -> None:
         batch_to_train(received(Undecodable(b"", "unsupported_version", "version 9")), trained_sequence=0)
 
 
-def test_failed_tasks_have_no_experiences() -> None:
-    assert [entry.task_id for entry in entries_to_train(batch())] == ["task-a"]
-
-
-def test_groups_come_in_the_order_of_the_manifest() -> None:
-    group = make_group(task_id="task-a")
-    entries = entries_to_train(batch())
-    assert groups_of(batch(), entries, [received(group, EXPERIENCES)]) == [group]
-
-
 def test_the_parts_of_a_split_task_are_one_group() -> None:
     first, second = make_group(task_id="task-a"), make_group(task_id="task-a", attempt=2, rewards=[0.0, 1.0])
     parts = [

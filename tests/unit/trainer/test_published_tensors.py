@@ -15,7 +15,7 @@ from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.staging import Staging
 from trinity_bus.weights.tensor_file import BASE, identity
 from workers.preconditions import refusals
-from workers.trainer.published_tensors import AdapterAlone, MergedWeights, PublishedTensors, published_of
+from workers.trainer.published_tensors import PublishedTensors
 
 
 def checksum(tensors: Any) -> str:
@@ -27,8 +27,7 @@ def test_a_checkpoint_has_what_was_published(tmp_path: Path, rank: int) -> None:
     base = write_model(tmp_path / "model")
     settings = TrainerSettings(model_path=str(base), lora_rank=2, lora_alpha=6.0, adapter_rank=rank, learning_rate=1e-2)
     engine = TorchEngine(settings)
-    published: PublishedTensors = published_of(engine, Settings(trainer=settings))
-    assert isinstance(published, AdapterAlone if rank else MergedWeights)
+    published = PublishedTensors(engine, Settings(trainer=settings))
     engine.train_step([make_group()])
     kept = engine.save_checkpoint(tmp_path / "checkpoints", engine.progress).result()
     first = checksum(published.now())
@@ -48,7 +47,7 @@ def test_an_adapter_says_what_it_adds_and_to_which_weights(tmp_path: Path) -> No
     engine = TorchEngine(settings)
     before = {name: tensor.clone() for name, tensor in engine.hf_tensors()}
     engine.train_step([make_group()])
-    told = dict(AdapterAlone(engine, settings).now())
+    told = dict(PublishedTensors(engine, Settings(trainer=settings)).now())
     assert bytes(told.pop(BASE).tolist()) == identity(base) != identity(other)
     merged = dict(engine.hf_tensors())
     name = "model.layers.0.mlp.up_proj"

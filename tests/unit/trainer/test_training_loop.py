@@ -1,12 +1,9 @@
-"""A trainer that publishes nothing: what it tells of a step, and what becomes of the next one's fetch."""
+"""What a trainer that publishes nothing tells of a step."""
 
-import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import pytest
 
 from schemas import StepEnded
 from schemas.step import KEPT_STEPS
@@ -18,52 +15,19 @@ from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.errors import TrainingError
 from workers.trainer.engines import EngineThread
 from workers.trainer.figure_log import FigureLog
 from workers.trainer.step_log import StepLog
-from workers.trainer.step_records import StepRecords
-from workers.trainer.training_loop import StepInput, StepSink, StepSource, TrainingLoop
+from workers.trainer.training_loop import StepInput, StepSource, TrainingLoop
 from workers.trainer.without_batches import CheckpointSink
 
 
-class FakeSource(StepSource):
-    """Steps of nothing. What it fetches ahead never comes, and takes some turns to give up, as a connection does."""
-
-    def __init__(self) -> None:
-        self.fetching = asyncio.Event()
-        self.left = False
-
+class Once(StepSource):
     async def open(self, progress: TrainingProgress) -> None:
         pass
 
     async def begin(self, step: int) -> StepInput:
-        return StepInput(begun(step=step))
-
-    async def look_ahead(self, _step: int) -> None:
-        self.fetching.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(3):
-                await asyncio.sleep(0)
-            self.left = True
-
-
-async def test_a_fetch_ahead_is_over_when_the_step_beside_it_fails(tmp_path: Path) -> None:
-    source, loop = FakeSource(), asyncio.get_running_loop()
-
-    def train_step(*_args: object, **_kwargs: object) -> None:
-        asyncio.run_coroutine_threadsafe(source.fetching.wait(), loop).result()
-        raise TrainingError("the card is gone")
-
-    engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress(), train_step=train_step))
-    async with EngineThread() as thread:
-        around = context_of(figures=FigureLog(cast("Bus", None)), directory=tmp_path, thread=thread, engine=engine)
-        trainer = TrainingLoop(around, source, cast("StepSink", None))
-        with pytest.raises(TrainingError, match="the card is gone"):
-            await trainer.run()
-        assert source.left
+        return StepInput(begun(step=step, trainer="replay-1", follows="trainer-0"))
 
 
 class FakeTopic:
@@ -83,10 +47,6 @@ class FakeTopic:
 async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_path: Path) -> None:
     log, told_before_the_checkpoint = FakeTopic(), []
 
-    class Once(FakeSource):
-        async def begin(self, step: int) -> StepInput:
-            return StepInput(begun(step=step, trainer="replay-1", follows="trainer-0"))
-
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress()))
 
     def train_step(*_args: object, **_kwargs: object) -> dict[str, float]:
@@ -101,8 +61,7 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
 
     engine.take_figures = list  # type: ignore[method-assign]
     engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
-    records = StepRecords("replay-1", "run-1", 0)
-    steps = StepLog("replay-1", "run-1", records, bus=cast("Bus", None), producer=cast("Producer", log))
+    steps = StepLog("replay-1", "run-1", 0, bus=cast("Bus", None), producer=cast("Producer", log))
     async with EngineThread() as thread:
         around = context_of(
             TrainerSettings(total_steps=1, name="replay-1"),
@@ -123,7 +82,7 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
 
 async def test_figures_of_old_steps_go_with_their_records() -> None:
     log = FakeTopic()
-    steps = StepLog("t", "r", StepRecords("t", "r", 0), bus=cast("Bus", None), producer=cast("Producer", log))
+    steps = StepLog("t", "r", 0, bus=cast("Bus", None), producer=cast("Producer", log))
     await steps.end(begun(step=KEPT_STEPS + 2), {}, 1.0)
     assert [key for key, _ in log.sent] == [f"t/{KEPT_STEPS + 2}/ended", "t/2/ended"]
     assert log.sent[1][1] is None

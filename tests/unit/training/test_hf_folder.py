@@ -12,7 +12,7 @@ from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, read_shape, tensors
 from trinity_bus.training.families.hf_folder import WEIGHTS, weights
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model
+from trinity_bus.training.megatron.model import StagedModel
 
 type Tensors = dict[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ def test_what_is_not_the_model_is_refused_by_name(
     shape = read_shape(folder)
     save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
     with pytest.raises(ConversionError, match=message):
-        model.load(model.build(shape, layout, torch.float32), shape, layout, folder)
+        StagedModel(shape, layout, torch.float32).load(folder)
 
 
 def test_what_older_versions_kept_beside_the_weights_is_passed_over(

@@ -27,9 +27,7 @@ from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
-from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.families.hf_folder import weights
 from workers.cli.training.checkpoints import app as checkpoints
 from workers.trainer.engines import load_engine
 
@@ -159,29 +157,23 @@ def test_a_name_is_fetched_once_and_nothing_that_is_not_read(fake: FakeHub, mode
     assert fake.asked == []
 
 
-def test_what_is_cached_needs_no_hub(fake: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_fetched_when_they_are_needed_and_what_is_cached_needs_no_hub(
+    fake: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
-    folder = hub.model_folder(NAME, weights=True) if filled(fake, model) else None
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hub.model_folder(NAME, weights=True) == folder
-    with pytest.raises(ConfigError, match="org/other is no folder, and cannot be had from the hub"):
-        hub.model_folder("org/other", weights=True)
-
-
-def test_weights_are_fetched_when_they_are_needed(fake: FakeHub, model: Path) -> None:
     filled(fake, model)
+    with pytest.raises(hub.NotCachedError):
+        hub.model_folder(NAME, weights=False, fetch=False)
+    assert fake.asked == [], "a page has nothing fetched"
     folder = hub.model_folder(NAME, weights=False)
     assert not (folder / "model.safetensors").exists()
     assert hub.model_folder(NAME, weights=True) == folder
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
-
-
-def test_a_page_has_nothing_fetched(fake: FakeHub, model: Path) -> None:
-    filled(fake, model)
-    with pytest.raises(hub.NotCachedError):
-        hub.model_folder(NAME, weights=False, fetch=False)
-    assert fake.asked == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hub.model_folder(NAME, weights=True) == folder
+    with pytest.raises(ConfigError, match="org/other is no folder, and cannot be had from the hub"):
+        hub.model_folder("org/other", weights=True)
 
 
 @pytest.mark.parametrize("left", [{"config.json": b"{}"}, {"model.Q4.gguf": b""}, {"pytorch_model.bin": b""}])
@@ -189,14 +181,6 @@ def test_a_repository_without_a_model_is_refused(fake: FakeHub, left: dict[str, 
     fake.files = left
     with pytest.raises(ConfigError, match=r"org/tiny: the repository lacks config\.json and model\.safetensors"):
         hub.model_folder(NAME, weights=True)
-
-
-def test_an_index_that_is_none_is_for_the_reader_to_refuse(fake: FakeHub, model: Path) -> None:
-    filled(fake, model)
-    fake.files["model.safetensors.index.json"] = b"[]"
-    folder = hub.model_folder(NAME, weights=True)
-    with pytest.raises(ConversionError, match="has no weight_map"):
-        weights(folder, read_shape(folder))
 
 
 def test_a_folder_stays_a_folder(fake: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

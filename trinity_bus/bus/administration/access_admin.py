@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
 from trinity_bus.bus.administration.access import USERS, Kind, Operation, Right, rights, user_name
-from trinity_bus.bus.administration.requests import credential, set_credentials, set_quotas
+from trinity_bus.bus.administration.requests import set_passwords, set_quotas
 from trinity_bus.bus.client.connection import administrator, kafka_errors
 from trinity_bus.bus.client.internals import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest, ask
 from trinity_bus.config import KafkaSettings
@@ -42,11 +42,7 @@ type Quotas = Mapping[str, Mapping[str, float | None]]
 
 
 async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], quotas: Quotas | None = None) -> Applied:
-    """Set passwords and quotas (absent users keep theirs), and give every user the rights of the table, and no others.
-
-    Raises:
-        BusError: The cluster has no authorizer, or refuses.
-    """
+    """Set passwords and quotas (absent users keep theirs), and give every user the rights of the table, no others."""
     async with administrator(settings, "trinity-bus-access") as admin:
         with kafka_errors("set up access"):
             applied = await _apply(admin, settings.namespace, passwords)
@@ -61,7 +57,7 @@ async def apply_access(settings: KafkaSettings, passwords: Mapping[str, str], qu
 async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[str, str]) -> Applied:
     if passwords:
         named = {user_name(namespace, user): password for user, password in passwords.items()}
-        response = await ask(admin, set_credentials([credential(user, word) for user, word in named.items()]))
+        response = await ask(admin, set_passwords(named))
         for user, code, message, *_ in response.results:
             _check(code, message, f"set the password of {user}")
     given = taken = 0
@@ -70,10 +66,10 @@ async def _apply(admin: AIOKafkaAdminClient, namespace: str, passwords: Mapping[
         wanted, found = rights(namespace, user), await _rights_of(admin, principal)
         if missing := sorted(wanted - found):
             answer = await ask(admin, _GiveRights(principal, missing))
-            _check_all(answer.creation_responses, [f"let {principal} {_words(right)}" for right in missing])
+            _check_all(answer.creation_responses, f"let {principal}", missing)
         if stale := sorted(found - wanted):
             answer = await ask(admin, _TakeRights(principal, stale))
-            _check_all(answer.filter_responses, [f"no longer let {principal} {_words(right)}" for right in stale])
+            _check_all(answer.filter_responses, f"no longer let {principal}", stale)
         given, taken = given + len(missing), taken + len(stale)
     return Applied(len(passwords), given, taken)
 
@@ -93,7 +89,10 @@ async def _rights_of(admin: AIOKafkaAdminClient, principal: str) -> frozenset[Ri
 class _Rights:
     # Many rows in one request; the library's own requests have one each.
     def __init__(self, principal: str, rights: Iterable[Right]) -> None:
-        self._rows = [_row(principal, right) for right in rights]
+        self._rows = [
+            (r.kind, r.name, _PREFIXED if r.prefix else _LITERAL, principal, _EVERYWHERE, r.operation, _ALLOW)
+            for r in rights
+        ]
 
     def build(self, request_struct_class: Any) -> Any:
         return request_struct_class(self._rows)
@@ -107,18 +106,10 @@ class _TakeRights(_Rights, DeleteAclsRequest):  # type: ignore[misc]  # likewise
     pass
 
 
-def _row(principal: str, right: Right) -> tuple[int, str, int, str, str, int, int]:
-    pattern = _PREFIXED if right.prefix else _LITERAL
-    return (right.kind, right.name, pattern, principal, _EVERYWHERE, right.operation, _ALLOW)
-
-
-def _words(right: Right) -> str:
-    return f"{right.operation.name.lower()} {right.kind.name.lower()} {right.name}{'*' if right.prefix else ''}"
-
-
-def _check_all(results: Iterable[tuple[int, str | None]], doing: Iterable[str]) -> None:
-    for (code, message, *_), what in zip(results, doing, strict=True):
-        _check(code, message, what)
+def _check_all(results: Iterable[tuple[int, str | None]], doing: str, rights: Iterable[Right]) -> None:
+    for (code, message, *_), right in zip(results, rights, strict=True):
+        what = f"{right.operation.name.lower()} {right.kind.name.lower()} {right.name}{'*' if right.prefix else ''}"
+        _check(code, message, f"{doing} {what}")
 
 
 def _check(code: int, message: str | None, doing: str) -> None:

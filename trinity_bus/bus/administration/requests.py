@@ -171,11 +171,6 @@ _SetCredentials = _request(
 )
 
 
-def describe_topics(topics: Sequence[str], *, rights: bool = False) -> Any:
-    """Return the request, to any broker. The answer has of each topic error code, name, id, more, rights as bits."""
-    return _DescribeTopics([(_NO_ID, topic, {}) for topic in topics], False, rights, {})
-
-
 def describe_log_dirs(partitions: dict[str, list[int]]) -> Any:
     """Return the request, to one broker: its disks, and how much of these partitions (by full topic name) each has."""
     return _DescribeLogDirs([(topic, numbers, {}) for topic, numbers in partitions.items()], {})
@@ -190,25 +185,14 @@ def set_quotas(quotas: Mapping[str, Mapping[str, float | None]]) -> Any:
     return _SetQuotas(rows, False)
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
-    user: str
-    salt: bytes
-    salted: bytes  # 64 bytes
-    iterations: int
-
-
-def credential(user: str, password: str, *, salt: bytes | None = None, iterations: int = ITERATIONS) -> Credential:
-    """Return a user's password as brokers keep it; with a new random salt, unless one is given."""
-    salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
-    return Credential(user, salt, hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations), iterations)
-
-
-def set_credentials(credentials: Sequence[Credential]) -> Any:
-    """Return the request. Its response has a result for each user."""
-    tags: dict[int, bytes] = {}
-    rows = [(c.user, _SHA_512, c.iterations, c.salt, c.salted, tags) for c in credentials]
-    return _SetCredentials([], rows, tags)
+def set_passwords(passwords: Mapping[str, str]) -> Any:
+    """Return the request: user to password. Its response has a result for each user."""
+    rows: list[tuple[Any, ...]] = []
+    for user, password in passwords.items():
+        salt = secrets.token_bytes(_SALT_BYTES)
+        salted = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, ITERATIONS)
+        rows.append((user, _SHA_512, ITERATIONS, salt, salted, {}))
+    return _SetCredentials([], rows, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +205,7 @@ class LogIdentity:
 
 async def identity_of(admin: AIOKafkaAdminClient, topic: str) -> LogIdentity:
     """Ask a broker which log this is; ``topic`` is a full name. Raises aiokafka.errors.KafkaError: it does not say."""
-    answer: Any = await ask(admin, describe_topics([topic]))
+    answer: Any = await ask(admin, _DescribeTopics([(_NO_ID, topic, {})], False, False, {}))
     ((error_code, _, topic_id, *_),) = answer.topics
     if error_code:
         raise for_code(error_code)(f"describe topic {topic}")
@@ -234,7 +218,7 @@ async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str
     if not topics:
         return {}
     with kafka_errors("ask for rights"):
-        answer = await ask(admin, describe_topics(topics, rights=True))
+        answer = await ask(admin, _DescribeTopics([(_NO_ID, topic, {}) for topic in topics], False, True, {}))
     return {
         name: frozenset(operation for operation in Operation if bits >> operation & 1)
         for error, name, _, _, _, bits, _ in answer.topics

@@ -1,4 +1,4 @@
-"""How a client reaches the brokers, and how a client library's errors become this project's.
+"""How a client reaches the brokers, and how a client library's errors become this project's, and its log is readable.
 
 The first connection is tried here, by hand, because the client library only logs why a broker refused it.
 """
@@ -6,7 +6,7 @@ The first connection is tried here, by hand, because the client library only log
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -107,12 +107,10 @@ def _ssl_context(settings: KafkaSettings) -> ssl.SSLContext:
 async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
     """Connect, and log in where that is asked for, to each broker until the first lets us.
 
-    All at once: one that accepts connections and says nothing must not hide the others.
-
-    Raises:
-        BrokerUnreachableError: None can be reached; the message has every broker's answer.
-        CredentialsRefusedError: None lets us in, and one refuses the credentials; likewise.
+    BrokerUnreachableError: none does. CredentialsRefusedError: and one refuses the credentials. The message has every
+    broker's answer.
     """
+    # All at once: one that accepts connections and says nothing must not hide the others.
     security = _security(settings)
     answers: dict[str, str] = {}
     doubts: dict[str, None] = {}
@@ -139,12 +137,8 @@ async def check_reachable(settings: KafkaSettings, client_id: str) -> None:
 
 
 async def wait_reachable(settings: KafkaSettings, client_id: str, within_s: float) -> None:
-    """Connect likewise, and again for ``within_s`` while no broker lets us in, since one may be starting beside us.
-
-    Raises:
-        BrokerUnreachableError: None can be reached; the message has every broker's answer.
-        CredentialsRefusedError: None has let us in for ``REFUSED_S``, and one refuses the credentials; likewise.
-    """
+    """Connect likewise, and again for ``within_s`` while no broker lets us in, since one may be starting beside us."""
+    # One whose credentials are refused is given up after ``REFUSED_S``.
     until = awake.now() + within_s
     refusals = Refusals()
     told: type[BrokerUnreachableError] | None = None
@@ -250,3 +244,39 @@ def translated(error: BaseException, doing: str) -> BusError:
     if isinstance(error, KafkaConnectionError | TimeoutError):
         return BrokerUnreachableError(f"{text}; is the broker running?")
     return CredentialsRefusedError(text) if isinstance(error, AuthenticationFailedError) else BusError(text)
+
+
+class BriefLog(logging.Filter):
+    """Keeps the client library's log readable while a broker is away: tens of lines a second, one for each attempt.
+
+    The first line from each place in its code is let through, then one in ten seconds; debug records are not counted.
+    An exception is one line: whoever called the client gets it too.
+    """
+
+    LOGGERS = ("aiokafka", "aiokafka.cluster", "aiokafka.conn", "aiokafka.producer.sender", "aiokafka.consumer.fetcher")
+
+    def __init__(self, interval_s: float = 10.0, clock: Callable[[], float] = awake.now) -> None:
+        super().__init__()
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if (error := record.exc_info[1] if record.exc_info else None) is not None:
+            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", None
+            record.exc_info = None
+        if record.levelno < logging.INFO:
+            return True
+        place, now = (record.pathname, record.lineno), self._clock()
+        if now < self._next.get(place, now):
+            return False
+        self._next[place] = now + self._interval_s
+        return True
+
+
+_BRIEF = BriefLog()
+
+
+def throttle_client_logs() -> None:
+    for name in BriefLog.LOGGERS:
+        logging.getLogger(name).addFilter(_BRIEF)

@@ -37,9 +37,7 @@ def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type
     """Return the record in ``value``, if it is one of the expected types and its author may say it.
 
     A reader that expects all that may stand on the topic is told what is forged; to others it is merely unexpected.
-
-    Raises:
-        DecodeError: It is nothing of the kind.
+    DecodeError: it is nothing of the kind.
     """
     types = own(topic, expect)
     if not types:

@@ -32,16 +32,9 @@ batches.install()
 def make_consumer(
     settings: KafkaSettings, client_id: str, *, partition_bytes: int, fetch_bytes: int, wait_ms: int, least_bytes: int
 ) -> AIOKafkaConsumer:
-    """Return a consumer that has not been started.
-
-    Args:
-        settings: Where the log is.
-        client_id: What brokers call it.
-        partition_bytes: Most bytes of one partition in a fetch, except that one record always comes.
-        fetch_bytes: Most bytes of a fetch: what it holds in memory.
-        wait_ms: How long the broker holds a fetch for which it has less than ``least_bytes``.
-        least_bytes: What a fetch is to bring, if it comes in time.
-    """
+    """Return a consumer that has not been started."""
+    # A fetch brings at most ``fetch_bytes``, which it holds in memory, and ``partition_bytes`` of one partition, except
+    # that one record always comes. The broker holds one for which it has less than ``least_bytes`` for ``wait_ms``.
     return AIOKafkaConsumer(
         **client_options(settings, client_id),
         group_id=None,
@@ -78,13 +71,7 @@ async def log_offsets(
     which: LogPlace,
     asked: Sequence[TopicPartition],
 ) -> dict[TopicPartition, int]:
-    """Return the first offset that is kept of each partition, or the end of its committed records, or of all records.
-
-    Raises:
-        UnknownTopicError: A topic does not exist.
-        BrokerUnreachableError: The broker was away for too long.
-        KafkaError: It refuses.
-    """
+    """Return the first offset that is kept of each partition, or the end of its committed or of all records."""
     ask = {
         "beginning": client.beginning_offsets,
         "end": client.end_offsets,

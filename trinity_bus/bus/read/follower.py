@@ -28,15 +28,11 @@ _AGAIN_S: Final = 1.0
 
 
 class TopicFollower:
-    """Feeds every record of a reader to a handler.
+    """Feeds every record of a reader, which ``reader`` makes, to a handler, which must not raise for what is in it.
 
-    Args:
-        reader: Makes a reader that starts where it is told.
-        handle: Takes a record. Must not raise for what is in it.
-        on_end: Told the error if the following ends by one.
-        start: Where it begins.
-        written: Whether one is caught up when everything is handled that was written, once its transaction has ended;
-            see :meth:`Reader.replay`. For who has read one record of a transaction elsewhere, and wants the others.
+    ``on_end`` is told the error if the following ends by one. ``written``: whether one is caught up when everything is
+    handled that was written, see :meth:`Reader.replay`: for who has read one record of a transaction elsewhere, and
+    wants the others.
     """
 
     def __init__(

@@ -26,9 +26,6 @@ async def committed(
     is still loading the group answers with an error that the client library overlooks, and with no partitions at all.
     To take that for "nothing is committed" would be to start anew, so an answer counts only if it has every partition
     that was asked for.
-
-    Raises:
-        BusError: The broker refuses, or gives no whole answer in time.
     """
     doing = f"read the committed offsets of {group}"
     until = awake.now() + timeout_s

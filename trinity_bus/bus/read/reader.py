@@ -21,7 +21,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from opentelemetry.metrics import get_meter
@@ -59,18 +59,18 @@ type _Raw = ConsumerRecord | Unreadable
 
 
 class ReaderOptions(TypedDict, total=False):
-    """How a reader reads; what is absent is as :class:`Reader` has it."""
+    """How a reader reads."""
 
     # which partitions of each topic; all of them where absent
     partitions: Sequence[int] | None
-    # ``{(topic name, partition): offset}``: a partition that is missing starts at its beginning
+    # ``{(topic name, partition): offset}``: a partition that is missing starts at its beginning; absent: the end
     start: Start
     # the record types to decode; those of each topic where absent
     expect: Sequence[type] | None
-    # most records that one batch returns
+    # most records that one batch returns; absent: ``MAX_RECORDS``
     max_records: int
     # Most bytes that the broker sends at once, and so about what the reader holds in memory; a larger record comes
-    # alone.
+    # alone. Absent: ``MAX_FETCH_BYTES``.
     fetch_bytes: int
     # Take records from the broker while the owner is busy, ``max_records`` of them and what comes with the last. For
     # one that must not find old records when it asks again.
@@ -86,27 +86,17 @@ class Reader:
     """Reads topics from given positions on. Made by :meth:`trinity_bus.bus.Bus.reader`. An async context manager."""
 
     def __init__(
-        self,
-        settings: KafkaSettings,
-        *topics: Topic,
-        client_id: str,
-        partitions: Sequence[int] | None = None,
-        start: Start = "end",
-        expect: Sequence[type] | None = None,
-        max_records: int = MAX_RECORDS,
-        fetch_bytes: int = MAX_FETCH_BYTES,
-        ahead: bool = False,
-        gather_s: float | None = None,
-        key: str | Collection[str] | None = None,
+        self, settings: KafkaSettings, *topics: Topic, client_id: str, **options: Unpack[ReaderOptions]
     ) -> None:
+        partitions, expect, key = options.get("partitions"), options.get("expect"), options.get("key")
         self._settings = settings
         self._client_id = client_id
-        self._start = start
+        self._start: Start = options.get("start", "end")
         self._expect = None if expect is None else tuple(expect)
-        self._max_records = max_records
-        self._fetch_bytes = fetch_bytes
-        self._ahead = ahead
-        self._gather_s = gather_s
+        self._max_records = options.get("max_records", MAX_RECORDS)
+        self._fetch_bytes = options.get("fetch_bytes", MAX_FETCH_BYTES)
+        self._ahead = options.get("ahead", False)
+        self._gather_s = options.get("gather_s")
         self._keys = None if key is None else {one.encode() for one in ([key] if isinstance(key, str) else key)}
         self._topics = {topic.full_name(settings.namespace): topic for topic in topics}
         self._assigned = [
@@ -127,11 +117,7 @@ class Reader:
         self._has_returned = False  # whether ``batch`` has returned anything since ``keeps_up`` was asked
 
     async def start(self) -> None:
-        """Connect and fix the start positions: a record written after this returns is read, wherever the start is.
-
-        Raises:
-            BusError: The broker does not answer, or a topic or partition does not exist.
-        """
+        """Connect and fix the start positions: a record written after this returns is read, wherever the start is."""
         wait_ms = LONE_FETCH_WAIT_MS if len(self._assigned) == 1 else FETCH_WAIT_MS
         client = make_consumer(
             self._settings,
@@ -178,16 +164,7 @@ class Reader:
         await self.stop()
 
     async def batch(self, timeout_s: float) -> list[Received[Any]]:
-        """Return the next records, in the order of each partition; empty if none came within the limit.
-
-        A record that cannot be decoded is returned as such, in its place. Safe to cancel. A ``timeout_s`` of 0 takes
-        what
-        is there.
-
-        Raises:
-            RecordGoneError: A position no longer exists.
-            BusError: The broker refuses, or the reader is not started.
-        """
+        """Return the next records, in the order of each partition; empty if none came within the limit."""
         if not self._raw and not self._ready:
             await self._fetch(timeout_s)
         await receive_all(self._raw, self._ready, self._expected, self._max_records, self._wants)
@@ -218,13 +195,9 @@ class Reader:
     async def replay(self, *, written: bool = False) -> AsyncIterator[Received[Any]]:
         """Every record from the present positions to the end of the log as it is at the call.
 
-        For state that is kept in a topic: read this to the end before serving.
-
-        Args:
-            written: Whether that is the end of all that is written, and transactions that are open are waited for:
-                Kafka answers a commit before the leader of each partition knows of it, so who has read one record of a
-                transaction may not find another yet. What nobody ends is aborted when its time is up, ``outage_s`` at
-                most.
+        ``written``: whether that is the end of all that is written, and open transactions are waited for. Kafka answers
+        a commit before the leader of each partition knows of it, so who has read one record of a transaction may not
+        find another yet. What nobody ends is aborted when its time is up, ``outage_s`` at most.
         """
         ends = await self._ends("written end" if written else "end")
         while not await self._has_returned_all_before(ends):
@@ -271,7 +244,7 @@ class Reader:
             for name, topic in self._topics.items()
             if not topic.grows
         ]
-        stalled = self._stalls.look(awake.now(), standings, found)
+        stalled = bool(self._stalls.look(awake.now(), standings, found))
         for line in self._stalls.news():
             log.error("%s", line)
         return stalled

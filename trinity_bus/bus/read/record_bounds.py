@@ -15,11 +15,7 @@ class BadHeaderError(Exception):
 
 
 def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[tuple[memoryview, memoryview]]:
-    """Return the bytes of each record, with its length in front and without it.
-
-    Raises:
-        CorruptRecordException: There are more or fewer than the batch says.
-    """
+    """Return the bytes of each record, with its length in front and without it."""
     view, at = memoryview(body), 0
     for index in range(count):
         start = at
@@ -34,12 +30,7 @@ def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[tuple[me
 
 
 def check_headers(body: bytes | memoryview) -> None:
-    """Check for how many headers large records have: the library would make objects of all of them.
-
-    Raises:
-        BadHeaderError: A large record has too many.
-        CorruptRecordException: It is no batch of records.
-    """
+    """Check for how many headers large records have: the library would make objects of all of them."""
     view, at = memoryview(body), 0
     while at < len(view):
         length, begin = _varint(view, at)

@@ -30,32 +30,30 @@ class Stalls:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}  # by partition: where it is held, and since when
-        self.lines: list[str] = []  # what is kept from the reader as of the last look
         # whether there is a transaction of which the last look could not tell yet whether it stays open
         self.doubtful = False
-        self._said: set[object] = set()
+        self._said: set[str] = set()
         self._news: list[str] = []
 
-    def look(self, now: float, standings: Iterable[Standing], partitions: Iterable[tuple[str, int, int]]) -> bool:
-        """Return whether anything is kept from the reader."""
+    def look(self, now: float, standings: Iterable[Standing], partitions: Iterable[tuple[str, int, int]]) -> list[str]:
+        """Return what is kept from the reader, a line each."""
         # ``partitions``: of each topic its name, how many it has, and how many it should have.
-        self.lines = []
-        held = [one for one in standings if self._is_held(now, one)]
-        self.doubtful = len(held) < len(self._held)
-        for one in held:
-            self._say(
-                (one.topic, one.partition, one.stable_end),
-                f"{one.topic}/{one.partition}: records from {one.stable_end} on wait for a transaction that somebody "
-                "has left open; the brokers end it after its time-out, transaction.max.timeout.ms at most",
-            )
-        for topic, has, wanted in partitions:
-            if has > wanted:
-                self._say(
-                    (topic, has),
-                    f"{topic} has {has} partitions and needs exactly {wanted}: nobody reads what is in the others; "
-                    "make the topic anew, and send again what they hold",
-                )
-        return bool(self.lines)
+        lines = [
+            f"{one.topic}/{one.partition}: records from {one.stable_end} on wait for a transaction that somebody has "
+            "left open; the brokers end it after its time-out, transaction.max.timeout.ms at most"
+            for one in standings
+            if self._is_held(now, one)
+        ]
+        self.doubtful = len(lines) < len(self._held)
+        lines += [
+            f"{topic} has {has} partitions and needs exactly {wanted}: nobody reads what is in the others; make the "
+            "topic anew, and send again what they hold"
+            for topic, has, wanted in partitions
+            if has > wanted
+        ]
+        self._news += [line for line in lines if line not in self._said]
+        self._said.update(lines)
+        return lines
 
     def news(self) -> list[str]:
         """Return what has not been told yet, a line each."""
@@ -72,9 +70,3 @@ class Stalls:
             since = now
         self._held[place] = (stable, since)
         return now - since >= HELD_S
-
-    def _say(self, what: object, line: str) -> None:
-        self.lines.append(line)
-        if what not in self._said:
-            self._said.add(what)
-            self._news.append(line)

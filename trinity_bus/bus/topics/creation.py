@@ -154,11 +154,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     A broker that is gone is no reason to fail: another one is asked, or the same once it is back, for ``outage_s``.
     A user who may not create topics is content with those that are there: an administrator has created them. Those that
     an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
-    so in the log.
-
-    Raises:
-        TopicMismatchError: An existing topic is not what its records need.
-        BusError: The broker refuses to create one, or it does not become ready.
+    so in the log. TopicMismatchError: an existing topic is not what its records need.
     """
     names = {topic.full_name(settings.namespace): topic for topic in topics}
     created: dict[str, None] = {}

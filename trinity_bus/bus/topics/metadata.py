@@ -32,14 +32,7 @@ _AGAIN_S = 0.1
 
 
 async def partitions_known(client: AIOKafkaProducer, name: str, settings: KafkaSettings, partition: int) -> None:
-    """Return when the client knows the partitions of a topic (full name), the one that is meant among them.
-
-    Raises:
-        AccessDeniedError: The user may not see it.
-        BrokerUnreachableError: No broker answered for ``outage_s``.
-        SendError: The topic has no such partition.
-        BusError: There is no such topic.
-    """
+    """Return when the client knows the partitions of a topic (full name), the one that is meant among them."""
     known = client.client.cluster.partitions_for_topic(name)
     if known is None:
         await _topic_known(client, name, settings)

@@ -19,7 +19,7 @@ from aiokafka.errors import AuthenticationFailedError, KafkaConnectionError, Kaf
 from trinity_bus import awake
 from trinity_bus.bus.client.internals import close_sender, fail_all, waits_for
 from trinity_bus.bus.client.shutdown import bounded_shutdown
-from trinity_bus.bus.write.transactions import make_fatal
+from trinity_bus.bus.write.transactions import make_fatal, still_to_do
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class WriteWait:
         self._outage_s = outage_s
         self._looks = 0
         self._last: object | None = None
+        self._left = ""
 
     @property
     def seconds(self) -> float:
@@ -51,17 +52,18 @@ class WriteWait:
         if self.seconds < TOLD_S:
             return None
         return (
-            f"producer {self._who}: a record has waited for {self.seconds:.0f} s; do as many brokers run as must have "
-            "it (min.insync.replicas)?"
+            f"producer {self._who}: a record has waited for {self.seconds:.0f} s ({self._left}); do as many brokers "
+            "run as must have it (min.insync.replicas)?"
         )
 
     @property
     def is_over(self) -> bool:
         return self.seconds >= self._outage_s
 
-    def look(self, thing: object | None) -> str | None:
+    def look(self, thing: object | None, left: str) -> str | None:
         """Note what it waits for now, if anything; return a line for the log, where something is to be told."""
-        before, self._last = self._last, thing
+        # ``left``: what is still to be done, in words.
+        before, self._last, self._left = self._last, thing, left
         waited_s, told = self.seconds, self.reason is not None
         self._looks = self._looks + 1 if thing is not None and thing is before else 0
         if self.reason is not None and not told:
@@ -89,7 +91,7 @@ async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: floa
             waited_for = waits_for(client)
             if waited_for is not None:
                 client.client.check_credentials()
-            if (line := wait.look(waited_for)) is not None:
+            if (line := wait.look(waited_for, still_to_do(client))) is not None:
                 log.warning("%s", line)
     except AuthenticationFailedError as error:
         log.error("producer %s: %s", client_id, error)  # noqa: TRY400 - one line

@@ -58,7 +58,6 @@ from trinity_bus.bus.write.transactions import (
     commit,
     fatal_error,
     is_ended,
-    slowness_told,
 )
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
@@ -90,21 +89,13 @@ class Producer:
         self._outgoing: Outgoing | None = None
 
     async def start(self) -> None:
-        """Connect. With a transactional id, fence earlier producers of that id and abort what they left open.
-
-        Raises:
-            BusError: The broker cannot be reached, gives no producer id within ``kafka.outage_s``, or refuses.
-        """
+        """Connect. With a transactional id, fence earlier producers of that id and abort what they left open."""
         client = await started_client(self._settings, self._client_id, self.transactional_id)
         self._running = client
         self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._outage_s))
 
     async def stop(self) -> None:
-        """Make durable what was sent, then disconnect. What is not committed is not waited for.
-
-        Raises:
-            SendError: The broker did not take all of it in time; the rest may be lost.
-        """
+        """Make durable what was sent, then disconnect. What is not committed is not waited for."""
         client, self._running = self._running, None
         if client is None:
             return
@@ -151,23 +142,17 @@ class Producer:
         Inside a transaction records are collected, and sent together at its end: see ``outgoing``.
 
         Args:
-            topic: Where to.
-            key: Decides its partition, and what compaction keeps.
-            record: What to send.
             encoded: Its bytes, where it came as such: they are sent as they are.
             partition: Overrides that of the key; or of the moment, in a topic in which any partition will do.
             traceparent: The trace it belongs to; the current span's where absent.
-            headers: More Kafka headers.
 
         Returns:
             Something to await for the record's position; resolved once it is durable, and raising
             :class:`~trinity_bus.errors.SendError` if it never will be.
 
         Raises:
-            schemas.errors.EncodeError: Its readers would refuse it. Nothing was sent.
-            RecordTooLargeError: It is over the topic's limit. Nothing was sent.
+            EncodeError, RecordTooLargeError: Its readers, or the topic, would refuse it. Nothing was sent.
             ProducerFencedError: Another producer has taken over.
-            BusError: The broker does not take records.
         """
         value = encode(record) if encoded is None else encoded
         full_name = topic.full_name(self._settings.namespace)
@@ -224,12 +209,7 @@ class Producer:
         return delivery.position
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
-        """Send many keys with their values to one partition, without headers, as part of the open transaction.
-
-        Raises:
-            RecordTooLargeError: One is over the topic's limit. Those before it are part of the transaction.
-            BusError: No transaction is open, or the broker does not take records.
-        """
+        """Send many keys with their values to one partition, without headers, as part of the open transaction."""
         if self._outgoing is None:
             raise BusError(f"send to {topic.name}: many records at once need an open transaction")
         limit = self._settings.max_message_bytes(topic)
@@ -280,28 +260,27 @@ class Producer:
                 raise translated(fatal, doing)
             with kafka_errors(doing):
                 await client.begin_transaction()
-            with slowness_told(client, f"a transaction of {self.transactional_id}"):
-                outgoing = self._outgoing = Outgoing(client, self._settings)
+            outgoing = self._outgoing = Outgoing(client, self._settings)
+            try:
+                yield
+                await self._make_durable(outgoing)
+                check_committable(client)
+            except asyncio.CancelledError:
                 try:
-                    yield
-                    await self._make_durable(outgoing)
-                    check_committable(client)
-                except asyncio.CancelledError:
-                    try:
-                        await self._end(client, abort(client, CANCELLED_S))
-                    except BusError as error:
-                        log.warning("%s; this producer is of no more use", error)
-                    raise
-                except BaseException:
-                    await self._end(client, abort(client, self._outage_s))
-                    raise
-                finally:
-                    self._outgoing = None
-                    outgoing.forget()
-                    for position in outgoing.sent:
-                        # Their errors are this transaction's, and it has one already; else asyncio would report each.
-                        position.add_done_callback(_look_at)
-                await self._end(client, commit(client, self._outage_s))
+                    await self._end(client, abort(client, CANCELLED_S))
+                except BusError as error:
+                    log.warning("%s; this producer is of no more use", error)
+                raise
+            except BaseException:
+                await self._end(client, abort(client, self._outage_s))
+                raise
+            finally:
+                self._outgoing = None
+                outgoing.forget()
+                for position in outgoing.sent:
+                    # Their errors are this transaction's, and it has one already; else asyncio would report each.
+                    position.add_done_callback(_look_at)
+            await self._end(client, commit(client, self._outage_s))
 
     async def _end(self, client: AIOKafkaProducer, ending: Coroutine[Any, Any, None]) -> None:
         # Commit or abort. Whatever comes of it but the broker's answer is the end of this client.

@@ -1,9 +1,7 @@
-"""How a transaction of the client library is ended, so that its outcome is always known, and what it waits for said."""
+"""How a transaction of the client library is ended, so that its outcome is always known."""
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -20,42 +18,21 @@ from trinity_bus.bus.client.internals import (
 )
 from trinity_bus.errors import BusError
 
-log = logging.getLogger(__name__)
-
-SLOW_S = 10.0  # so often it is said what a transaction waits for
 CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by someone who is told to stop
 
 
-@contextmanager
-def slowness_told(client: AIOKafkaProducer, doing: str) -> Iterator[None]:
-    """Say every ``SLOW_S`` seconds what the open transaction waits for."""
+def still_to_do(client: AIOKafkaProducer) -> str:
+    """Return what the client has not done yet, in the order in which it does it."""
     # Several answers of a broker ("still loading", "the transaction before is not complete") have the client library
     # try again for ever, without a word.
-    loop, began = asyncio.get_running_loop(), awake.now()
-    timer: asyncio.TimerHandle
-
-    def tell() -> None:
-        nonlocal timer
-        log.warning("%s takes %.0f s now: %s", doing, awake.now() - began, still_to_do(client))
-        timer = loop.call_later(SLOW_S, tell)
-
-    timer = loop.call_later(SLOW_S, tell)
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def still_to_do(client: AIOKafkaProducer) -> str:
-    """Return what the client has not done yet of the open transaction, in the order in which it does it."""
     manager = transaction_of(client)
     steps = (
-        ("partitions to be added to it", len(manager.partitions_to_add())),
+        ("partitions to be added to a transaction", len(manager.partitions_to_add())),
         ("batches to be written", len(unsent_batches(client))),
         ("offsets of groups to be committed", pending_offsets(manager)),
-        ("its end to be confirmed", int(manager.needs_transaction_commit() is not None)),
+        ("the end of a transaction to be confirmed", int(manager.needs_transaction_commit() is not None)),
     )
-    return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing is left of it for the broker"
+    return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing left to be done"
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:

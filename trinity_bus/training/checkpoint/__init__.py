@@ -20,21 +20,16 @@
 
 A checkpoint is written into a ``.partial`` folder, every file and the folder are flushed to the disk, and one rename
 makes it visible. After a crash at any instant the newest ``step`` folder is therefore whole, and it holds the weights
-*and* the offset that belong together. There is no pointer to the newest: the listing is it. Older ones go only after
-the new one is durable, and never the last. An explorer that reads one holds it by a shared lock (``held``): it is
-passed over and goes when the next one is written. A reader that comes as it goes is refused, and takes the newest.
-
-Only safetensors and JSON are written and read; nothing in a checkpoint can run code.
+*and* the offset that belong together. Older ones go only after the new one is durable, and never the last. An explorer
+that reads one holds it by a shared lock (``held``): it goes when the next one is written. A reader that comes as it
+goes is refused, and takes the newest. Only safetensors and JSON are written and read; nothing in it can run code.
 
 Many ranks: rank 0 gathers all and alone writes. Weights and the optimizer's state are whole, under the weights' Hugging
-Face names, so a checkpoint is read in any layout, each rank taking its shards of it.
+Face names, so a checkpoint is read in any layout. Every file has a digest, which rank 0 compares before it is used.
 
-What a disk or a memory has changed is found: every file has a digest, which is compared before it is used (by rank
-0). A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses
-it. It says with which settings it was trained, and a trainer says what is different now (``resume``). All these are
-absent from checkpoints of the first programs, and then not compared.
-
-This package knows folders and progress; what is in the files is ``engine``'s. It imports no torch.
+A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses it. It says with
+which settings it was trained, and a trainer says what is different now (``resume``). All these are absent from
+checkpoints of the first programs, and then not compared. This package imports no torch.
 """
 
 from trinity_bus.training.checkpoint.folders import (
@@ -46,7 +41,14 @@ from trinity_bus.training.checkpoint.folders import (
     step_of,
     steps,
 )
-from trinity_bus.training.checkpoint.manifest import check_run, read_progress, verify
+from trinity_bus.training.checkpoint.manifest import (
+    RunIdentity,
+    TrainingProgress,
+    WrittenBy,
+    check_run,
+    read_progress,
+    verify,
+)
 from trinity_bus.training.checkpoint.notes import (
     AnnouncedSteps,
     Follows,
@@ -59,7 +61,6 @@ from trinity_bus.training.checkpoint.notes import (
     read_told,
     run_name,
 )
-from trinity_bus.training.checkpoint.progress import RunIdentity, TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.writing import begin, commit, exclusive
 
 __all__ = [

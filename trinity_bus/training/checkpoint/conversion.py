@@ -37,7 +37,6 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
     """Write a checkpoint in another form; return the model folder that was written.
 
     Args:
-        source: A checkpoint of a trainer here, or a ``global_step_N`` of the reference's.
         target: For ``hf`` the model folder, which must not exist; for ``reference`` the folder of its job.
         model: Where configuration and tokenizer are, if not in the source.
     """

@@ -24,7 +24,6 @@ _STEP: Final = re.compile(r"step-(\d{8,})")
 
 
 def latest(directory: Path, through: int | None = None) -> Path | None:
-    """Return the newest checkpoint, of no later step than ``through``; or None where there is none."""
     found = (path for path in newest_first(directory) if through is None or step_of(path) <= through)
     return next(found, None)
 
@@ -43,12 +42,10 @@ def of_step(directory: Path, step: int) -> Path | None:
 
 
 def partial_folder(directory: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is written before it is whole."""
     return directory / f"{PARTIAL}{folder_of(directory, step).name}"
 
 
 def folder_of(directory: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is, or would be."""
     return directory / f"step-{step:08d}"
 
 
@@ -61,11 +58,7 @@ def newest_first(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep a checkpoint from being removed within the context, for any number of readers.
-
-    Raises:
-        CheckpointError: It is gone, or being removed.
-    """
+    """Keep a checkpoint from being removed, for any number of readers; CheckpointError where it is gone already."""
     try:
         lock = (folder / PROGRESS).open()
     except FileNotFoundError as error:

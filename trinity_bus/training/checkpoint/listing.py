@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first, of_step, step_of, steps
+from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first, step_of
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
 from trinity_bus.training.errors import CheckpointError
 
@@ -31,7 +31,7 @@ class Listed:
 
 
 def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
-    """Return the checkpoints of a directory, the oldest first; ``verified`` by the digests of all their files."""
+    """Return the checkpoints, the oldest first; ``verified`` by the digests of all their files."""
     found = []
     for folder in reversed(newest_first(directory)):
         step, manifest, problem = step_of(folder), None, ""
@@ -46,15 +46,9 @@ def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
 
 
 def oldest_need(directory: Path) -> int:
-    """Offset in ``batches`` from which on the oldest checkpoint would go on.
-
-    All of it, 0, where there is no checkpoint, or one whose progress cannot be read: what it needs is not known.
-    """
+    """Offset in ``batches`` from which on the oldest checkpoint would go on; 0, all of it, where that is not known."""
     needs = []
-    for step in steps(directory):
-        folder = of_step(directory, step)
-        if folder is None:
-            continue
+    for folder in newest_first(directory):
         try:
             match json.loads((folder / PROGRESS).read_bytes()):
                 case {"progress": {"batches_offset": int(offset)}}:

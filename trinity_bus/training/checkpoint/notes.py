@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.skipped import Rollback
 from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, step_of
-from trinity_bus.training.checkpoint.progress import TrainingProgress
+from trinity_bus.training.checkpoint.manifest import TrainingProgress
 from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.errors import CheckpointError
 
@@ -54,14 +54,13 @@ class _RollbackNote(BaseModel):
 
 
 def run_name(directory: Path) -> str:
-    """Return what this directory's run is called, in records that outlive a process; a new one where it has no name."""
+    """Return what this directory's run is called, in records that outlive a process; it is given a name at first."""
     if not (directory / _RUN).exists():
         replace(directory / _RUN, uuid.uuid4().hex)
     return read_run(directory)
 
 
 def read_run(directory: Path) -> str:
-    """Return the same of a directory that has a run, which is another trainer's perhaps."""
     path = directory / _RUN
     try:
         name = path.read_text()
@@ -73,16 +72,10 @@ def read_run(directory: Path) -> str:
 
 
 def read_follows(directory: Path) -> Follows | None:
-    """Return on whose steps the checkpoints here were trained; None where they are of a trainer that follows nobody."""
     return _read(Follows, directory / _FOLLOWS)
 
 
 def note_follows(directory: Path, follows: Follows) -> None:
-    """Note, durably, whom this directory's trainer follows, before it trains.
-
-    Raises:
-        CheckpointError: It cannot be written, or the directory is a trainer's that follows nobody.
-    """
     if newest_first(directory):
         raise CheckpointError(
             f"{directory} has checkpoints of a trainer that follows nobody: give this one its own checkpoint_dir"
@@ -91,16 +84,13 @@ def note_follows(directory: Path, follows: Follows) -> None:
 
 
 def begin_rollback(directory: Path, rollback: Rollback) -> None:
-    """Write, durably, that what came after a version is discarded. A new incarnation of the trainer sees to it.
+    """Write, durably, that what came after a version is discarded; CheckpointError where it has no checkpoint.
 
     ::
 
         (none) --begin_rollback--> BEGUN --finish_rollback--> DONE --begin_rollback--> BEGUN
 
     Killed in BEGUN, the next incarnation finishes it: it is the first thing that one does.
-
-    Raises:
-        CheckpointError: The version has no checkpoint.
     """
     if of_step(directory, rollback.to) is None:
         raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
@@ -108,11 +98,7 @@ def begin_rollback(directory: Path, rollback: Rollback) -> None:
 
 
 def finish_rollback(directory: Path) -> Rollback | None:
-    """Discard what a rollback that was begun says. To be called before the newest checkpoint is looked for.
-
-    Returns:
-        The last rollback of this lineage; None where there was none.
-    """
+    """Discard what a rollback that was begun says, and return the last one of this lineage."""
     note = _read(_RollbackNote, directory / _ROLLBACK)
     if note is None:
         return None
@@ -133,13 +119,11 @@ def _write_rollback(directory: Path, note: _RollbackNote) -> None:
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:
-    """Note, durably, that others are about to hear of a step which has no checkpoint."""
     skipped = frozenset(batch.batch_id for batch in progress.skipped)
     replace(directory / _TOLD, AnnouncedSteps(sequence=progress.sequence, skipped=skipped).model_dump_json())
 
 
 def read_told(directory: Path) -> AnnouncedSteps:
-    """Return what others have heard of steps; of those that are in a checkpoint nobody asks."""
     return (
         _read(AnnouncedSteps, directory / _TOLD, "; remove it to go on from the newest checkpoint") or AnnouncedSteps()
     )

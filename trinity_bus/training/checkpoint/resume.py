@@ -92,10 +92,7 @@ def _option(value: Any) -> Value:
 
 
 def differences(written: Mapping[str, Value], ours: Mapping[str, Value]) -> list[str]:
-    """Return a line for each setting that differs, in the order of ours; then those that are no setting any more.
-
-    CheckpointError where the checkpoint cannot be gone on from with ours.
-    """
+    """Return a line for each; CheckpointError where the checkpoint cannot be gone on from with ours."""
     names = [*ours, *(name for name in written if name not in ours)]
     lines = [
         f"{name}: {_shown(name, written)} -> {_shown(name, ours)}"

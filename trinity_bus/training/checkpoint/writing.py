@@ -20,8 +20,7 @@ from trinity_bus.training.checkpoint.folders import (
     newest_first,
     partial_folder,
 )
-from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
-from trinity_bus.training.checkpoint.progress import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest, TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 
 _LOCK: Final = ".lock"
@@ -31,12 +30,9 @@ _COMPANIONS: Final = ("*.json", "*.jinja", "*.txt", "*.model")
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold a checkpoint directory for one process, and clear what a crashed one has left behind.
+    """Hold a checkpoint directory while this process lives, and clear what a crashed one has left behind.
 
-    The operating system releases the hold with the process, however that ends.
-
-    Raises:
-        CheckpointError: Another process holds it.
+    CheckpointError where another process holds it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / _LOCK).open("a") as lock:
@@ -64,10 +60,7 @@ def begin(directory: Path, step: int) -> Path:
 
 
 def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *, keep: int) -> Path:
-    """Make the checkpoint that was begun durable and visible, then remove those that are too old.
-
-    ``keep`` counts this one too.
-    """
+    """Make the checkpoint that was begun durable and visible, then remove all but the ``keep`` newest."""
     partial, folder = partial_folder(directory, progress.step), folder_of(directory, progress.step)
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     manifest = Manifest(
@@ -91,12 +84,8 @@ def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *
 def write_companions(folder: Path, source: Path, dtype: str | None) -> None:
     """Make a folder of weights, which exists already, a model folder that transformers and vLLM read.
 
-    Args:
-        dtype: What ``config.json`` is to say about the weights, in torch's words; None for what it says already.
-
-    Raises:
-        OSError: One cannot be read or written, or is a link that leads out of the folder.
-        ValueError: The configuration is no JSON.
+    ``dtype``: what ``config.json`` is to say about the weights; None for what it says already. Raises OSError, also for
+    a link that leads out of the folder, and ValueError.
     """
     for pattern in _COMPANIONS:
         for path in source.glob(pattern):

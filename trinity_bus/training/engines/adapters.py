@@ -2,12 +2,10 @@
 
 The weights ``W`` of every projection of attention and MLP stay as they are; what is trained is ``A`` [rank, in] and
 ``B`` [out, rank], and the layer computes with ``W + alpha / rank * B A``. ``A`` begins with random numbers that follow
-from the seed and the projection's name, in any layout, and ``B`` with zeros, so training begins with the model as it
-was.
+from the seed and the projection's name, in any layout, and ``B`` with zeros.
 
-What is exported and kept in checkpoints as a model are the merged weights, which any engine serves, and so is what is
-published, unless ``mesh.adapter_rank`` has the adapter published alone. Beside the exported model, in :data:`FOLDER`,
-lies the adapter as PEFT has it.
+What is exported, kept as a model and published are the merged weights, unless ``mesh.adapter_rank`` has the adapter
+published alone. Beside the exported model, in :data:`FOLDER`, lies the adapter as PEFT has it.
 """
 
 import json
@@ -26,7 +24,7 @@ FOLDER: Final = "adapter"
 
 
 def initial_a(module: str, features: int, settings: TrainerSettings) -> torch.Tensor:
-    """Return the ``A`` that a projection begins with, [rank, features], uniform as PEFT's is."""
+    """[rank, features], uniform as PEFT's is."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed} {module}".encode()))
     return (torch.rand(settings.lora_rank, features, generator=generator) * 2 - 1) * features**-0.5
 

@@ -1,18 +1,16 @@
 """The critic: a model of its own that says what reward may be expected from each token on.
 
-It begins as the policy does, with a head of zeros in the place of the output layer, and expects nothing. With the
-return ``R`` of a token (what it should have said: the advantage before it was normalized, and the value then)::
+It begins as the policy does, with a head of zeros in the place of the output layer. With the return ``R`` of a token
+(the advantage before it was normalized, and the value then) and the weights of the policy's loss::
 
     loss = sum over tokens of weight * (V - R)^2 / 2
     loss = sum over tokens of weight * max((V - R)^2, (clip(V, V_then - c, V_then + c) - R)^2) / 2     c = value_clip
 
-with the weights of the policy's loss. Sources: Schulman et al., "Proximal Policy Optimization Algorithms",
-arXiv:1707.06347, eq. 9; the clipped form, of the same authors' code, is described by Huang et al., "The 37
-Implementation Details of Proximal Policy Optimization", 2022.
+Sources: Schulman et al., arXiv:1707.06347, eq. 9; the clipped form, of the same authors' code, is described by Huang et
+al., "The 37 Implementation Details of Proximal Policy Optimization", 2022.
 
-It is transformers' model in float32 with torch's AdamW, whole on every rank, whatever the policy's layout is: it costs
-the memory of four copies of the model in float32. Ranks that train on different samples sum its gradients. Its
-state is in a checkpoint once, and read in any layout.
+It is transformers' model in float32 with torch's AdamW, whole on every rank, whatever the policy's layout is. Ranks
+that train on different samples sum its gradients. Its state is in a checkpoint once, and read in any layout.
 """
 
 import logging
@@ -38,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Critic:
-    """Values of tokens. What ``before_each`` micro-batch raises ends the pass."""
+    """What ``before_each`` micro-batch raises ends the pass."""
 
     def __init__(
         self,
@@ -76,17 +74,8 @@ class Critic:
         )
 
     def values(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return what is expected from each response token on, before it is known, of each sample."""
-
-        def run() -> dict[int, Float32]:
-            found: dict[int, Float32] = {}
-            for indices, arrays, values in self._passes(samples, 0.0):
-                mine = [samples[i] for i in indices]
-                found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
-            return found
-
         with torch.no_grad():
-            found = self._budget.within_memory(samples, run)
+            found = self._budget.within_memory(samples, lambda: packing.gathered(self._passes(samples, 0.0), samples))
         return [found[i] for i in range(len(samples))]
 
     def train(self, update: Update) -> Metrics:
@@ -125,28 +114,15 @@ class Critic:
         return {"critic_loss": loss * update.divisor / update.weight, "critic_grad_norm": length}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return weights and optimizer state by name, as references."""
-        state = {f"weight.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}
-        for name, parameter in self._network.named_parameters():
-            state |= {f"{kind}.{name}": value for kind, value in self._optimizer.state.get(parameter, {}).items()}
-        return state
+        parameters = dict(self._network.named_parameters())
+        weights = {f"weight.{name}": parameter.detach() for name, parameter in parameters.items()}
+        return weights | dict(state_of(self._optimizer, parameters))
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         parameters = dict(self._network.named_parameters())
         if missing := [name for name in parameters if f"weight.{name}" not in tensors]:
             raise CheckpointError(f"the checkpoint's critic has no {missing[0]}: it is of another model")
-        self._optimizer.state.clear()
-        with torch.no_grad():
-            for key, tensor in tensors.items():
-                kind, _, name = key.partition(".")
-                parameter = parameters.get(name)
-                if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
-                    raise CheckpointError(f"critic state {key} {tuple(tensor.shape)} is of another model")
-                if kind == "weight":
-                    parameter.copy_(tensor)
-                else:
-                    # Step counters stay on the CPU, where AdamW keeps them.
-                    self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+        load_state_of(self._optimizer, parameters, tensors, "critic state")
 
     def _passes(
         self, samples: Sequence[TrainSample], token_weight: float
@@ -172,11 +148,33 @@ class Critic:
         return loss
 
 
+def state_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in parameters.items():
+        for kind, tensor in optimizer.state.get(parameter, {}).items():
+            yield f"{kind}.{name}", tensor
+
+
+def load_state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Any], state: Mapping[str, torch.Tensor], what: str
+) -> None:
+    """Take over what :func:`state_of` gave, and weights beside it; CheckpointError where it is of another model."""
+    optimizer.state.clear()
+    for key, tensor in state.items():
+        kind, _, name = key.partition(".")
+        parameter = parameters.get(name)
+        if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
+            raise CheckpointError(f"{what} {key} {tuple(tensor.shape)} is of another model")
+        if kind == "weight":
+            parameter.detach().copy_(tensor)
+        else:
+            # Step counters stay on the CPU, where AdamW keeps them.
+            optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+
+
 def padded(arrays: PackedArrays, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sequences of a micro-batch as rows, and where in them its tokens are; both [sequences, longest].
 
-    What is computed for rows, at the places of the second, is as flat as the arrays. Padding comes after each sequence,
-    where attention that is causal never looks.
+    Padding comes after each sequence, where attention that is causal never looks.
     """
     real = torch.arange(arrays.longest) < torch.from_numpy(arrays.bounds).diff()[:, None]
     tokens = torch.zeros(real.shape, dtype=torch.long)

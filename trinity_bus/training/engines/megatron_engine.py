@@ -1,6 +1,6 @@
 """Training with Megatron-core: one rank of any layout; see ``parallel``, and ``multi_rank_engine`` for several."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,23 +8,17 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
-from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.cpu_platform import on_cpu
 from trinity_bus.training.megatron.optimizer import AdamW
-from trinity_bus.training.megatron.runner import ModelRunner
+from trinity_bus.training.megatron.runner import MegatronPasses
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
 
-class MegatronEngine(RankEngine):
-    """One rank of a trainer on Megatron-core.
-
-    ``world`` says which, by default the environment does: it joins the process groups where that has not been done.
-    ParallelError where the settings ask for others than there are.
-    """
+class MegatronEngine(MegatronPasses):
+    """``world`` says which rank it is, by default the environment does: it joins the process groups where need be."""
 
     NAME: ClassVar[str] = "megatron"
 
@@ -37,43 +31,25 @@ class MegatronEngine(RankEngine):
         return dtype
 
     def _build(self) -> None:
-        settings = self.settings
-        self._runner = ModelRunner(
-            self.source,
-            self.shape,
-            self.layout,
-            dtype=self.dtype,
-            settings=settings,
-            budget=self._budget,
-            before_each=self._stop_if_asked,
-        )
-        self._optimizer = AdamW(self._runner.chunks, settings, self.dtype)
+        super()._build()
+        self._optimizer = AdamW(self.chunks, self.settings, self.dtype)
 
     def leave(self) -> None:
-        """Leave the process groups, for good and for all engines of this process."""
         super().leave()
+        # For good and for all engines of this process
         parallel.shut_down()
 
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        return self._runner.logprobs(samples)
-
-    def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All ranks must iterate to the end."""
-        return self._runner.hf_tensors()
-
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
-        runner = self._runner
-
         def loss(indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor) -> Any:
             mine = [samples[i] for i in indices]
-            value, metrics = self._loss(mine, arrays, *runner.token_logprobs(hidden, arrays))
+            value, metrics = self._loss(mine, arrays, *self.token_logprobs(hidden, arrays))
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
-        for chunk in runner.chunks:
+        for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        outputs = runner.run(samples, loss, token_weight=token_weight, forward_only=False)
+        outputs = self.run(samples, loss, token_weight=token_weight, forward_only=False)
         # On a stage that is not the last there are none, and the others' arrive below.
         sums = (
             torch.stack(outputs).sum(0)
@@ -88,32 +64,22 @@ class MegatronEngine(RankEngine):
     def _update_weights(self, learning_rate: float) -> float:
         return self._optimizer.step(learning_rate)
 
-    def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        return self._runner.parameters()
-
-    def _load_weights(self, folder: Path) -> None:
-        self._runner.load(folder)
-
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All ranks must iterate to the end."""
-        return self._runner.adapter_tensors()
-
     def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         with torch.no_grad():
-            for weight, value in self._runner.shards_of(state.__getitem__, folder):
+            for weight, value in self.trained.shards_of(state.__getitem__, folder):
                 weight.copy_(value)
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         optimizer = self._optimizer
         yield "updates", torch.tensor(optimizer.updates)
         for kind in optimizer.kinds:
-            for name, tensor in self._runner.named_state(partial(optimizer.state_of, kind=kind)):
+            for name, tensor in self.trained.tensors(partial(optimizer.state_of, kind=kind), torch.float32):
                 yield f"{kind}.{name}", tensor
 
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         self._optimizer.updates = int(state["updates"])
         for kind in self._optimizer.kinds:
-            for weight, value in self._runner.shards_of(partial(_read, state, kind), folder):
+            for weight, value in self.trained.shards_of(partial(_read, state, kind), folder):
                 self._optimizer.load_state_of(weight, kind, value)
 
 

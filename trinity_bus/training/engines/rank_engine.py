@@ -1,20 +1,26 @@
 """What the engines of one process share: the course of a step.
 
-An engine brings the model and its optimizer: log-probabilities, gradients, the update, and what ``saved_engine`` keeps
-of them. What is trained on, in which order and with which loss is decided here, so that two engines differ in
-arithmetic alone.
+An engine brings the model and its optimizer. What is trained on, in which order and with which loss, and what is kept
+of it, is decided here, so that two engines differ in arithmetic alone. Where there are several ranks each builds an
+engine and makes the same calls. It trains on its shard of every update.
 
-Where there are several ranks each builds an engine and makes the same calls. It trains on its shard of every update.
+In a checkpoint all tensors are whole and have names of Hugging Face or, where adapters are trained, of PEFT, so it can
+be read in any layout. Its weights have in them what adapters add. They are not read back then: the adapters are, and
+are added anew to the weights of the source.
 """
 
 import logging
 import math
+import shutil
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,15 +29,19 @@ from msgspec import structs
 
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
-from trinity_bus.config import TrainerSettings
+from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.heap import give_back_memory
-from trinity_bus.training import layout_rules
-from trinity_bus.training.engines import token_advantages
+from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.folders import ADAPTER
+from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.engine import TrainingEngine
+from trinity_bus.training.engines import adapters, token_advantages
 from trinity_bus.training.engines.critic import Critic
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted
-from trinity_bus.training.engines.saved_engine import SavedEngine
+from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
 from trinity_bus.training.errors import TrainingInterruptedError
-from trinity_bus.training.families import read_shape
+from trinity_bus.training.families import hf_folder, read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
 from trinity_bus.training.objectives.advantage import TokenAdvantage
@@ -46,18 +56,16 @@ from trinity_bus.training.steps.token_figures import FigureKeeper, SampleFigures
 log = logging.getLogger(__name__)
 
 
-class RankEngine(SavedEngine):
-    """One rank's part of a trainer.
-
-    Raises:
-        ConfigError: ``model_path`` is not set.
-        ConversionError: The model cannot be read.
-        ParallelError: It cannot be trained in this layout.
-        TrainingError: It cannot be trained in the type that the settings ask for.
-    """
+class RankEngine(TrainingEngine):
+    # In ``trainer.engine`` and in checkpoints
+    NAME: ClassVar[str]
 
     def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
-        super().__init__(settings, layout)
+        self.layout, self.dtype = layout, self.dtype_of(settings)
+        self.source = Path(required(settings.model_path, "mesh.model_path", "to know what to train"))
+        self.device_type = str(layout.device.type)
+        self.progress = TrainingProgress()
+        self._saver = BackgroundSaver()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.shape = read_shape(self.source)
@@ -73,14 +81,38 @@ class RankEngine(SavedEngine):
         self._interrupted = threading.Event()
         self._figures = FigureKeeper(is_keeping=layout.tensor_rank == layout.context_rank == 0)
         self._build()
-        self._critic = (
+        self._critic: Critic | None = (
             Critic(self.source, settings, layout, budget=self._budget, before_each=self._stop_if_asked)
             if Need.VALUES in self._objective.needs
             else None
         )
-        self._reference = self._copy_weights() if Need.REFERENCE_LOGPROBS in self._objective.needs else None
+        self._reference = (
+            [parameter.detach().clone() for parameter in self._parameters()]
+            if Need.REFERENCE_LOGPROBS in self._objective.needs
+            else None
+        )
 
     # ------------------------------------------------------------------------------------------ what an engine brings
+
+    @staticmethod
+    @abstractmethod
+    def dtype_of(settings: TrainerSettings) -> torch.dtype:
+        """TrainingError where the engine does not train in the type asked for."""
+
+    @abstractmethod
+    def _load_weights(self, folder: Path) -> None: ...
+
+    @abstractmethod
+    def _load_adapters(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Take over what :meth:`adapter_tensors` gave in any layout; CheckpointError where it is of another model."""
+
+    @abstractmethod
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the optimizer's state by name, whole, in a fixed order. All ranks must iterate to the end."""
+
+    @abstractmethod
+    def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Take over a state of any layout; CheckpointError where it is of another model."""
 
     @abstractmethod
     def _build(self) -> None:
@@ -91,10 +123,9 @@ class RankEngine(SavedEngine):
 
     @abstractmethod
     def _accumulate(self, samples: Sequence[TrainSample], token_weight: float) -> tuple[torch.Tensor, int]:
-        """Compute gradients anew, and sum them over ranks.
+        """Compute gradients anew, and sum them over ranks; ``token_weight`` is that of a sample whose scale is 1.
 
-        ``token_weight`` is that of each trained token of this rank's samples, times the sample's scale. Returned are
-        the objective's metrics, summed over all ranks, and how many micro-batches this one has run.
+        Returned are the objective's metrics, summed over all ranks, and how many micro-batches this one has run.
         """
 
     @abstractmethod
@@ -114,7 +145,6 @@ class RankEngine(SavedEngine):
         seed: int | None = None,
         examples: Sequence[TrainSample] = (),
     ) -> Metrics:
-        """All ranks are given the same groups."""
         began = time.perf_counter()
         step = self.plan(groups, seed, examples)
         metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
@@ -258,13 +288,106 @@ class RankEngine(SavedEngine):
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.layout.device)
 
-    def _copy_weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self._parameters()]
-
     def _exchange_weights(self, others: list[torch.Tensor]) -> None:
         # The list has the present ones then; nothing is copied
         for place, parameter in enumerate(self._parameters()):
             parameter.data, others[place] = others[place], parameter.data
+
+    # ------------------------------------------------------------------------------------------- writing and reading
+
+    def export_hf(self, path: Path) -> None:
+        tensors, adapter = self.hf_tensors(), self.adapter_tensors()
+        if self.layout.rank == 0:
+            partial = path.with_name(f".partial-{path.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            write_companions(partial, self.source, str(self.dtype))
+            # Those of several ranks can be gathered only once.
+            held = self.hf_tensors if self.layout.world_size == 1 else copies(tensors)
+            hf_folder.write_weights(partial, held)
+            if self.settings.lora_rank:
+                adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
+            if path.exists():
+                shutil.rmtree(path)
+            partial.rename(path)
+        for gathered in (tensors, adapter):
+            deque(gathered, maxlen=0)  # the other ranks' part in gathering the weights
+        if self.layout.world_size > 1:
+            dist.barrier()
+
+    def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
+        # All ranks give what they have, and rank 0 alone writes.
+        self.progress = progress
+        self._saver.wait()
+        if self.layout.rank > 0:
+            # This rank's part in gathering, in the order in which rank 0 asks.
+            for gathered in (self._optimizer_state(), self.adapter_tensors(), self.hf_tensors()):
+                deque(gathered, maxlen=0)
+            written: Future[Path] = Future()
+            written.set_result(checkpoint.folder_of(directory, progress.step))
+            return written
+        rng = {"torch": torch.get_rng_state()}
+        if self.device_type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state()
+
+        def state() -> Iterator[tuple[str, torch.Tensor]]:
+            critic = {} if self._critic is None else self._critic.state()
+            parts: dict[str, Iterable[tuple[str, torch.Tensor]]] = {
+                "optimizer.": self._optimizer_state(),
+                ADAPTER: self.adapter_tensors(),
+                "critic.": critic.items(),
+                "rng.": rng.items(),
+            }
+            return ((prefix + name, tensor) for prefix, part in parts.items() for name, tensor in part)
+
+        # What several ranks hold is gathered by all of them, here; what this one has stays as it is until it is taken.
+        is_alone = self.layout.world_size == 1
+        snapshot = Snapshot(
+            progress=progress,
+            written_by=self.written_by(self.settings),
+            state=state if is_alone else copies(state()),
+            weights=self.hf_tensors if is_alone else copies(self.hf_tensors()),
+            source=self.source,
+            dtype=self.dtype,
+            as_hf=as_hf,
+            keep=self.settings.keep_checkpoints,
+        )
+        return self._saver.save(snapshot, directory)
+
+    def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
+        self._saver.wait()
+        folder = checkpoint.latest(directory, through)
+        if folder is None:
+            return None
+        with checkpoint.held(folder):
+            return self._load(folder)
+
+    def _load(self, folder: Path) -> TrainingProgress:
+        progress = checkpoint.read_progress(folder, self.written_by(self.settings))
+        if self.layout.rank == 0:
+            checkpoint.verify(folder)
+        ensure_loadable(folder, self.settings, critic=self._critic is not None)
+        optimizer, adapter, rng = (SavedState(folder, f"{part}.") for part in ("optimizer", "adapter", "rng"))
+        if adapter:
+            self._load_adapters(adapter, folder)
+        else:
+            self._load_weights(folder)
+        self._load_optimizer_state(optimizer, folder)
+        torch.set_rng_state(rng["torch"])
+        if self.device_type == "cuda" and "cuda" in rng:  # It is not where a CPU has trained before.
+            torch.cuda.set_rng_state(rng["cuda"])
+        if self._critic is not None:
+            self._critic.load_state(SavedState(folder, "critic."))
+        self.progress = progress
+        return progress
+
+    def leave(self) -> None:
+        # A checkpoint that is being written is finished.
+        self._saver.close()
+
+    @classmethod
+    def written_by(cls, settings: TrainerSettings) -> WrittenBy:
+        return WrittenBy(engine=cls.NAME, dtype=str(cls.dtype_of(settings)))
 
 
 def _means(reports: Sequence[Metrics]) -> Metrics:

@@ -7,13 +7,9 @@
                       '--an error--> its future has it; whoever saves again, or waits, gets it too
 
 No step changes weights or the optimizer's state before its update, and forward and backward passes come before that: so
-nothing is copied. A tensor at a time is read from where the engine has it; who is about to change any calls ``taken``
-first, which waits where the disk is slower than the passes. Where tensors are gathered from several ranks they are
-copies anyway.
-
-One is written at a time: who saves while another is being written waits for that. Killed while it writes, the newest
-checkpoint is the one before (``checkpoint``). The thread that trains goes on meanwhile, and shares the machine's cores
-and disks with this one.
+nothing is copied. Who is about to change any calls ``taken`` first, which waits where the disk is slower than the
+passes. Where tensors are gathered from several ranks they are copies anyway. One is written at a time. Killed while it
+writes, the newest checkpoint is the one before (``checkpoint``).
 """
 
 import threading
@@ -54,7 +50,7 @@ class Snapshot:
     keep: int
 
     def write(self, directory: Path, taken: Callable[[], None]) -> Path:
-        """Make it a checkpoint; its folder. ``taken`` is called once no tensor is read any more, whatever comes."""
+        """Make it a checkpoint. ``taken`` is called once no tensor is read any more, whatever comes."""
         try:
             try:
                 folder = checkpoint.begin(directory, self.progress.step)
@@ -78,7 +74,7 @@ def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:
 
 
 class BackgroundSaver:
-    """Writes snapshots. Its methods are called by one thread."""
+    # Its methods are called by one thread.
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -87,17 +83,13 @@ class BackgroundSaver:
         self._taken.set()
 
     def save(self, snapshot: Snapshot, directory: Path) -> Future[Path]:
-        """Begin to write a snapshot. ``wait`` first, so that there are never two.
-
-        Returns:
-            The checkpoint's folder, once it is durable.
-        """
+        """``wait`` first, so that there are never two."""
         self._taken.clear()
         self._last = self._thread.submit(snapshot.write, directory, self._taken.set)
         return self._last
 
     def taken(self) -> None:
-        """Return when no tensor of the snapshot is read any more: the engine may change them."""
+        """Return when no tensor of the snapshot is read any more."""
         self._taken.wait()
 
     def wait(self) -> None:
@@ -106,7 +98,6 @@ class BackgroundSaver:
             self._last.result()
 
     def close(self) -> None:
-        """Finish what is being written. Nothing can be saved any more."""
         self._thread.shutdown()
 
 

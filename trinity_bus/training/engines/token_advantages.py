@@ -25,10 +25,7 @@ _EPSILON: Final = 1e-8
 def finish(
     samples: Sequence[TrainSample], advantage: TokenAdvantage, objective: Objective, layout: Layout
 ) -> tuple[list[TrainSample], Metrics]:
-    """Return a rank's samples with their advantages, and what there is to say about those of all ranks.
-
-    ``samples`` have rewards in the place of advantages, and what the objective needs.
-    """
+    """Return a rank's samples, with advantages in the place of rewards, and metrics of those of all ranks."""
     found: dict[int, Float64] = {}
     expected: dict[int, Float64] = {}
     for place, sample in enumerate(samples):

@@ -1,8 +1,7 @@
 """Training with transformers' own model and torch's own optimizer, in one process: the numeric reference.
 
-Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows,
-``clip_grad``, AdamW, all in float32. What Megatron's engine computes in any layout is compared with this; and a model
-that fits into one process can be trained with it, where Megatron-core is not wanted.
+Nothing here is clever: padded batches, ``log_softmax`` and ``gather`` of the responses in chunks of rows, AdamW, all in
+float32. What Megatron's engine computes in any layout is compared with this.
 """
 
 import inspect
@@ -19,7 +18,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.training.engines import adapters
-from trinity_bus.training.engines.critic import padded
+from trinity_bus.training.engines.critic import load_state_of, padded, state_of
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
 from trinity_bus.training.families import tensors
@@ -32,8 +31,6 @@ _ADAPTER: Final = ("lora_A", "lora_B")
 
 
 class TorchEngine(RankEngine):
-    """A trainer of one process. ParallelError for several ranks, TrainingError for another type than float32."""
-
     NAME: ClassVar[str] = "torch"
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -99,11 +96,8 @@ class TorchEngine(RankEngine):
         return self.settings.lora_alpha / self.settings.lora_rank
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        found: dict[int, Float32] = {}
         with torch.no_grad():
-            for indices, arrays, logprobs, _ in self._passes(samples, 0.0):
-                mine = [samples[i] for i in indices]
-                found |= dict(zip(indices, packing.unpack(logprobs.cpu().numpy(), arrays, mine), strict=True))
+            found = packing.gathered((one[:3] for one in self._passes(samples, 0.0)), samples)
         return [found[i] for i in range(len(samples))]
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -194,20 +188,10 @@ class TorchEngine(RankEngine):
                 parameter.copy_(state[name])
 
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self._trained().items():
-            for kind, tensor in self._optimizer.state.get(parameter, {}).items():
-                yield f"{kind}.{name}", tensor
+        return state_of(self._optimizer, self._trained())
 
     def _load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        parameters = self._trained()
-        self._optimizer.state.clear()
-        for key, tensor in state.items():
-            kind, _, name = key.partition(".")
-            parameter = parameters.get(name)
-            if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
-                raise CheckpointError(f"{folder}: optimizer state {key} {tuple(tensor.shape)} is of another model")
-            # Step counters stay on the CPU, where AdamW keeps them.
-            self._optimizer.state[parameter][kind] = tensor.to(parameter.device) if tensor.dim() else tensor
+        load_state_of(self._optimizer, self._trained(), state, f"{folder}: optimizer state")
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         # By its names in checkpoints

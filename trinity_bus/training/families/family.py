@@ -7,12 +7,13 @@ transformers take it up from there.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families.shape import ModelShape
@@ -21,8 +22,6 @@ type Config = Mapping[str, Any]
 
 # Of a ``config.json``: somebody else may have written it
 _MAX_BYTES: Final = 4 << 20
-_MAX_SIZE: Final = 1 << 31
-_SIZES: Final = ("layers", "hidden", "heads", "groups", "head_dim", "intermediate", "vocabulary", "max_positions")
 _UNREADABLE: Final = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 # What all families take where a field is absent
 _DEFAULTS: Final[Config] = {
@@ -61,12 +60,7 @@ class ModelFamily:
     defaults: Config
 
     def shape(self, config: Config) -> ModelShape:
-        """Read a configuration. A field that is null says as much as one that is absent.
-
-        Raises:
-            UnsupportedError: It uses something that is not implemented.
-            KeyError, TypeError, ValueError: It is no configuration of this family.
-        """
+        # A field that is null says as much as one that is absent.
         given = {name: value for name, value in config.items() if value is not None}
         if quantized := given.get("quantization_config") or given.get("compression_config"):
             method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
@@ -85,11 +79,7 @@ class ModelFamily:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Read what a model's ``config.json`` says.
-
-    Raises:
-        ConversionError: There is none, its family is not known, or it uses something that is not implemented.
-    """
+    """ConversionError where it is not a ``config.json`` of a family, or uses something that is not implemented."""
     path = folder / "config.json"
     try:
         config = json.loads(_read(path))
@@ -102,9 +92,15 @@ def read_shape(folder: Path) -> ModelShape:
     if family is None:
         raise ConversionError(f"{path}: model_type={model_type!r} cannot be trained here; {', '.join(FAMILIES)} can")
     try:
-        return _possible(family.shape(config))
+        return family.shape(config)
     except UnsupportedError as error:
         raise ConversionError(f"{path}: {error}") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where, found = ".".join(map(str, wrong["loc"])), wrong["input"]
+        raise ConversionError(
+            f"{path} is not a {family.title} configuration: {where}={found!r:.80}: {wrong['msg']}"
+        ) from error
     except _UNREADABLE as error:
         raise ConversionError(f"{path} is not a {family.title} configuration: {error!r}") from error
 
@@ -120,22 +116,8 @@ def _read(path: Path) -> bytes:
     return found
 
 
-def _possible(shape: ModelShape) -> ModelShape:
-    for name in _SIZES:
-        if not 0 < getattr(shape, name) <= _MAX_SIZE:
-            raise ValueError(f"{name} is not from 1 to {_MAX_SIZE}")
-    if not (0 < shape.norm_epsilon < math.inf and 0 < shape.rope_theta < math.inf):
-        raise ValueError("rms_norm_eps and rope_theta are finite, and above 0")
-    if not 0 <= shape.experts_per_token <= shape.experts <= _MAX_SIZE:
-        raise ValueError(f"{shape.experts_per_token} of {shape.experts} experts")
-    return shape
-
-
 def _rope_parameters(config: Config) -> Config:
-    """Return what a configuration says about rotary positions, under the name of before or, without one, of today.
-
-    UnsupportedError where layers differ in it, or a part of each head is not rotated.
-    """
+    # Under the name of before or, without one, of today
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise TypeError(f"rope_parameters={rope!r} is no table")
@@ -150,58 +132,35 @@ def _rope_type(rope: Config) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def _number(config: Config, field: str) -> float:
-    value = config.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{field} is missing" if value is None else f"{field}={value!r} is no number")
-    return value
-
-
-def _size(config: Config, field: str) -> int:
-    value = _number(config, field)
-    if value != int(value):
-        raise ValueError(f"{field}={value!r} is no whole number")
-    return int(value)
-
-
-def _flag(config: Config, field: str) -> bool:
-    if not isinstance(value := config.get(field), bool):
-        raise TypeError(f"{field}={value!r} is neither true nor false")
-    return value
-
-
 def _dense_shape(
     config: Config, *, qk_norm: bool, qkv_bias: bool, llama3_rope_factor: float | None = None
 ) -> ModelShape:
-    """Return the shape of a dense model, from the fields that all families spell alike.
-
-    Without ``llama3_rope_factor`` scaled positions are refused.
-    """
+    # Without ``llama3_rope_factor`` scaled positions are refused.
     rope = _rope_parameters(config)
     kind = _rope_type(rope)
     expected = "default" if llama3_rope_factor is None else "llama3"
     if kind != expected:
         raise UnsupportedError(f"rope_type={kind!r} cannot be trained here; {expected!r} can")
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    groups = _size(config, "num_key_value_heads") if "num_key_value_heads" in config else heads
-    if heads < 1 or groups < 1 or heads % groups:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    groups = config.get("num_key_value_heads", heads)
+    if heads % groups:
         raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}")
     if "head_dim" not in config and hidden % heads:
         raise ValueError(
             f"hidden_size={hidden} is no multiple of num_attention_heads={heads}, and there is no head_dim"
         )
     return ModelShape(
-        layers=_size(config, "num_hidden_layers"),
+        layers=config["num_hidden_layers"],
         hidden=hidden,
         heads=heads,
         groups=groups,
-        head_dim=_size(config, "head_dim") if "head_dim" in config else hidden // heads,
-        intermediate=_size(config, "intermediate_size"),
-        vocabulary=_size(config, "vocab_size"),
-        max_positions=_size(config, "max_position_embeddings"),
-        norm_epsilon=float(_number(config, "rms_norm_eps")),
-        rope_theta=float(_number(config if rope.get("rope_theta") is None else rope, "rope_theta")),
-        tied=_flag(config, "tie_word_embeddings"),
+        head_dim=config["head_dim"] if "head_dim" in config else hidden // heads,
+        intermediate=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        norm_epsilon=config["rms_norm_eps"],
+        rope_theta=config["rope_theta"] if rope.get("rope_theta") is None else rope["rope_theta"],
+        tied=config["tie_word_embeddings"],
         qk_norm=qk_norm,
         qkv_bias=qkv_bias,
         llama3_rope_factor=llama3_rope_factor,
@@ -214,23 +173,25 @@ def _llama_shape(config: Config) -> ModelShape:
         return _dense_shape(config, qk_norm=False, qkv_bias=False)
     told = {"original_max_position_embeddings": config["max_position_embeddings"], **rope}
     for field, value in _SCALING.items():
-        if (found := _number(told, field)) != value:
+        if (found := told.get(field)) != value:
             raise UnsupportedError(f"{field}={found!r} cannot be trained here; {value!r} can")
-    return _dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=float(_number(rope, "factor")))
+    return _dense_shape(config, qk_norm=False, qkv_bias=False, llama3_rope_factor=rope["factor"])
 
 
 def _qwen3_moe_shape(config: Config) -> ModelShape:
     if dense := config.get("mlp_only_layers"):
         raise UnsupportedError(f"mlp_only_layers={dense!r} cannot be trained here; [] can")
-    per_token, normalized = _size(config, "num_experts_per_tok"), _flag(config, "norm_topk_prob")
-    if normalized and per_token == 1:
+    per_token, experts = config["num_experts_per_tok"], config.get("num_experts", config.get("num_local_experts", 128))
+    if config["norm_topk_prob"] and per_token == 1:
         raise UnsupportedError("norm_topk_prob=True with one expert for each token: its router would learn nothing")
+    if per_token > experts:
+        raise ValueError(f"{per_token} of {experts} experts")
     return replace(
         _dense_shape(config, qk_norm=True, qkv_bias=False),
-        intermediate=_size(config, "moe_intermediate_size"),
-        experts=_size({"num_experts": config.get("num_local_experts", 128), **config}, "num_experts"),
+        intermediate=config["moe_intermediate_size"],
+        experts=experts,
         experts_per_token=per_token,
-        normalized_routing=normalized,
+        normalized_routing=config["norm_topk_prob"],
     )
 
 

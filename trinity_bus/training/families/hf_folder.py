@@ -41,11 +41,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def weights(folder: Path, shape: ModelShape) -> Callable[[str], torch.Tensor]:
-    """Look the tensors of a model up by name, in a folder that holds this model and nothing else.
-
-    Raises:
-        ConversionError: See the module; of numbers that are not finite, from the returned function.
-    """
+    """Look the tensors of a model up by name, in a folder that holds this model and nothing else."""
     with readable(folder):
         files = _opened(folder)
         wanted = tensors.folder_names(shape)
@@ -103,10 +99,9 @@ def _told(names: Iterable[str]) -> str:
 
 
 def write_weights(folder: Path, weights: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
-    """Write weights, by name, into a folder that exists already.
+    """Write weights into a folder that exists already, with an index that says which file of it holds them.
 
-    Their index says which file of the folder holds them: inference servers read every other file of tensors too where
-    there is none, and a checkpoint has its optimizer's. Raises as ``write_tensors``, which ``weights`` is for.
+    Where there is none inference servers read every other file of tensors too, and a checkpoint has its optimizer's.
     """
     names: dict[str, str] = {}
 

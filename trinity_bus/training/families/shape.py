@@ -1,22 +1,28 @@
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+type Size = Annotated[int, Field(ge=1, le=1 << 31)]
+type Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(strict=True))
 class ModelShape:
     """A decoder with RMS norms, rotary positions, grouped-query attention, and SwiGLU MLPs: one a layer, or experts."""
 
-    layers: int
-    hidden: int
-    heads: int
+    layers: Size
+    hidden: Size
+    heads: Size
     # Key-value heads; each serves ``heads / groups`` query heads
-    groups: int
-    head_dim: int
+    groups: Size
+    head_dim: Size
     # Width of a layer's MLP; where there are experts, of each of them
-    intermediate: int
-    vocabulary: int
-    max_positions: int
-    norm_epsilon: float
-    rope_theta: float
+    intermediate: Size
+    vocabulary: Size
+    max_positions: Size
+    norm_epsilon: Positive
+    rope_theta: Positive
     # The output layer is the embedding
     tied: bool
     # Queries and keys are normalized in each head
@@ -24,10 +30,10 @@ class ModelShape:
     # The projections to queries, keys and values have biases
     qkv_bias: bool
     # Low frequencies of the rotary positions are divided by this, as in Llama 3.1; None: positions are not scaled.
-    llama3_rope_factor: float | None = None
+    llama3_rope_factor: Positive | None = None
     # In each layer, of which a router chooses some for each token; 0: the model is dense
-    experts: int = 0
-    experts_per_token: int = 0
+    experts: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    experts_per_token: Annotated[int, Field(ge=0)] = 0
     # The weights of the chosen experts add up to 1
     normalized_routing: bool = True
 

@@ -12,8 +12,6 @@ alike; what a family does not have is never looked up:
   (see ``experts``), transformers' own model all of them (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
-
-Functions here take and give whole or sharded tensors and know no process groups.
 """
 
 import re
@@ -68,7 +66,7 @@ def folder_names(shape: ModelShape) -> frozenset[str]:
 
 
 def hf_names(name: str) -> tuple[str, ...]:
-    """Return the Hugging Face names of the tensors that make up a Megatron parameter, in :func:`merge`'s order."""
+    # Of the tensors that make up a Megatron parameter, in the order of ``merge``
     match = _LAYER.fullmatch(name)
     try:
         if match is None:
@@ -108,7 +106,7 @@ def of_transformers(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Te
 
 
 def split_axis(name: str) -> int | None:
-    """Return the axis along which a parameter is split over tensor-parallel ranks; None where each has all of it."""
+    """None where each tensor-parallel rank has all of it."""
     if name.endswith(_SPLIT_BY_COLUMN):
         return 1
     return 0 if name.endswith(_SPLIT_BY_ROW) else None

@@ -1,15 +1,14 @@
 """Core attention on ``torch.nn.functional.scaled_dot_product_attention``, for Megatron's local layer spec.
 
 Megatron's own ``DotProductAttention`` refuses packed sequences, holds the scores of all pairs of positions in memory
-and wants a CUDA generator for dropout. This one is causal, does grouped queries and rotary positions, has no dropout,
-and knows packed sequences only: ``thd``, [tokens, heads, head dimension], one after another, with their bounds.
+and wants a CUDA generator for dropout. This one is causal and knows packed sequences only: ``thd``, [tokens, heads,
+head dimension], one after another, with their bounds.
 
-On a CPU packed sequences are padded inside the attention only, since SDPA there knows no ragged batches; all other
-layers work on the tokens alone; on CUDA the same holds in float32. In bfloat16, torch's variable-length flash attention
-takes them there as they are; it knows no float32.
+On a CPU, and on CUDA in float32, they are padded inside the attention only; all other layers work on the tokens alone.
+In bfloat16, torch's variable-length flash attention takes them on CUDA as they are.
 
 Where prompts are computed once, see ``packing.shared_prompts``, queries, keys and values are laid out for all sequences
-here, and of what comes of it only what is computed is kept: all other layers have fewer tokens.
+here, and of what comes of it only what is computed is kept.
 
 With context parallelism (which Megatron leaves to Transformer Engine) each rank has two parts of every sequence, as
 ``packing.context_part`` says. It gathers all keys and values, of which there are few where heads share them, and
@@ -55,18 +54,7 @@ class SDPAttention(MegatronModule):  # type: ignore[misc]  # Megatron has no typ
         packed_seq_params: PlacedSeqParams,
         **__: Any,
     ) -> torch.Tensor:
-        """Turn queries and keys by their positions, and attend causally.
-
-        Args:
-            query: [t, heads, d]
-            key: As ``query``, with the key-value heads.
-            value: As ``key``.
-            attention_mask: Not used; causality is implied.
-            packed_seq_params: Bounds of the sequences, and how each token is turned.
-
-        Returns:
-            [t, heads * d]
-        """
+        """Turn queries and keys, [t, heads, d], by their positions, and attend causally: [t, heads * d]."""
         del attention_mask
         grouped = query.shape[-2] != key.shape[-2]
         query, key = (rotate(x, packed_seq_params.rotation) for x in (query, key))

@@ -11,12 +11,9 @@ The first two go through the global name ``torch`` of each Megatron module. So M
 :data:`FACTORIES` mean the CPU. torch itself stays as it is for the rest of the process. The third is a method of
 tensors and is answered for the length of the one call that asks (:data:`TYPE_ASSERTIONS`).
 
-:data:`JIT_REASON` tells of the one measure that is taken for speed.
-
-Where CUDA is there, :func:`prepare` only imports, and defines
-a name that Megatron forgets (:data:`UNDEFINED`). Each entry of the tables is needed: a test takes one away at a time
-and sees training fail, and a training step that passes shows that none is missing. What only a pipeline of several
-stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED_REASON`) is exercised by training on two ranks.
+Where CUDA is there, :func:`prepare` only imports, and defines a name that Megatron forgets (:data:`UNDEFINED`). Each
+entry of the tables is needed: a test takes one away at a time and sees training fail. What only a pipeline of several
+stages needs (:data:`PIPELINE_CUDA_CALLS`, :data:`TIED`) is exercised by training on two ranks.
 """
 
 import contextlib
@@ -33,23 +30,17 @@ import torch
 from trinity_bus.runtime.device import uses_gpu
 from trinity_bus.runtime.heap import importing
 
+type Calls = dict[str, Callable[..., Any]]
+
 CPU: Final = torch.device("cpu")
 _TYPE: Final = torch.Tensor.type
 
-# Name in ``torch.cuda`` to its meaning on a CPU, and who calls it
-CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
-    "current_device": (lambda: CPU, "gradient buffers of DistributedDataParallel are allocated on it"),
-}
-
-# The same, for what only several stages call
-PIPELINE_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
-    "synchronize": (lambda: None, "stages wait for the device after they have exchanged shapes and tensors"),
-}
-
-# The same, for what only models with experts call
-EXPERT_CUDA_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
-    "Stream": (lambda: None, "the dispatcher of tokens to experts makes one to copy counts to the host on"),
-}
+# By its name in ``torch.cuda``. Gradient buffers of DistributedDataParallel are allocated on it.
+CUDA_CALLS: Final[Calls] = {"current_device": lambda: CPU}
+# What several stages alone call: they wait for the device after they have exchanged shapes and tensors.
+PIPELINE_CUDA_CALLS: Final[Calls] = {"synchronize": lambda: None}
+# What the dispatcher of tokens to experts alone makes, to copy counts to the host on
+EXPERT_CUDA_CALLS: Final[Calls] = {"Stream": lambda: None}
 
 # Copies counts of tokens to the host, on streams and as numpy's numbers; here they are there, and tensors still.
 COUNTS: Final = (
@@ -60,46 +51,26 @@ COUNTS: Final = (
 # A name that the router compares with None, and that Megatron 0.16 defines only where Transformer Engine is there.
 UNDEFINED: Final = ("megatron.core.transformer.moe.moe_utils", "te_general_gemm")
 
-# Tensor factories that Megatron calls with a CUDA device, and where
-FACTORIES: Final[dict[str, str]] = {
-    "tensor": "FP32Optimizer keeps its loss scale in a CUDA tensor",
-    "zeros": "the pipeline schedule counts tokens, and gradient clipping its overflows, in CUDA tensors",
+# Tensor factories that Megatron calls with a CUDA device: FP32Optimizer for its loss scale, the pipeline schedule to
+# count tokens, and gradient clipping to count its overflows
+FACTORIES: Final = ("tensor", "zeros")
+
+# Which function of a module asserts that gradients, and weights that it shards, are of type "torch.cuda.FloatTensor"
+TYPE_ASSERTIONS: Final = {
+    "megatron.core.optimizer.optimizer": "clip_grad_by_total_norm_fp32",
+    "megatron.core.optimizer.distrib_optimizer": "DistributedOptimizer._build_model_and_main_param_groups",
 }
 
-# Module to the function in it that asserts a CUDA tensor type, and what it asserts
-TYPE_ASSERTIONS: Final[dict[str, tuple[str, str]]] = {
-    "megatron.core.optimizer.optimizer": (
-        "clip_grad_by_total_norm_fp32",
-        "asserts that gradients are of type 'torch.cuda.FloatTensor'",
-    ),
-    "megatron.core.optimizer.distrib_optimizer": (
-        "DistributedOptimizer._build_model_and_main_param_groups",
-        "asserts the same of the weights that it shards",
-    ),
-}
-
+# Save and restore CUDA's generator, which does not exist here, around layers whose activations are computed again. The
+# second queues a call for when there is CUDA, at each such layer, for ever.
 RANDOM: Final = "megatron.core.tensor_parallel.random"
-# Functions of :data:`RANDOM` that save and restore CUDA's generator, which does not exist here.
-RANDOM_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
-    "_get_cuda_rng_state": (lambda **_: None, "saved before a layer whose activations are computed again"),
-    "_set_cuda_rng_state": (
-        lambda *_, **__: None,
-        "queues a call for when there is CUDA, at each such layer, for ever",
-    ),
-}
+RANDOM_CALLS: Final[Calls] = {"_get_cuda_rng_state": lambda **_: None, "_set_cuda_rng_state": lambda *_, **__: None}
 
+# Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the copy
+# before it adds both up. Within that one method it returns the tensor as it is.
 TIED: Final = (
     "megatron.core.models.common.language_module.language_module",
     "LanguageModule.setup_embeddings_and_output_layer",
-)
-TIED_REASON: Final = (
-    "Where the output layer is the embedding and the two are on different stages, Megatron calls Tensor.cuda() on the "
-    "copy before it adds both up. Within that one method it returns the tensor as it is."
-)
-
-JIT_REASON: Final = (
-    "Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of "
-    "the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is."
 )
 
 # Megatron's inference imports it where it can, and its import asks the GPU for its properties. That takes 20 s, and a
@@ -134,7 +105,7 @@ class _TorchView(types.ModuleType):
         self.__dict__.update({k: v for k, v in vars(torch).items() if k not in dunders})
         self.cuda = types.ModuleType("torch.cuda", "torch.cuda, where CUDA means the CPU")
         vars(self.cuda).update({k: v for k, v in vars(torch.cuda).items() if not k.startswith("__")})
-        for name, (meaning, _) in (CUDA_CALLS | PIPELINE_CUDA_CALLS | EXPERT_CUDA_CALLS).items():
+        for name, meaning in (CUDA_CALLS | PIPELINE_CUDA_CALLS | EXPERT_CUDA_CALLS).items():
             setattr(self.cuda, name, meaning)
         for name in FACTORIES:
             setattr(self, name, _on_cpu(getattr(torch, name)))
@@ -155,7 +126,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _while_tensors(name: str, method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Have a function called while tensors have another method. Not re-entrant, nor is who is called so."""
+    # Not re-entrant, nor is who is called so.
 
     def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -192,7 +163,8 @@ def _counts_are_here(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _no_compilation() -> Iterator[None]:
-    # See JIT_REASON
+    # Megatron decorates functions with torch.compile while it is imported. On a CPU that imports the compiler (half of
+    # the import time) and runs a C++ compiler in the first step, so the decorator returns the function as it is.
 
     def compile_nothing(function: Callable[..., Any] | None = None, **_: Any) -> Any:
         return function if function is not None else compile_nothing
@@ -221,7 +193,6 @@ def on_cpu() -> bool:
 
 
 def replace_function(module: str, path: str, replacement: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put another function in the place of one in a module, or in a class of it."""
     *classes, name = path.split(".")
     owner = functools.reduce(getattr, classes, sys.modules[module])
     found = vars(owner)[name]
@@ -247,10 +218,10 @@ def prepare() -> _TorchView | None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and vars(module).get("torch") is torch:
             module.torch = view  # type: ignore[attr-defined]  # a module's globals are open
-    for module_name, (path, _) in TYPE_ASSERTIONS.items():
+    for module_name, path in TYPE_ASSERTIONS.items():
         replace_function(module_name, path, _while_tensors("type", _cuda_type))
     replace_function(*COUNTS, _counts_are_here)
-    for path, (meaning, _) in RANDOM_CALLS.items():
+    for path, meaning in RANDOM_CALLS.items():
         replace_function(RANDOM, path, functools.partial(functools.update_wrapper, meaning))
     replace_function(*TIED, _while_tensors("cuda", lambda tensor: tensor))
     return view

@@ -1,8 +1,8 @@
 """The experts of a layer on one rank as two stacks of weights, computed by products of groups: one kernel for all.
 
-Megatron's own goes from expert to expert, with small products that a GPU spends less on than on being told of them; its
-grouped ones want Transformer Engine, or a package that is for CUDA alone. torch's product of groups is one kernel where
-a GPU has it (bfloat16, from Hopper on), and elsewhere, on CPUs too, goes from group to group inside.
+Megatron's own goes from expert to expert; its grouped ones want Transformer Engine, or a package that is for CUDA
+alone. torch's product of groups is one kernel where a GPU has it (bfloat16, from Hopper on), and elsewhere, on CPUs
+too, goes from group to group inside.
 
 A group of no rows gets a gradient of zero from here, not from the kernel: on some GPUs it leaves there what was there
 before (pytorch/pytorch#172439), and no kernel is made for no rows at all.
@@ -42,13 +42,7 @@ class Experts(MegatronModule):  # type: ignore[misc]  # Megatron is not type-che
     def forward(
         self, tokens: torch.Tensor, tokens_per_expert: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        """Return what the experts make of their tokens, and no bias.
-
-        Args:
-            tokens: [tokens, hidden], expert by expert.
-            tokens_per_expert: How many of them are whose.
-            weights: [tokens] that the router gives each.
-        """
+        """Return what the experts make of their tokens, [tokens, hidden], expert by expert, and no bias."""
         ends = tokens_per_expert.cumsum(0, dtype=torch.int32).to(tokens.device)
         inner = multiply(tokens, self.linear_fc1, ends)
         inner = weighted_bias_swiglu_impl(inner, None, weights.unsqueeze(-1))

@@ -6,11 +6,9 @@ With hidden states ``h``, the output layer ``W``, logits ``x = W h`` at the temp
     log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
     H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
 
-A token has as many logits as the vocabulary has entries, and they are most of what a small model's step would hold. So
-both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are
+Both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are
 the hidden states and two numbers a token; the logits are computed again there, unless one chunk is all there is. Rows
-of ``W`` at or beyond the vocabulary's size are padding: they have probability zero and gradient zero. The gradient of
-``W`` can be added to where gradients are summed anyway, in place of one of its own.
+of ``W`` at or beyond the vocabulary's size are padding: they have probability zero and gradient zero.
 """
 
 from typing import Any
@@ -123,7 +121,7 @@ def vocab_parallel_logprobs(
     group: dist.ProcessGroup | None = None,
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each target, and the entropy of each distribution; both can be differentiated once.
+    """Log-probability of each target, and the entropy of each distribution, [tokens]; can be differentiated once.
 
     The gradient for ``hidden`` is of this rank's part of the vocabulary alone: those of all ranks are to be summed.
 
@@ -132,12 +130,9 @@ def vocab_parallel_logprobs(
         weight: [columns, hidden] of the output layer, this rank's part of the vocabulary, of the same type.
         targets: [tokens] token ids, int64, the same on all ranks.
         vocabulary: True size, without padding.
-        temperatures: [tokens] what the logits of each are divided by, as when it was drawn; None: by 1.
-        group: The tensor-parallel ranks; None where this rank has all columns.
-        sums: Of the weight's shape and type: what its gradient is added to. None: it is given to autograd.
-
-    Returns:
-        Two float32 tensors [tokens]: log-probabilities and entropies in nats.
+        temperatures: [tokens] what the logits of each are divided by; None: by 1.
+        group: The tensor-parallel ranks.
+        sums: Of the weight's shape and type: what its gradient is added to, in place of one of its own.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(
         hidden, weight, targets, vocabulary, temperatures, group, sums

@@ -34,7 +34,7 @@ _LAYERS: Final = ("self_attention.linear_qkv", "self_attention.linear_proj", "ml
 
 
 class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-    """What is trained of one linear layer. ``weight`` is this rank's shard."""
+    """``weight`` is this rank's shard of one linear layer."""
 
     def __init__(
         self, name: str, weight: torch.Tensor, shape: ModelShape, layout: Layout, settings: TrainerSettings
@@ -65,7 +65,7 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
             set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the layer's output for its input, both [tokens, 1, features of this rank]."""
+        """Return what is added to the layer's output, [tokens, 1, features of this rank], for its input."""
         inner = torch.nn.functional.linear(x, self.a)
         if self._group is not None:
             way = (self.by_inputs, self._tokens_split)

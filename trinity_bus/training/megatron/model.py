@@ -1,13 +1,12 @@
 """Building Megatron's ``GPTModel`` in a model's shape, filling it from safetensors, and naming its weights as there.
 
-On a GPU with Transformer Engine installed its layer spec is used, without it the local spec with :class:`SDPAttention`;
-the CPU always takes the latter, and so do adapters everywhere: Transformer Engine's linear layers do the norm before
-them inside, where an adapter cannot see its result. Experts are this project's in both specs. No test of this project
-has Transformer Engine.
+On a GPU with Transformer Engine installed its layer spec is used, which no test here has; else, and with adapters, the
+local spec with :class:`SDPAttention`: Transformer Engine's linear layers do the norm before them inside, where an
+adapter cannot see its result. Experts are this project's in both specs.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +34,7 @@ from trinity_bus.training.megatron.experts import Experts
 from trinity_bus.training.megatron.norm import Norm
 from trinity_bus.training.megatron.rotary import RotaryModel
 
+_EMBEDDING: Final = "embedding.word_embeddings.weight"
 _OUTPUT: Final = "output_layer.weight"
 
 
@@ -136,27 +136,6 @@ def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> Modul
     return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
 
 
-def build(
-    shape: ModelShape,
-    layout: Layout,
-    dtype: torch.dtype,
-    *,
-    recompute: bool = False,
-    replay: bool = False,
-    adapters: bool = False,
-) -> list[GPTModel]:
-    """Return this rank's stages of a model, with memory but no weights yet, on the layout's device.
-
-    Args:
-        recompute: Whether activations are computed again in the backward pass.
-        replay: Whether routers can be told what to choose.
-        adapters: Whether adapters are put beside its linear layers.
-    """
-    local = is_local(adapters=adapters)
-    config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
-    return [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
-
-
 def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int, *, local: bool) -> GPTModel:
     model = (RotaryModel if local else GPTModel)(
         config=config,
@@ -186,132 +165,118 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, s
     return model.to(layout.device)
 
 
-def output_weight(model: GPTModel) -> torch.Tensor:
-    """Return this rank's part of the output layer of a last stage, [vocabulary, hidden]."""
-    weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
-    return model.output_layer.weight if weight is None else weight
+class StagedModel:
+    """This rank's stages of a model, with memory but no weights yet, on the layout's device."""
 
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: Layout,
+        dtype: torch.dtype,
+        *,
+        recompute: bool = False,
+        replay: bool = False,
+        adapters: bool = False,
+    ) -> None:
+        local = is_local(adapters=adapters)
+        config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
+        self._shape, self._layout, self._dtype = shape, layout, dtype
+        self.chunks = [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
+        experts = shape.experts // layout.expert_parallel
+        self._own_experts = range(layout.expert_rank * experts, (layout.expert_rank + 1) * experts)
 
-def load(chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, folder: Path) -> None:
-    """Fill a model, in place, from the safetensors of a Hugging Face folder.
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
+        last = self.chunks[-1]
+        weight = last.shared_embedding_or_output_weight() if self._shape.tied else None
+        return last.output_layer.weight if weight is None else weight
 
-    Raises:
-        ConversionError: The folder does not hold this model and nothing else (see ``hf_folder``), or a tensor has
-            another shape than the configuration says.
-    """
-    read = weights(folder, shape)
-    with torch.no_grad(), readable(folder):
-        for parameter, shard in shards_of(chunks, shape, layout, read, folder):
-            parameter.copy_(shard)
+    def load(self, folder: Path) -> None:
+        """ConversionError where the folder does not hold this model and nothing else (see ``hf_folder``)."""
+        read = weights(folder, self._shape)
+        with torch.no_grad(), readable(folder):
+            for parameter, shard in self.shards_of(read, folder):
+                parameter.copy_(shard)
 
+    def shards_of(
+        self, read: Callable[[str], torch.Tensor], folder: Path
+    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Return this rank's parameters, each with its shard of what is read whole under its Hugging Face names."""
+        shape, layout = self._shape, self._layout
+        for name, parameter in self._named_parameters():
+            shards = []
+            for one in (stacked := tensors.expert_names(name, self._own_experts)) or [name]:
+                # A tied output layer is the embedding.
+                sources = tensors.hf_names(_EMBEDDING if one == _OUTPUT and shape.tied else one)
+                whole = tensors.merge(one, [read(part) for part in sources], shape, layout.tensor_parallel)
+                shard = tensors.shard(one, whole, layout.tensor_parallel, layout.tensor_rank)
+                expected = parameter.shape[1:] if stacked else parameter.shape
+                if shard.shape != expected:
+                    raise ConversionError(
+                        f"{folder}: {sources} make {one} {tuple(shard.shape)}; config.json asks for {tuple(expected)}"
+                    )
+                shards.append(shard)
+            yield parameter, torch.stack(shards) if stacked else shards[0]
 
-def shards_of(
-    chunks: Sequence[GPTModel],
-    shape: ModelShape,
-    layout: Layout,
-    read: Callable[[str], torch.Tensor],
-    folder: Path,
-) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return this rank's parameters, each with its shard of what is read whole under its Hugging Face names."""
-    own = _own_experts(shape, layout)
-    for name, parameter in _named_parameters(chunks, shape, layout):
-        shards = []
-        for one in (stacked := tensors.expert_names(name, own)) or [name]:
-            parts = [read(part) for part in _sources(one, shape)]
-            whole = tensors.merge(one, parts, shape, layout.tensor_parallel)
-            shard = tensors.shard(one, whole, layout.tensor_parallel, layout.tensor_rank)
-            expected = parameter.shape[1:] if stacked else parameter.shape
-            if shard.shape != expected:
-                raise ConversionError(
-                    f"{folder}: {_sources(one, shape)} make {one} {tuple(shard.shape)}; "
-                    f"config.json asks for {tuple(expected)}"
-                )
-            shards.append(shard)
-        yield parameter, torch.stack(shards) if stacked else shards[0]
+    def tensors(
+        self, of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return ``of`` each parameter under its Hugging Face names, whole, in the model's order, on its device.
 
+        Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets
+        all.
+        """
+        group = self._layout.tensor_group
+        for name, shard in self._shards(of, dtype or self._dtype):
+            tensor = shard
+            if group is not None and tensors.split_axis(name) is not None:
+                shards = [torch.empty_like(tensor) for _ in range(self._layout.tensor_parallel)]
+                dist.all_gather(shards, tensor.contiguous(), group=group)
+                tensor = tensors.unshard(name, shards)
+            for hf_name, part in zip(tensors.hf_names(name), tensors.split(name, tensor, self._shape), strict=True):
+                yield hf_name, part.contiguous()
 
-def _own_experts(shape: ModelShape, layout: Layout) -> range:
-    count = shape.experts // layout.expert_parallel
-    return range(layout.expert_rank * count, (layout.expert_rank + 1) * count)
+    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        # By their names in the whole model; its experts of a layer are stacks
+        layers = self._shape.layers // self._layout.stages
+        for stage, chunk in zip(self._layout.own_stages, self.chunks, strict=True):
+            for name, parameter in chunk.named_parameters():
+                if ".adapter." in name:
+                    continue  # see ``lora``
+                yield tensors.global_name(name, stage * layers), parameter
 
+    def _shards(
+        self, of: Callable[[torch.nn.Parameter], torch.Tensor], dtype: torch.dtype
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        # Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
+        layout, own, own_experts = self._layout, dict(self._named_parameters()), self._own_experts
+        stages, experts = layout.pipeline_group, layout.expert_group
+        for name, stage, size in self._everything(own):
+            mine = None if (parameter := own.get(name)) is None else of(parameter)
+            names = tensors.expert_names(name, range(self._shape.experts))
+            for expert, one in enumerate(names or [name]):
+                is_here = not names or expert in own_experts
+                if mine is not None and is_here:
+                    tensor = (mine[expert - own_experts.start] if names else mine).contiguous()
+                else:
+                    tensor = torch.empty(size[1:] if names else size, dtype=dtype, device=layout.device)
+                if stages is not None and is_here:
+                    dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
+                if experts is not None and names:
+                    dist.broadcast(tensor, src=layout.rank_of_experts(expert // len(own_experts)), group=experts)
+                yield one, tensor
 
-def _named_parameters(
-    chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout
-) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    # By their names in the whole model; its experts of a layer are stacks
-    layers = shape.layers // layout.stages
-    for stage, chunk in zip(layout.own_stages, chunks, strict=True):
-        for name, parameter in chunk.named_parameters():
-            if ".adapter." in name:
-                continue  # see ``lora``
-            yield tensors.global_name(name, stage * layers), parameter
-
-
-def _sources(name: str, shape: ModelShape) -> tuple[str, ...]:
-    # A tied output layer is the embedding
-    return tensors.hf_names("embedding.word_embeddings.weight" if name == _OUTPUT and shape.tied else name)
-
-
-def _shards(
-    chunks: Sequence[GPTModel],
-    shape: ModelShape,
-    layout: Layout,
-    of: Callable[[torch.nn.Parameter], torch.Tensor],
-    dtype: torch.dtype,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    # Where layers or experts are distributed this is a collective: who holds a parameter sends it to the others.
-    own = dict(_named_parameters(chunks, shape, layout))
-    stages, experts, own_experts = layout.pipeline_group, layout.expert_group, _own_experts(shape, layout)
-    for name, stage, size in _everything(own, shape, layout):
-        mine = None if (parameter := own.get(name)) is None else of(parameter)
-        names = tensors.expert_names(name, range(shape.experts))
-        for expert, one in enumerate(names or [name]):
-            is_here = not names or expert in own_experts
-            if mine is not None and is_here:
-                tensor = (mine[expert - own_experts.start] if names else mine).contiguous()
-            else:
-                tensor = torch.empty(size[1:] if names else size, dtype=dtype, device=layout.device)
-            if stages is not None and is_here:
-                dist.broadcast(tensor, src=layout.rank_of_stage(stage), group=stages)
-            if experts is not None and names:
-                dist.broadcast(tensor, src=layout.rank_of_experts(expert // len(own_experts)), group=experts)
-            yield one, tensor
-
-
-def _everything(
-    own: Mapping[str, torch.Tensor], shape: ModelShape, layout: Layout
-) -> Iterator[tuple[str, int, torch.Size]]:
-    # In the model's order: the name, the stage that holds it, its size on a rank
-    per_stage = shape.layers // layout.stages
-    first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
-    layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
-    vocabulary = torch.Size((shape.padded_vocabulary(layout.tensor_parallel) // layout.tensor_parallel, shape.hidden))
-    yield "embedding.word_embeddings.weight", 0, vocabulary
-    for number in range(shape.layers):
-        yield from ((f"decoder.layers.{number}.{name}", number // per_stage, size) for name, size in layer)
-    yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
-    if not shape.tied:
-        yield _OUTPUT, layout.stages - 1, vocabulary
-
-
-def hf_tensors(
-    chunks: Sequence[GPTModel],
-    shape: ModelShape,
-    layout: Layout,
-    of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach,
-    dtype: torch.dtype | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the weights under their Hugging Face names, whole, in the model's order, on its device.
-
-    Where the model is on several ranks, this is a collective: all of them must iterate to the end, and each gets all.
-    ``of`` gives what is returned of each parameter, of its shape: its value, or such a thing as its gradient.
-    """
-    group = layout.tensor_group
-    for name, shard in _shards(chunks, shape, layout, of, dtype or next(chunks[0].parameters()).dtype):
-        tensor = shard
-        if group is not None and tensors.split_axis(name) is not None:
-            shards = [torch.empty_like(tensor) for _ in range(layout.tensor_parallel)]
-            dist.all_gather(shards, tensor.contiguous(), group=group)
-            tensor = tensors.unshard(name, shards)
-        for hf_name, part in zip(tensors.hf_names(name), tensors.split(name, tensor, shape), strict=True):
-            yield hf_name, part.contiguous()
+    def _everything(self, own: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, int, torch.Size]]:
+        # In the model's order: the name, the stage that holds it, its size on a rank
+        shape, layout = self._shape, self._layout
+        per_stage, ranks = shape.layers // layout.stages, layout.tensor_parallel
+        first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
+        layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
+        vocabulary = torch.Size((shape.padded_vocabulary(ranks) // ranks, shape.hidden))
+        yield _EMBEDDING, 0, vocabulary
+        for number in range(shape.layers):
+            yield from ((f"decoder.layers.{number}.{name}", number // per_stage, size) for name, size in layer)
+        yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
+        if not shape.tied:
+            yield _OUTPUT, layout.stages - 1, vocabulary

@@ -28,10 +28,10 @@ class Norm(torch.nn.RMSNorm):  # type: ignore[misc]  # torch is not followed by 
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return what ``torch.nn.functional.rms_norm`` does; can be differentiated once.
+    """Do what ``torch.nn.functional.rms_norm`` does; can be differentiated once.
 
-    In float32 and float64 it is the same bit for bit. In bfloat16 and float16 torch computes in float32 and rounds the
-    result; here each operation is rounded, and results differ by up to three times the dtype's ``eps``, relatively.
+    In float32 and float64 it is the same bit for bit. In bfloat16 and float16 each operation is rounded here, and
+    results differ by up to three times the dtype's ``eps``, relatively.
     """
     result: torch.Tensor = _RMSNorm.apply(x, weight, epsilon)
     return result

@@ -1,12 +1,12 @@
 """AdamW through Megatron's optimizer, and its state as named tensors.
 
 That is Megatron's float32 optimizer around torch's AdamW or, with ``trainer.distributed_optimizer`` and with bfloat16
-weights in any case, its distributed one, which shards state and update over the data-parallel ranks. With bfloat16 that
-keeps float32 master weights.
+weights in any case, its distributed one, which shards state and update over the data-parallel ranks, and keeps float32
+master weights beside bfloat16.
 
 State is read from and written to the torch optimizers inside, weight by weight and in the weight's shape, whatever part
-of it this rank has: so it can be kept under the weight's name and be read in any layout. Megatron's own state
-dictionaries lose the step counter of torch's AdamW, or make all parameters count on the same one.
+of it this rank has: so it can be read in any layout. Megatron's own state dictionaries lose the step counter of torch's
+AdamW, or make all parameters count on the same one.
 """
 
 import math
@@ -46,8 +46,6 @@ class _Place:
 
 
 class AdamW:
-    """Updates the weights of one model, whose stages on this rank are each wrapped for data parallelism."""
-
     def __init__(
         self, chunks: Sequence[DistributedDataParallel], settings: TrainerSettings, dtype: torch.dtype
     ) -> None:
@@ -95,13 +93,7 @@ class AdamW:
         self._megatron.zero_grad()
 
     def step(self, learning_rate: float) -> float:
-        """Clip gradients to the configured norm and update the weights, unless the gradients are not finite.
-
-        Megatron's own ``step`` does the same, but updates in any case.
-
-        Returns:
-            The norm of the gradients of all ranks before clipping.
-        """
+        """Update as Megatron does, but not with gradients that are not finite; return their norm before clipping."""
         for group in self._megatron.param_groups:
             group["lr"] = learning_rate
         self._megatron.prepare_grads()
@@ -121,10 +113,7 @@ class AdamW:
         return (*moments, "master") if self._has_masters else moments
 
     def state_of(self, weight: torch.nn.Parameter, kind: str) -> torch.Tensor:
-        """Return what there is of one kind for a weight of this rank, in its shape.
-
-        Where the state is divided among the data-parallel ranks this is a collective of theirs.
-        """
+        """Return a weight's state in its shape; where that is divided among data-parallel ranks, a collective."""
         place = self._places.get(weight)
         if place is not None and place.span is None:
             return place.value(kind)

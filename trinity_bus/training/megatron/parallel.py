@@ -1,11 +1,8 @@
 """Process groups: one process alone, or one of many.
 
-Alone, the rendezvous is in memory and gloo listens on the loopback interface only. Among many, either the caller says
-which one this is and where all meet (the trainer service does, see ``ranks``; where all are known to be on one machine,
-gloo listens on the loopback interface then, too), or ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
-``MASTER_PORT`` come from the environment, as launchers such as ``torchrun`` set them.
-
-Every rank must then make the same calls on its engine, in the same order (``layout`` says what each does in them). Gloo
+Alone, the rendezvous is in memory. Among many, either the caller says which one this is and where all meet (see
+``ranks``), or the environment does, as launchers such as ``torchrun`` set it. Where all are known to be on one machine,
+gloo listens on the loopback interface only. Every rank must make the same calls on its engine, in the same order. Gloo
 on CPUs, NCCL (and gloo for host tensors) on GPUs.
 """
 
@@ -34,15 +31,15 @@ from trinity_bus.training.ranks.rank_protocol import LIMIT_S
 
 # How long a collective may wait for the others before it fails
 TIMEOUT = timedelta(seconds=LIMIT_S)
-# Of Megatron's process groups, as settings name them
-_DEGREES: Final = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_pipeline",
-    "context_parallel",
-    "expert_parallel",
-    "data_parallel",
-)
+# How many ranks Megatron's process groups have, as settings name them
+_SIZES: Final = {
+    "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size,
+    "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size,
+    "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size,
+    "context_parallel": parallel_state.get_context_parallel_world_size,
+    "expert_parallel": parallel_state.get_expert_model_parallel_world_size,
+    "data_parallel": parallel_state.get_data_parallel_world_size,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,7 @@ class World:
     on_this_machine: bool = False
 
 
-def world_of_environment() -> World:
-    launch = launch_of(os.environ)
-    return World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
-
-
 def check_device(local_rank: int) -> None:
-    """ParallelError where there is no device for a rank: a GPU of its own, or the CPU where there is none at all."""
     if not on_cpu() and (gpus := torch.cuda.device_count()) <= local_rank:
         raise ParallelError(
             f"each rank needs a GPU of its own, and this machine has {gpus} for {local_rank + 1} or more: lower "
@@ -87,9 +78,11 @@ def _loopback_only() -> Iterator[None]:
 
 def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
     """Join the world's process groups, by default the environment's; once for the same layout."""
-    world = world or world_of_environment()
+    if world is None:
+        launch = launch_of(os.environ)
+        world = World() if launch is None else World(launch.rank, launch.world_size, launch.local_rank)
     rank, world_size = world.rank, world.world_size
-    asked = {name: getattr(settings, name) for name in _DEGREES}
+    asked = {name: getattr(settings, name) for name in _SIZES}
     if world_size != settings.ranks or rank >= world_size:
         raise ParallelError(
             f"rank {rank} of WORLD_SIZE={world_size} with {asked}: the world must have as many ranks as the product of "
@@ -123,14 +116,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
                 initialize_rng_tracker(inference_rng_tracker=True)
             else:
                 model_parallel_cuda_manual_seed(settings.seed)
-    existing = {
-        "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size(),
-        "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-        "context_parallel": parallel_state.get_context_parallel_world_size(),
-        "expert_parallel": parallel_state.get_expert_model_parallel_world_size(),
-        "data_parallel": parallel_state.get_data_parallel_world_size(),
-    }
+    existing = {name: size() or 1 for name, size in _SIZES.items()}
     if existing != asked:
         raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
     return Layout.of(settings, rank=rank, device=device)

@@ -1,15 +1,12 @@
 """Rotary positions (Su et al., arXiv:2104.09864) of packed sequences, for Megatron's local layer spec.
 
-Megatron cuts frequencies to the length of every sequence, joins the pieces and takes their sines and cosines, at each
-layer anew and for queries and keys apart: with many short sequences a tenth of a small model's step. Here they are made
-once for a micro-batch, from the positions that the model is given anyway; they travel with the bounds of its sequences
-to where attention is computed, and queries and keys are turned there. With ``x`` and ``y`` the two halves of a head,
+Megatron takes sines and cosines at each layer anew and for queries and keys apart: with many short sequences a tenth of
+a small model's step. Here they are made once for a micro-batch, from the positions that the model is given anyway; they
+travel with the bounds of its sequences to where attention is computed. With ``x`` and ``y`` the two halves of a head,
 ``a`` the angles of a token and ``g``, ``h`` the gradients of the two halves of the result::
 
     x' = x cos a - y sin a        d x = g cos a + h sin a
     y' = y cos a + x sin a        d y = h cos a - g sin a
-
-Where ranks share sequences each has the positions of its own tokens, so nothing is to be done for them here.
 """
 
 from dataclasses import dataclass
@@ -55,14 +52,7 @@ class RotaryModel(GPTModel):  # type: ignore[misc]  # Megatron has no types
         *,
         packed_seq_params: SharedSeqParams,
     ) -> torch.Tensor:
-        """Return the last hidden states, or what the next stage is given.
-
-        Args:
-            input_ids: [1, tokens]
-            position_ids: [1, tokens] of each in its sequence.
-            attention_mask: None; causality is implied.
-            packed_seq_params: Bounds of the sequences.
-        """
+        """Return the last hidden states, or what the next stage is given, of [1, tokens]."""
         rotation = rotation_of(position_ids[0], self.rotary_pos_emb.inv_freq, self.config.params_dtype)
         placed = PlacedSeqParams(**vars(packed_seq_params), rotation=rotation)
         return super().forward(input_ids, position_ids, attention_mask, packed_seq_params=placed)

@@ -16,18 +16,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from schemas.experience import Float32
-from trinity_bus.config import TrainerSettings
-from trinity_bus.training.engines.micro_batch import MicroBatchBudget
-from trinity_bus.training.families import ModelShape
+from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model
 from trinity_bus.training.megatron.core import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -42,91 +39,55 @@ from trinity_bus.training.megatron.core import (
 )
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron.lora import Adapters
+from trinity_bus.training.megatron.model import StagedModel, is_local
 from trinity_bus.training.megatron.rotary import SharedSeqParams
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
 
-class ModelRunner:
-    """Holds a model and runs it. What ``before_each`` micro-batch raises ends the pass."""
-
-    def __init__(
-        self,
-        source: Path,
-        shape: ModelShape,
-        layout: Layout,
-        *,
-        dtype: torch.dtype,
-        settings: TrainerSettings,
-        budget: MicroBatchBudget,
-        before_each: Callable[[], None],
-    ) -> None:
-        self._shape = shape
-        self._layout = layout
-        self._budget = budget
-        self._temperature = settings.temperature
-        self._before_each = before_each
-        self._model = model.build(
+class MegatronPasses(RankEngine):
+    def _build(self) -> None:
+        settings, shape, layout = self.settings, self.shape, self.layout
+        self.model = StagedModel(
             shape,
             layout,
-            dtype,
+            self.dtype,
             recompute=settings.recompute,
             replay=settings.router_replay,
             adapters=settings.lora_rank > 0,
         )
-        self.load(source)
-        self._adapters = Adapters(self._model, shape, layout, settings) if settings.lora_rank else None
-        bf16 = dtype is torch.bfloat16
-        self.chunks = _wrapped(self._model, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16)
-        self._options: Final = {"fp32_output": False} if bf16 else {}
+        self._load_weights(self.source)
+        self._adapters = Adapters(self.model.chunks, shape, layout, settings) if settings.lora_rank else None
+        # What checkpoints have of that which is trained
+        self.trained = self._adapters or self.model
+        bf16 = self.dtype is torch.bfloat16
+        self.chunks = _wrapped(
+            self.model.chunks, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16
+        )
+        self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
-        self._shares_prompts = model.is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
+        self._shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
         self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
-    def load(self, folder: Path) -> None:
-        model.load(self._model, self._shape, self._layout, folder)
+    def _load_weights(self, folder: Path) -> None:
+        self.model.load(folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         # What adapters add is added.
-        if self._adapters is None:
-            return model.hf_tensors(self._model, self._shape, self._layout)
-        return model.hf_tensors(self._model, self._shape, self._layout, self._adapters.merged)
+        return self.model.tensors() if self._adapters is None else self.model.tensors(self._adapters.merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return the adapters by PEFT's names; a collective. None where all weights are trained."""
         return iter(()) if self._adapters is None else self._adapters.tensors()
 
-    def named_state(self, of: Callable[[torch.nn.Parameter], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what belongs to that which is trained, in float32, by its names in checkpoints; a collective."""
-        if self._adapters is None:
-            return model.hf_tensors(self._model, self._shape, self._layout, of, torch.float32)
-        return self._adapters.tensors(of, torch.float32)
-
-    def shards_of(
-        self, read: Callable[[str], torch.Tensor], folder: Path
-    ) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Return what is trained on this rank, each with its shard of what is read by its names in checkpoints."""
-        if self._adapters is None:
-            return model.shards_of(self._model, self._shape, self._layout, read, folder)
-        return self._adapters.shards_of(read, folder)
-
-    def parameters(self) -> Iterable[torch.nn.Parameter]:
-        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self._model)
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
+        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self.model.chunks)
         return (parameter for parameter in everything if parameter.requires_grad)
-
-    def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._layout.device)
-
-    @property
-    def output_weight(self) -> torch.Tensor:
-        """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
-        return model.output_weight(self._model[-1])
 
     def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
-        states, tensors = hidden[0].to(self.output_weight.dtype), self._layout.tensor_group
-        if self._layout.sequence_parallel:
+        states, tensors = hidden[0].to(self.model.output_weight.dtype), self.layout.tensor_group
+        if self.layout.sequence_parallel:
             return mappings.gather_from_sequence_parallel_region(states, group=tensors)
         return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
 
@@ -135,42 +96,41 @@ class ModelRunner:
 
         ``hidden``: [1, this rank's tokens, hidden] as the last layer has left them; or a sequence-parallel part.
         """
-        mine, weight, states = self._own_tokens(arrays), self.output_weight, self.output_states(hidden)
+        mine, weight, states = self._own_tokens(arrays), self.model.output_weight, self.output_states(hidden)
         wanted = np.flatnonzero(arrays.responses[mine])
         of = wanted if arrays.shared is None else arrays.shared.places[wanted]
         values = vocab_parallel_logprobs(
             # Gradients of a row that several want are summed by what is the same in every run.
-            torch.nn.functional.embedding(self.tensor(of), states),
+            torch.nn.functional.embedding(self._tensor(of), states),
             weight,
-            self.tensor(arrays.targets[mine][wanted]),
-            vocabulary=self._shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self.tensor(arrays.temperatures[mine][wanted]),
-            group=self._layout.tensor_group,
+            self._tensor(arrays.targets[mine][wanted]),
+            vocabulary=self.shape.vocabulary,
+            temperatures=None if (arrays.temperatures == 1).all() else self._tensor(arrays.temperatures[mine][wanted]),
+            group=self.layout.tensor_group,
             # Where ranks sum gradients while others are computed they have to see each.
             sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),
         )
-        rows, tokens = self.tensor(wanted), len(arrays.targets[mine])
+        rows, tokens = self._tensor(wanted), len(arrays.targets[mine])
         logprobs, entropy = (value.new_zeros(tokens).index_copy(0, rows, value) for value in values)
-        group = self._layout.context_group
+        group = self.layout.context_group
         if group is None:
             return logprobs, entropy
         # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
         both = mappings.gather_from_sequence_parallel_region(
             torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
         )
-        ranks = range(self._layout.context_parallel)
+        ranks = range(self.layout.context_parallel)
         order = np.concatenate([packing.context_part(arrays.bounds, rank, len(ranks)) for rank in ranks])
-        whole = both[self.tensor(np.argsort(order))]
+        whole = both[self._tensor(np.argsort(order))]
         return whole[:, 0], whole[:, 1]
 
     def _own_tokens(self, arrays: PackedArrays) -> slice | packing.Int64:
-        if self._layout.context_parallel == 1:
+        if self.layout.context_parallel == 1:
             return slice(None)
-        return packing.context_part(arrays.bounds, self._layout.context_rank, self._layout.context_parallel)
+        return packing.context_part(arrays.bounds, self.layout.context_rank, self.layout.context_parallel)
 
     def logprobs(self, samples: Sequence[TrainSample]) -> list[Float32]:
-        """Return the log-probabilities of each sample's response tokens under the present weights, on every stage."""
-        found: dict[int, Float32] = {}
+        # On every stage
 
         def collect(
             indices: Sequence[int], arrays: PackedArrays, hidden: torch.Tensor, *, non_loss_data: bool
@@ -180,14 +140,12 @@ class ModelRunner:
 
         with torch.no_grad():
             outputs = self.run(samples, collect, token_weight=0.0, forward_only=True)
-        for indices, arrays, values in outputs:
-            mine = [samples[i] for i in indices]
-            found |= dict(zip(indices, packing.unpack(values.cpu().numpy(), arrays, mine), strict=True))
-        if (stages := self._layout.pipeline_group) is not None:
+        found = packing.gathered(outputs, samples)
+        if (stages := self.layout.pipeline_group) is not None:
             # Plain arrays of known lengths in one collective: what a stage does not have is zero.
             sizes = [len(sample.rollout_logprobs) for sample in samples]
             flat = np.concatenate([found.get(i, np.zeros(n, np.float32)) for i, n in enumerate(sizes)])
-            summed = torch.from_numpy(flat).to(self._layout.device)
+            summed = torch.from_numpy(flat).to(self.layout.device)
             dist.all_reduce(summed, group=stages)
             return np.split(summed.cpu().numpy(), np.cumsum(sizes)[:-1])
         return [found[i] for i in range(len(samples))]
@@ -206,43 +164,39 @@ class ModelRunner:
             samples: At least one; the same on the ranks that hold shards or stages of one model.
             function: Called with ``(indices, arrays, hidden states)`` of each micro-batch. Where gradients are wanted
                 it returns Megatron's triple of loss, token count and anything; else, with ``non_loss_data=True``,
-                anything.
-            token_weight: See :func:`trinity_bus.training.steps.packing.pack`.
-            forward_only: Whether to leave out the backward pass. Else gradients are added to the model's, and summed
-                over ranks at the end.
-
-        Returns:
-            The "anything" of each micro-batch; nothing on a stage of a pipeline that is not the last.
+                anything. What it returns is returned on the last stage of a pipeline, and nothing on others.
+            token_weight: See ``packing.pack``.
+            forward_only: Else gradients are added to the model's, and summed over ranks at the end.
         """
         micro_batches = self._micro_batches(samples)
         longest = max(sum(len(samples[i].tokens) for i in indices) for indices, _ in micro_batches)
 
         def step(iterator: Iterator[tuple[list[int], float]], network: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            self._before_each()
+            self._stop_if_asked()
             indices, weight = next(iterator)
             arrays = packing.pack(
                 [samples[i] for i in indices],
                 token_weight=weight * token_weight,
-                temperature=self._temperature,
-                multiple=self._layout.tokens_multiple,
+                temperature=self.settings.temperature,
+                multiple=self.layout.tokens_multiple,
                 share=self._shares_prompts,
             )
-            bounds, shared = self.tensor(arrays.bounds), arrays.shared
+            bounds, shared = self._tensor(arrays.bounds), arrays.shared
             packed = SharedSeqParams(
                 qkv_format="thd",
                 cu_seqlens_q=bounds,
                 cu_seqlens_kv=bounds,
                 max_seqlen_q=arrays.longest,
                 max_seqlen_kv=arrays.longest,
-                shared=None if shared is None else (self.tensor(shared.computed), self.tensor(shared.places)),
+                shared=None if shared is None else (self._tensor(shared.computed), self._tensor(shared.places)),
             )
             mine = self._own_tokens(arrays) if shared is None else shared.computed
             if self._routes is not None:
                 chosen = None if arrays.routes is None else arrays.routes[mine]
                 self._routes.choose(
-                    network, None if chosen is None else self.tensor(chosen).unflatten(1, (self._shape.layers, -1))
+                    network, None if chosen is None else self._tensor(chosen).unflatten(1, (self.shape.layers, -1))
                 )
-            tokens, positions = self.tensor(arrays.tokens[mine])[None], self.tensor(arrays.positions[mine])[None]
+            tokens, positions = self._tensor(arrays.tokens[mine])[None], self._tensor(arrays.positions[mine])[None]
             # Float16Module would make float32 of them; whoever computes with them does so in chunks.
             hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
             return hidden, functools.partial(function, indices, arrays)
@@ -262,7 +216,7 @@ class ModelRunner:
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[tuple[list[int], float]]:
         # Which samples go together, and what their tokens weigh: 1, or 0 where a micro-batch is run again.
-        layout, wanted = self._layout, 0
+        layout, wanted = self.layout, 0
 
         def count(fewest: int) -> int:
             nonlocal wanted
@@ -294,10 +248,7 @@ class _Routers:
         }
 
     def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
-        """Say what the routers of a stage choose in the next forward pass.
-
-        ``routes``: [this rank's tokens, layers of the model, k]; None: what they find best.
-        """
+        """``routes``: [this rank's tokens, layers of the model, k]; None: what they find best."""
         if routes is not None and self._layout.sequence_parallel:
             routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]
         for layer, router in self._routers[chunk]:

@@ -55,11 +55,11 @@ class Advantage(ABC):
 
     @abstractmethod
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """Compute the advantages of each task's samples; NaN on all tokens of a sample that is not to be trained on."""
+        """NaN on all tokens of a sample that is not to be trained on; TrainingError where nothing could be learned."""
 
 
 def deviation(setting: str, group: Float64, batch: Float64) -> float:
-    """Return what advantages are divided by: ``trainer.advantage_std`` of a task's rewards, or all tasks'."""
+    """Return what advantages are divided by, of a task's rewards or of all tasks': ``trainer.advantage_std``."""
     among = {"group": group, "batch": batch}.get(setting)
     return 1.0 if among is None else float(among.std()) + _EPSILON
 
@@ -92,10 +92,7 @@ def runs_of(samples: Sequence[ScoredSample]) -> Runs:
 
 
 def spread(runs: Runs, values: Float64, samples: Sequence[ScoredSample]) -> list[Float32]:
-    """Return a group's advantages, where all tokens of a sample have the same; NaN where there is no reward.
-
-    ``values``: [samples] of those that have a reward.
-    """
+    """Give all tokens of a sample its value, [samples] of those that have a reward; NaN where there is none."""
     advantages = dict(zip(runs.samples, values.tolist(), strict=True))
     return [
         np.full(len(sample.mask), advantages.get(index, np.nan), np.float32) for index, sample in enumerate(samples)
@@ -111,12 +108,7 @@ class RunAdvantage(Advantage):
 
     @abstractmethod
     def compare(self, runs: Runs, batch: Float64) -> Float64:
-        """Compute the advantage of each sample that has a reward, [samples].
-
-        Args:
-            runs: Of one task, not all of them equal.
-            batch: The mean rewards of all runs of all tasks.
-        """
+        """Compute the advantage of each sample that has a reward; ``batch`` are the mean rewards of all tasks' runs."""
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
         found = [runs_of(samples) for samples in groups]
@@ -134,14 +126,16 @@ class TokenAdvantage(Advantage):
 
         groups --__call__--> rewards of tokens --passes--> less the KL penalty, where that is in the reward
                                                --finish--> advantages --> normalized over all tokens of the step
-
-    The first is done once for a step, the rest by each rank for the samples that it trains on.
     """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """Return rewards in the place of advantages: of each sample at its last trained token."""
-        return [[_at_the_end(s.mask, r) for s, r in zip(samples, self.rewards(samples), strict=True)]
-                for samples in groups]  # fmt: skip
+        found: list[GroupAdvantages] = []
+        for samples in groups:
+            rewards = [np.zeros(len(sample.mask), np.float32) for sample in samples]
+            for given, sample, reward in zip(rewards, samples, self.rewards(samples), strict=True):
+                given[np.flatnonzero(sample.mask)[-1:]] = reward
+            found.append(rewards)
+        return found
 
     def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
         """NaN where a sample has none."""
@@ -149,18 +143,4 @@ class TokenAdvantage(Advantage):
 
     @abstractmethod
     def finish(self, rewards: Float64, values: Float64) -> Float64:
-        """Compute the advantages of a sample.
-
-        Args:
-            rewards: [trained tokens]
-            values: [trained tokens] what a critic expects from each on; zeros where there is no critic.
-
-        Returns:
-            [trained tokens]
-        """
-
-
-def _at_the_end(mask: Bool, reward: float) -> Float32:
-    rewards = np.zeros(len(mask), np.float32)
-    rewards[np.flatnonzero(mask)[-1:]] = reward
-    return rewards
+        """Compute the advantages of a sample, all [trained tokens]; ``values`` are zeros where there is no critic."""

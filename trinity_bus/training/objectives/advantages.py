@@ -1,6 +1,6 @@
 """Rewards to advantages: how much better a sample did than could be expected, for each of its tokens. Pure numpy.
 
-:class:`RunAdvantage` and :class:`TokenAdvantage` say what their kinds have in common, see ``advantage``.
+docs/objectives.md has the formulas with their sources.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,7 @@ from trinity_bus.training.objectives.advantage import (
 
 
 class GRPO(RunAdvantage):
-    """``A_i = (r_i - mean(r)) / (std + epsilon)``: the mean over the task's runs, the population's deviation.
-
-    ``trainer.advantage_std`` says of what that is: ``group``, the task's runs (Shao et al., arXiv:2402.03300, section
-    4.1.2); ``batch``, the runs of all tasks (Liu et al., "Part I: Tricks or Traps?", arXiv:2508.08221); ``none``, no
-    division (Dr. GRPO, Liu et al., arXiv:2503.20783, with ``trainer.loss_normalizer=constant``).
-    """
+    """Shao et al., arXiv:2402.03300, section 4.1.2, with the population's deviation."""
 
     def compare(self, runs: Runs, batch: Float64) -> Float64:
         scale = deviation(self.settings.advantage_std, runs.means, batch)
@@ -41,7 +36,7 @@ class GRPO(RunAdvantage):
 
 
 class RLOO(RunAdvantage):
-    """``A_i = r_i - mean(r_j, j != i)``: leave one out (Ahmadian et al., arXiv:2402.14740; Kool et al., 2019)."""
+    """Leave one out: Ahmadian et al., arXiv:2402.14740."""
 
     def compare(self, runs: Runs, batch: Float64) -> Float64:
         del batch  # a task is compared with itself
@@ -51,19 +46,10 @@ class RLOO(RunAdvantage):
 
 
 class OPMDAdvantage(RunAdvantage):
-    """``A_i = r_i - b`` over the runs ``j`` of one task, where ``trainer.opmd_baseline`` says what ``b`` is.
+    """Kimi k1.5, arXiv:2501.12599, section 2.3.2; Yao et al., arXiv:2509.24203.
 
-    ::
-
-        mean          b = mean(r_j)
-        logavgexp     b = tau log mean(exp(r_j / tau))
-
-    The second is what policy mirror descent of strength ``tau`` (``trainer.opmd_tau``) has in the place of a baseline:
-    the logarithm of its partition function, estimated from the group. It is above the mean, so advantages are not
-    centred; the first is its limit for a large ``tau``. To be used with the loss of the same name.
-
-    Sources: Kimi Team, "Kimi k1.5", arXiv:2501.12599, section 2.3.2; Yao et al., "Group-Relative REINFORCE Is Secretly
-    an Off-Policy Algorithm", arXiv:2509.24203.
+    ``logavgexp`` is the logarithm of the partition function of mirror descent of strength ``tau``, estimated from the
+    group. It is above the mean, its limit for a large ``tau``, so advantages are not centred.
     """
 
     def compare(self, runs: Runs, batch: Float64) -> Float64:
@@ -78,17 +64,14 @@ class OPMDAdvantage(RunAdvantage):
 
 
 class ReMax(Advantage):
-    """``A_i = r_i - r(greedy)`` (Li et al., "ReMax", arXiv:2310.10505).
+    """Li et al., arXiv:2310.10505. The greedy answer, or the mean of several, is compared with and not trained on.
 
-    The greedy answer is a run of the group that was drawn at temperature 0. It is compared with and not trained on. A
-    group without one teaches nothing, nor does one all of whose rewards are the greedy one's; several greedy runs count
-    with their mean.
+    A group without one teaches nothing, nor does one all of whose rewards are the greedy one's.
     """
 
     wants_greedy: ClassVar[bool] = True
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """TrainingError where no group has a greedy run, so that nothing could ever be learned."""
         if groups and not any(sample.is_greedy for samples in groups for sample in samples):
             raise TrainingError(
                 "trainer.advantage='remax' compares with a greedy run of each task, and no task of this batch has one: "
@@ -108,15 +91,10 @@ class ReMax(Advantage):
 
 
 class StepWise(Advantage):
-    """Step-wise GRPO: each turn is judged by what comes of it, from the rewards of turns.
+    """Each turn is judged by what comes of it: Shao et al., arXiv:2402.03300, section 4.1.3, with turns for its steps.
 
-    With the rewards ``r`` of all turns of all samples of a task, and a token of turn ``k`` of sample ``i``::
-
-        A = sum over the turns j >= k of sample i of (r_ij - mean(r)) / (std(r) + epsilon)
-
-    Source: Shao et al., "DeepSeekMath", arXiv:2402.03300, section 4.1.3, with turns for its steps; the division is that
-    of ``trainer.advantage_std``. A turn without a reward of its own adds nothing. A sample that has no turns is one
-    turn with the sample's reward; so is one none of whose turns has a reward.
+    A turn without a reward of its own adds nothing. A sample that has no turns is one turn with the sample's reward; so
+    is one none of whose turns has a reward.
     """
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
@@ -160,21 +138,16 @@ def _given(rewards: Sequence[Float64]) -> Float64:
 
 
 class Distillation(Advantage):
-    """On-policy distillation: ``A_t = log p_teacher(y_t) - log p_rollout(y_t)``.
+    """The sampled reverse KL with its sign turned: Gu et al., arXiv:2306.08543, section 2.2, the single-step part.
 
-    That is the sampled reverse KL with its sign turned: on policy the gradient of REINFORCE with it is that of
-    ``-KL(policy || teacher)`` of each next token, given what was drawn before it. What a token does to those after it
-    is left out: Gu et al., "MiniLLM", arXiv:2306.08543, section 2.2, the single-step part; Agarwal et al.,
-    arXiv:2306.13649, where nothing is propagated through the drawing either.
-
-    Rewards play no part, and neither do the other samples of the task. A sample of which the teacher was not asked is
-    not trained on.
+    On policy the gradient of REINFORCE with it is that of ``-KL(policy || teacher)`` of each next token, given what was
+    drawn before it; nothing is propagated through the drawing (Agarwal et al., arXiv:2306.13649). A sample of which the
+    teacher was not asked is not trained on.
     """
 
     needs: ClassVar[Need] = Need.TEACHER_LOGPROBS
 
     def __call__(self, groups: Sequence[Sequence[ScoredSample]]) -> list[GroupAdvantages]:
-        """TrainingError where no sample has a teacher's log-probabilities, so that nothing could ever be learned."""
         if any(groups) and all(sample.teacher_logprobs is None for group in groups for sample in group):
             raise TrainingError(
                 "trainer.advantage='distillation' needs what a teacher says of each token, and no sample of this batch "
@@ -191,15 +164,7 @@ class Distillation(Advantage):
 
 
 class ReinforcePlusPlus(TokenAdvantage):
-    """REINFORCE++: rewards against those of the whole batch (Hu et al., arXiv:2501.03262).
-
-    For a token ``t`` of sample ``i``, with the KL penalty in the reward (``trainer.kl_placement=reward``)::
-
-        A_it = r_i - kl_coef * (sum over the trained tokens u >= t of kl_iu)
-        A    = (A - mean) / (std + epsilon)                     over all trained tokens of the step
-
-    No group is skipped whose runs have equal rewards: others of the batch may have other rewards.
-    """
+    """Rewards against those of the whole batch: Hu et al., arXiv:2501.03262."""
 
     def finish(self, rewards: Float64, values: Float64) -> Float64:
         del values  # there is no critic
@@ -207,8 +172,6 @@ class ReinforcePlusPlus(TokenAdvantage):
 
 
 class ReinforcePlusPlusBaseline(ReinforcePlusPlus):
-    """The same of ``r_i - mean(r)`` over the runs of the task, with a KL penalty, k2, in the loss."""
-
     def rewards(self, samples: Sequence[ScoredSample]) -> Sequence[float]:
         runs = runs_of(samples)
         baseline = runs.means.mean() if len(runs.means) else np.nan
@@ -216,19 +179,9 @@ class ReinforcePlusPlusBaseline(ReinforcePlusPlus):
 
 
 class GAE(TokenAdvantage):
-    """Generalized advantage estimation, with ``V_t`` of a critic, 0 after the last token, over the trained tokens.
+    """Generalized advantage estimation over the trained tokens: Schulman et al., arXiv:1506.02438, eq. 11 and 16.
 
-    ::
-
-        delta_t = r_t + gamma V_(t+1) - V_t
-        A_t     = delta_t + gamma lambda A_(t+1)
-        A       = (A - mean) / (std + epsilon)                  over all trained tokens of the step
-
-    ``r_t`` is the sample's reward at the last token, less the KL penalty of each where that is in the reward. The
-    critic is trained towards ``V_t + A_t``, before A is normalized: see ``critic``. No group is skipped.
-
-    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
-    arXiv:1506.02438, eq. 11 and 16.
+    ``V`` is 0 after the last token. The critic is trained towards ``V_t + A_t``, before A is normalized.
     """
 
     needs: ClassVar[Need] = Need.VALUES

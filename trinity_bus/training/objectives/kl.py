@@ -1,23 +1,7 @@
-"""Estimators of KL(policy || reference) from the tokens that the policy drew.
+"""Estimators of KL(policy || reference) from the tokens that the policy drew: see docs/objectives.md.
 
-With ``d = logp - logp_ref`` of a token:
-
-================  =======================================  ==========================================================
-name              value                                    gradient, where it is part of the loss
-================  =======================================  ==========================================================
-``k1``            ``d``                                    that of ``logp``: zero on average, so it pulls nowhere; it
-                                                           belongs into the reward, where it is unbiased
-``k2``            ``d^2 / 2``                              ``d * grad logp``: on policy that of KL(policy || reference)
-``k3``            ``exp(-d) - 1 + d``                      ``(1 - exp(-d)) * grad logp``: on policy that of
-                                                           KL(reference || policy); never negative, little variance
-``low_variance``  ``min(k3, 10)``                          that of k3, and zero where it is cut: bounded
-================  =======================================  ==========================================================
-
-On policy ``k1`` and ``k3`` are unbiased estimates of the divergence, ``k2`` is nearly so where the policies are near.
-
-Sources: Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html; for the gradients Tang and
-Munos, "On a few pitfalls in KL divergence gradient estimation for RL", arXiv:2506.09477; the cut is that of verl's
-``low_var_kl``.
+On policy ``k1`` and ``k3`` are unbiased, ``k2`` is nearly so where the policies are near. Sources: Schulman,
+"Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html; the cut is that of verl's ``low_var_kl``.
 """
 
 from collections.abc import Callable

@@ -48,7 +48,7 @@ class Tokens:
 
     @property
     def owners(self) -> torch.Tensor:
-        """[tokens] of which sequence each is."""
+        # [tokens] of which sequence each is
         counts = self.bounds.diff().long()
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
@@ -60,7 +60,6 @@ class Tokens:
         return values.new_zeros(count).index_add(0, owner, trained)[owner]
 
     def sequence_mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Return for each token the mean of values over the trained tokens of its sequence, [tokens]."""
         return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1.0)
 
 
@@ -73,8 +72,6 @@ class TokenLosses:
 
 
 class PolicyLoss(ABC):
-    """Computes what each token costs."""
-
     needs: ClassVar[Need] = Need.NOTHING
     # What the samples are that it is given. A trainer whose loss learns from examples needs no explorer.
     learns_from: ClassVar[Literal["experiences", "demonstrations", "preferences"]] = "experiences"
@@ -88,4 +85,4 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def __call__(self, tokens: Tokens) -> TokenLosses:
-        """Compute the losses of a micro-batch; its metrics are those of :attr:`metrics`."""
+        """Compute the losses of a micro-batch, with all of :attr:`metrics`."""

@@ -1,4 +1,4 @@
-"""What each token costs, given its advantage: see ``loss``. Most are of the ratio ``r = exp(logp - logp_old)``."""
+"""What each token costs, given its advantage: see ``loss``, and docs/objectives.md for the formulas."""
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -9,21 +9,12 @@ from trinity_bus.training.objectives.loss import PolicyLoss, TokenLosses, Tokens
 
 
 class PPO(PolicyLoss):
-    """The clipped surrogate, with clip-higher and dual clipping.
-
-    ::
-
-        surrogate = max(-A r, -A clip(r, 1 - low, 1 + high))
-        surrogate = min(surrogate, -A dual)                     where A < 0, optional
-
-    Sources: Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347, eq. 7; high above low is
-    DAPO's clip-higher, Yu et al., arXiv:2503.14476, eq. 8; dual clipping, Ye et al., arXiv:1912.09729.
-    """
+    """Schulman et al., arXiv:1707.06347, eq. 7; clip-higher, Yu et al., 2503.14476; dual, Ye et al., 1912.09729."""
 
     metrics = ("clip_fraction", "ratio_mean")
 
     def ratio(self, tokens: Tokens) -> torch.Tensor:
-        """Return probability now over probability under the old policy, [tokens]; has a gradient."""
+        # [tokens]; has a gradient
         return bounded(tokens.logprobs - tokens.old_logprobs).exp()
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
@@ -39,24 +30,16 @@ class PPO(PolicyLoss):
 
 
 class GSPO(PPO):
-    """The token variant: PPO's surrogate with the ratio of whole sequences in place of tokens'.
-
-    With ``s = exp(mean over the sequence's trained tokens of (logp - logp_old))`` that is
-    ``stop(s) * exp(logp - stop(logp))``. Source: Zheng et al., "Group Sequence Policy Optimization", arXiv:2507.18071,
-    eq. 7 and, for advantages that differ from token to token, eq. 14. Sequences' ratios are far nearer to 1 than
-    tokens': the paper clips at 3e-4 and 4e-4.
-    """
+    """The token variant, ``stop(s) * exp(logp - stop(logp))``: Zheng et al., arXiv:2507.18071, eq. 7 and 14."""
 
     def ratio(self, tokens: Tokens) -> torch.Tensor:
-        """Return the ratio of each token's sequence, [tokens]; the token's own gradient."""
         now = tokens.logprobs.detach()
         return bounded(tokens.sequence_mean(now - tokens.old_logprobs) + tokens.logprobs - now).exp()
 
 
 class CISPO(PolicyLoss):
-    """``-stop(min(r, 1 + high)) A logp``: REINFORCE whose weight is clipped, so that no token loses its gradient.
+    """REINFORCE whose weight is clipped: MiniMax-M1, arXiv:2506.13585, eq. 4 and 5, without the lower bound.
 
-    Source: MiniMax, "MiniMax-M1", arXiv:2506.13585, eq. 4 and 5, without the lower bound, as in its experiments.
     ``high`` is far above PPO's: Khatri et al., arXiv:2510.13786, found weights of up to 4 to 8 to do equally well.
     """
 
@@ -70,16 +53,9 @@ class CISPO(PolicyLoss):
 
 
 class TOPR(PolicyLoss):
-    """REINFORCE off policy, in which only what went badly is weighed by how likely it still is.
+    """Only what went badly is weighed by how likely it still is: Le Roux et al., arXiv:2503.14286.
 
-    With ``s = exp(sum over the sequence's trained tokens of (logp - logp_rollout))``::
-
-        loss = -A logp                       where A >= 0
-        loss = -stop(min(s, 1)) A logp       where A < 0
-
-    Source: Le Roux et al., "Tapered Off-Policy REINFORCE", arXiv:2503.14286. The ratio is to the policy that drew the
-    sequence: it is a correction of its own, so ``trainer.correction`` must be ``none`` beside it, or the old
-    log-probabilities the rollout's.
+    The ratio is to the policy that drew the sequence: it is a correction of its own.
     """
 
     corrects = True
@@ -96,22 +72,14 @@ class TOPR(PolicyLoss):
 
 
 class OPMDLoss(PolicyLoss):
-    """``-A logp / (1 + tau)``: policy mirror descent, which comes down to REINFORCE with a shorter step.
-
-    ``tau`` (``trainer.opmd_tau``) is the strength of the pull to the present policy, in units of reward. Sources: those
-    of the advantage of the same name, with which it is to be used.
-    """
+    """Policy mirror descent, which comes down to REINFORCE with a shorter step: see the advantage of the same name."""
 
     def __call__(self, tokens: Tokens) -> TokenLosses:
         return TokenLosses(losses=-tokens.advantages * tokens.logprobs / (1 + self.settings.opmd_tau))
 
 
 class SFT(PolicyLoss):
-    """``-logp`` of each token of an answer.
-
-    The loss of an update is the mean over the tokens of its demonstrations, those of each weighing what it says (Ouyang
-    et al., "Training language models to follow instructions with human feedback", arXiv:2203.02155, section 3.5).
-    """
+    """Ouyang et al., arXiv:2203.02155, section 3.5: the mean over tokens, each weighing what its demonstration says."""
 
     learns_from = "demonstrations"
 
@@ -120,16 +88,7 @@ class SFT(PolicyLoss):
 
 
 class DPO(PolicyLoss):
-    """Direct preference optimization: the chosen answer is to gain on the rejected one, beside a reference.
-
-    For each pair, sums being over the tokens of an answer::
-
-        margin = beta (sum(logp - logp_ref) of the chosen - sum(logp - logp_ref) of the rejected)
-        loss   = -log sigmoid(margin)
-
-    Each token of a pair costs what the pair does; together they weigh what the pair says. Source: Rafailov et al.,
-    "Direct Preference Optimization", arXiv:2305.18290, eq. 7. The reference is the model that training began with.
-    """
+    """Rafailov et al., arXiv:2305.18290, eq. 7; each token of a pair costs what the pair does."""
 
     needs = Need.REFERENCE_LOGPROBS | Need.PAIRS
     learns_from = "preferences"

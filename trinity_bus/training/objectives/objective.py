@@ -36,10 +36,7 @@ METRICS: Final = (
 
 
 class Objective:
-    """What the settings ask to optimize.
-
-    ConfigError where they name a part that is not known, or parts that do not go together.
-    """
+    """ConfigError where the settings name a part that is not known, or parts that do not go together."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.advantage: Advantage = registry.make("advantage", Advantage, settings)
@@ -70,7 +67,7 @@ class Objective:
         self.metrics = (*METRICS, *self._loss.metrics)
 
     def penalties(self, logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-        """Return what the divergence from the reference costs each token of its reward."""
+        # What the divergence from the reference costs each token of its reward
         return torch.zeros_like(logprobs) if self._kl_in_loss else self._kl_coef * self._kl(logprobs - ref_logprobs)
 
     def loss(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,12 +56,11 @@ GROUPS: Final = {
 
 @cache
 def installed(group: str) -> Sequence[EntryPoint]:
-    """Return what installed packages register in a group. Looked up once: it takes a fifth of a second."""
+    # Looked up once: it takes a fifth of a second.
     return tuple(entry_points(group=group))
 
 
 def known(kind: str) -> dict[str, EntryPoint]:
-    """Return all parts of a kind by name; ConfigError where a package registers a name that there is already."""
     group = GROUPS[kind]
     found = {name: EntryPoint(name, f"{_HERE}.{place}", group) for name, place in BUILT_IN[kind].items()}
     for entry in installed(group):
@@ -72,7 +71,6 @@ def known(kind: str) -> dict[str, EntryPoint]:
 
 
 def find(kind: str, name: str) -> EntryPoint:
-    """Return where a part is; it is not imported yet."""
     parts = known(kind)
     if name not in parts:
         near = difflib.get_close_matches(name, parts, 1)
@@ -90,10 +88,7 @@ def check(settings: "TrainerSettings") -> None:
 
 
 def make(kind: str, base: type[Any], settings: "TrainerSettings") -> Any:
-    """Import and make the part of a kind that the settings name; it must be derived from ``base``.
-
-    ConfigError where there is none of this name, it cannot be imported, or it is something else.
-    """
+    """Import and make the part that the settings name; ConfigError where that cannot be, or is no ``base``."""
     entry = find(kind, getattr(settings, kind))
     try:
         part = entry.load()

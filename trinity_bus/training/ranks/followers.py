@@ -1,18 +1,15 @@
 """Rank 0's hold on the other ranks of a trainer: calling them, hearing of their ends, ending them.
 
 Where they come from is a :class:`RankSource`: child processes of this one (:class:`ChildRanks`), or processes that a
-launcher has started on this and other machines, which connect to this one. Each is at the far end of a line
-(``rank_lines``); what is said on it is ``rank_protocol``'s.
-
-::
+launcher has started on this and other machines. Each is at the far end of a line (``rank_lines``)::
 
     FOLLOWING --begin(call) .. settle(step)--> FOLLOWING
        |--a rank fails or dies--> LOST: watch() raises RankError at once, and so does the call that is under way
        |                            '--no disarm() within ABORT_S-------------> ended by force, status 1
-       '--end()-----------------> ENDED: a rank that was told to leave may take GRACE_S; what is left of them is killed
+       '--end()-----------------> ENDED: a rank that has left is let go; what is left of the others is killed
 
-A thread for each rank reads its answers, and alone sees to its end. The end of the line is the end of the rank: a death
-is noticed when it happens, whether or not a call is under way.
+A thread for each rank reads its answers until it has left, and alone sees to its end. The end of the line is the end of
+the rank: a death is noticed when it happens, whether or not a call is under way.
 
 Failures: a rank dies within a collective: gloo fails on rank 0 as well, NCCL may wait; that is what ABORT_S is for. A
 rank hangs: the collective fails after ``LIMIT_S``, and so does the wait for an answer. An error on rank 0 itself
@@ -55,28 +52,24 @@ _WORDS_S: Final = 5.0
 
 
 class Follower(ABC):
-    """A rank other than the first, as the first knows it.
-
-    ``where`` it is, for people, such as ``"process 42"``.
-    """
+    """``where`` it is, for people, such as ``"process 42"``."""
 
     def __init__(self, rank: int, line: RankLine, where: str) -> None:
         self.rank = rank
         self.line = line
         self.where = where
 
+    def let_go(self) -> None:
+        """Part from a rank that has left, by its own answer."""
+        self.line.close()
+        self.see_to_end(GRACE_S)
+
     @abstractmethod
     def see_to_end(self, grace_s: float) -> str:
-        """Have it ended, now that its line has; it may take ``grace_s`` to do so by itself.
-
-        Returns:
-            How it ended, for people, such as ``"was ended by SIGKILL"``.
-        """
+        """Have it ended, now that its line has; return how it did, such as ``"was ended by SIGKILL"``."""
 
 
 class RankSource(Protocol):
-    """Where the other ranks come from. One set of them at a time."""
-
     # Where stores listen in which all ranks can meet
     host: str
 
@@ -103,10 +96,7 @@ class _Child(Follower):
 
 
 class ChildRanks:
-    """Starts the other ranks on this machine, as child processes.
-
-    ``command`` runs a rank; its socket, its number and its log level are added.
-    """
+    """``command`` runs a rank; its socket, its number and its log level are added."""
 
     host = LOOPBACK
 
@@ -146,12 +136,9 @@ class Followers:
     # ------------------------------------------------------------------------------------------------------ calls
 
     def begin(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> None:
-        """Have the other ranks make a call, which this one must then make, too.
+        """Have the other ranks make a call, which this one must then make, too; RankError where that cannot be.
 
         ``call`` may say, for each rank, which call, and the messages that come after it.
-
-        Raises:
-            RankError: One is lost, or has not answered the call before.
         """
         each = {f.rank: call(f.rank) if callable(call) else (call, ()) for f in self._followers}
         with self._changed:
@@ -166,11 +153,7 @@ class Followers:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Around this rank's own part of a call: an error that comes of another rank's end says so.
-
-        Raises:
-            RankError: In place of what a collective says when a rank is lost.
-        """
+        """Around this rank's own part of a call: RankError in place of what a collective says when a rank is lost."""
         try:
             yield
         except RuntimeError as error:  # what collectives raise
@@ -179,11 +162,7 @@ class Followers:
             raise
 
     def settle(self, step: int | None) -> None:
-        """Wait until all other ranks have made the call, too, and are at this step. None: there is no engine any more.
-
-        Raises:
-            RankError: One is lost, late, or somewhere else.
-        """
+        """Wait until all other ranks have made the call, too, and are at this step; None: they have no engine now."""
         roll = self._roll
         with self._changed:
             if not self._wait(lambda: roll.lost is not None or not roll.waiting, LIMIT_S):
@@ -194,7 +173,6 @@ class Followers:
                 roll.check(step)
 
     def take_figures(self) -> list[SampleFigures]:
-        """Return what came with the answers to the last call, once."""
         with self._changed:
             return self._roll.take_figures()
 
@@ -207,24 +185,19 @@ class Followers:
     # ------------------------------------------------------------------------------------------------ deaths, end
 
     async def watch(self) -> None:
-        """Return when the ranks are ended as they should be.
-
-        Raises:
-            RankError: One was lost. This process has ``ABORT_S`` from then on to end in order.
-        """
+        """Return when the ranks are ended as they should be; RankError when one is lost: ``ABORT_S`` are left then."""
         await in_daemon_thread(self._until_lost, name="watch ranks")
 
     def end(self) -> None:
-        """Wait for ranks that were told to leave, and end the others. Safe to call twice; blocks for seconds."""
+        """Wait for ranks that have left, and end the others. Safe to call twice; blocks for seconds."""
         with self._changed:
             self._ending = True
-            leaving = self._roll.leaving and not self._roll.waiting
+            leaving = self._roll.leaving and not self._roll.waiting and self._roll.lost is None
             self._changed.notify_all()
         for follower, reader in zip(self._followers, self._readers, strict=True):
-            if leaving:
-                awake.join(reader, GRACE_S)
-            # The reader takes this for the rank's end, and sees to that.
-            follower.line.end()
+            if not leaving:
+                # The reader takes this for the rank's end, and sees to that.
+                follower.line.end()
             reader.join()
 
     def disarm(self) -> None:
@@ -252,7 +225,9 @@ class Followers:
             return self._roll.lost
 
     def _read(self, follower: Follower) -> None:
-        self._hear(follower)
+        if self._hear(follower):
+            follower.let_go()
+            return
         with self._changed:
             grace_s = 0.0 if self._ending and not self._roll.leaving else GRACE_S
         follower.line.close()
@@ -262,7 +237,8 @@ class Followers:
                 self._roll.ended(follower.rank, f"({follower.where}) {how}")
             self._changed.notify_all()
 
-    def _hear(self, follower: Follower) -> None:
+    def _hear(self, follower: Follower) -> bool:
+        # Whether it has left, in the end
         while True:
             try:
                 body = follower.line.receive(protocol.ANSWERS.limit)
@@ -271,22 +247,19 @@ class Followers:
                 with self._changed:
                     self._roll.spoke_nonsense(follower.rank, str(error))
                     self._changed.notify_all()
-                return
+                return False
             if answer is None:
-                return
+                return False
             with self._changed:
                 self._roll.answered(follower.rank, answer)
                 self._changed.notify_all()
+                if self._roll.leaving and self._roll.lost is None:
+                    return True
 
 
 @contextlib.asynccontextmanager
 async def followers_of(world_size: int, source: RankSource) -> AsyncIterator[Followers | None]:
-    """Provide the other ranks, watched: within, the death of one cancels the block. None where there is one rank.
-
-    Raises:
-        RankError: They cannot be had.
-        ExceptionGroup: Of RankError, where one was lost.
-    """
+    """Provide the other ranks, watched: the death of one cancels the block. None where there is one rank."""
     if world_size == 1:
         yield None
         return

@@ -1,9 +1,4 @@
-"""What a launcher such as ``torchrun`` says of a process that it has started. Pure.
-
-A launcher on each machine starts as many equal processes as it is told, meets the other machines' launchers, and tells
-each process who it is by variables of its environment; see :class:`Launch`. One process alone is not launched, whoever
-has started it.
-"""
+"""What a launcher such as ``torchrun`` says of a process that it has started, in its environment. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +8,6 @@ from trinity_bus.training.errors import ParallelError
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Who this process is among those that a launcher has started together."""
-
     # Rank 0 is the service
     rank: int
     # Processes on all machines
@@ -32,7 +25,7 @@ class Launch:
 
 
 def launch_of(environment: Mapping[str, str]) -> Launch | None:
-    """Return what a launcher says; None where this process is alone."""
+    """None where this process is alone, whoever has started it."""
 
     def number(name: str, default: int) -> int:
         value = environment.get(name, str(default))

@@ -1,13 +1,10 @@
 """The engine of a trainer with several ranks, as rank 0 sees it: every call goes to the other ranks first.
 
-Each is one call of ``rank_protocol``, within which all ranks meet in collectives::
-
     call to the others --> the same call here --> answers of the others, whose engines must be at the same step
 
-A step is planned here, and each rank is sent its shard of it: the samples that it trains on, and nothing of the others.
-
-Ranks meet in a store that rank 0 opens where its others can reach it: on the loopback interface where they are its
-children. On GPUs each takes the one of its number on its machine.
+A step is planned here, and each rank is sent its shard of it. Ranks meet in a store that rank 0 opens where its others
+can reach it: on the loopback interface where they are its children. On GPUs each takes the one of its number on its
+machine.
 
 Failures: ``RankError`` where another rank is lost, late, or elsewhere. After any error the engine is of no use; only
 ``leave`` is left, which kills the others where they cannot be asked.
@@ -27,6 +24,7 @@ from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.ports import is_loopback, serve_store
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -35,7 +33,6 @@ from trinity_bus.training.errors import RankError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.parallel import World
-from trinity_bus.training.ranks import shared_folder
 from trinity_bus.training.ranks.followers import Followers
 from trinity_bus.training.ranks.rank_protocol import (
     LIMIT_S,
@@ -56,8 +53,6 @@ log = logging.getLogger(__name__)
 
 
 class MultiRankEngine(TrainingEngine):
-    """Rank 0's engine, and the others behind it. Not safe for two threads at once, but for :meth:`interrupt`."""
-
     def __init__(self, settings: TrainerSettings, followers: Followers) -> None:
         world_size, host = followers.world_size, followers.host
         self._followers = followers
@@ -76,18 +71,17 @@ class MultiRankEngine(TrainingEngine):
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
         parallel.check_device(0)
-        with contextlib.ExitStack() as stack:
-            join = Join(version("trinity-bus"))
-            if directory is not None:
-                # As they are to find it: relative to where this process is, another one need not be.
-                folder = directory.absolute()
-                join = Join(join.version, str(folder), stack.enter_context(shared_folder.marked(folder)))
-            self._followers.begin(join)
-            self._followers.settle(0)
+        join = Join(version("trinity-bus"))
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            # As they are to find it: relative to where this process is, another one need not be.
+            join = Join(join.version, str(directory.absolute()), checkpoint.run_name(directory))
+        self._followers.begin(join)
+        self._followers.settle(0)
 
     @property
     def progress(self) -> TrainingProgress:
-        """The others learn all but the step when a checkpoint is written."""
+        # The others learn all but the step when a checkpoint is written.
         return self._engine.progress
 
     @progress.setter
@@ -111,7 +105,6 @@ class MultiRankEngine(TrainingEngine):
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
     def take_figures(self) -> list[SampleFigures]:
-        """Those of all ranks."""
         return [*self._engine.take_figures(), *self._followers.take_figures()]
 
     def interrupt(self) -> None:
@@ -119,16 +112,15 @@ class MultiRankEngine(TrainingEngine):
         self._engine.interrupt()
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whoever stops on the way can make no further call."""
         return self._gathered(Gather(), self._engine.hf_tensors())
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whoever stops on the way can make no further call."""
         return self._gathered(Gather(adapter=True), self._engine.adapter_tensors())
 
     def _gathered(
         self, call: Gather, tensors: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        # Whoever stops on the way can make no further call.
         with self._together(call):
             yield from tensors
 

@@ -1,13 +1,11 @@
-"""A rank of a trainer other than the first: it makes the calls that rank 0 makes, which a line (``rank_lines``) tells.
-
-It builds an engine and does what it is told (``rank_protocol``); it knows of no log and publishes nothing.
+"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a line (``rank_lines``) tells.
 
 ::
 
-    WAITING --call--> CALLED --made: Done--> WAITING --Leave--------------------------> LEFT
-       |                  '--an error: Failed-----------------------------------------> FAILED
-       |--Leave, in place of Join----------------------------------------------------> DISMISSED
-       '--rank 0 ends the line without a word----------------------------------------> ORPHANED
+    IDLE --Join--> WAITING --call--> CALLED --made: Done--> WAITING --Leave--> IDLE
+      |               |                 '--an error: Failed--------------------------> FAILED
+      |--Leave--------|-----------------------------------------------------------> DISMISSED
+      '---------------'--rank 0 ends the line---------------------------------------> ORPHANED
 
 ``python -m trinity_bus.training.ranks.rank SOCKET RANK LEVEL`` is such a rank as a child process of rank 0, at the
 other end of a socket pair.
@@ -31,11 +29,12 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_loopback, join_store
 from trinity_bus.telemetry.logs import FORMAT, console
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
-from trinity_bus.training.errors import RankError
+from trinity_bus.training.errors import CheckpointError, RankError
 from trinity_bus.training.megatron import parallel
-from trinity_bus.training.ranks import rank_protocol, shared_folder
+from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
 from trinity_bus.training.ranks.rank_protocol import (
     Build,
@@ -56,11 +55,9 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    # As it was told; another training may come
-    LEFT = auto()
     # It could not make a call, and has said why
     FAILED = auto()
-    # Rank 0 has ended as it should, and nothing is to be trained
+    # Rank 0 has ended as it should
     DISMISSED = auto()
     # Rank 0 is gone without a word
     ORPHANED = auto()
@@ -94,8 +91,11 @@ class Rank:
             raise RankError(
                 f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
             )
-        if call.folder:
-            shared_folder.look_for(Path(call.folder), call.mark)
+        if call.folder and not _sees(Path(call.folder), call.run):
+            raise RankError(
+                f"this machine does not see rank 0's {call.folder}: trainer.checkpoint_dir must be one folder that all "
+                "machines share, under the same path"
+            )
         parallel.check_device(self._local_rank)
 
     def _build(self, call: Build) -> MegatronEngine:
@@ -126,13 +126,20 @@ class Rank:
         return rank_protocol.decode_sample(body)
 
 
+def _sees(folder: Path, run: str) -> bool:
+    try:
+        return checkpoint.read_run(folder) == run
+    except CheckpointError:
+        return False
+
+
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
-    follower, is_first = Rank(rank, local_rank, line), True
+    follower, is_idle = Rank(rank, local_rank, line), True
     while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
         call = rank_protocol.CALLS.decode(body)
-        if is_first and isinstance(call, Leave):
+        if is_idle and isinstance(call, Leave):
             return Outcome.DISMISSED
-        is_first = False
+        is_idle = isinstance(call, Leave)
         try:
             answer: Done | Failed = follower.make(call)
         except Exception as error:
@@ -145,13 +152,10 @@ def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
             break  # rank 0 is gone
         if isinstance(answer, Failed):
             return Outcome.FAILED
-        if isinstance(call, Leave):
-            return Outcome.LEFT
     return Outcome.ORPHANED
 
 
 def prepare(rank: int, level: int) -> None:
-    """Make this process one that follows: its log says which rank it is, and signals are for rank 0 to act on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     console(level, template=FORMAT.replace("%(name)s", f"rank {rank} %(name)s"))

@@ -6,9 +6,8 @@
       |--end(), or the other side's end-----------> ENDED: receive() is None, send() raises OSError
       '--a message over its limit: ProtocolError--> whoever reads ends it
 
-What is said is ``rank_protocol``'s. A line to a process on this machine is a socket pair, here; one to a rank that a
-launcher has started somewhere is made by whoever knows how to tell it from a stranger. One thread reads, one writes,
-and any may end it.
+A line to a process on this machine is a socket pair, here; one to a rank that a launcher has started is made by whoever
+knows how to tell it from a stranger. One thread reads, one writes, and any may end it.
 """
 
 import contextlib
@@ -24,29 +23,19 @@ from trinity_bus.training.ranks.rank_protocol import LIMIT_S, SAMPLE_BYTES
 class RankLine(ABC):
     @abstractmethod
     def send(self, bodies: Sequence[bytes]) -> None:
-        """Say something, in one message or several.
-
-        Raises:
-            ProtocolError: One is larger than any may be.
-            OSError: The other side has ended, or takes nothing: for ``LIMIT_S`` on one machine, and
-                over a network until its machine counts as lost.
-        """
+        """OSError where the other side has ended, or takes nothing; ProtocolError where one is too large."""
 
     @abstractmethod
     def receive(self, limit: int) -> bytes | None:
-        """Wait for the next message, however long; None where the other side has ended.
-
-        Raises:
-            ProtocolError: It is over the limit of bytes, or is none.
-        """
+        """Wait, however long; None where the other side has ended, ProtocolError for what is over the limit or none."""
 
     @abstractmethod
     def end(self) -> None:
-        """End it, for both sides, and wake who waits. Safe to call twice."""
+        """Wake who waits, on both sides. Safe to call twice."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it and let go of it. For the thread that reads, which does so no more."""
+        """End it and let go of it, as the thread that reads."""
 
 
 class PairLine(RankLine):

@@ -5,14 +5,14 @@ collectives within. Rank 0 decides which call comes next, sends it to the others
 *settled* when every other rank has answered it, and none is sent before the one before it is settled::
 
     rank 0                            rank 1, rank 2, ...
-      Join ------------------------>  are of this version, see the same folder of checkpoints, have a device
+      Join ------------------------>  are of this version, see the same run's folder of checkpoints, have a device
       Build ----------------------->  join the process groups, build the engine
       Load ------------------------>  go back to the newest checkpoint
       Train, sample, sample, ... -->  train on its shard of them   <--- collectives among all ranks --->
       Save ------------------------>  write their part of the checkpoint
       Gather ---------------------->  give their part of the weights
       Export ---------------------->  the same
-      Leave ----------------------->  leave the process groups, end; in place of Join: end, and without an answer
+      Leave ----------------------->  leave the process groups; in place of Join: end, and without an answer
       <-- Done(step) after each, or Failed(why), after which the rank ends
 
     PendingCalls (rank 0):  SETTLED --call()--> CALLED --Done of every rank--> SETTLED
@@ -50,10 +50,9 @@ MAX_WHY: Final = 2000
 class Join(Struct, frozen=True, tag=True):
     # Of this project, which must be the same on all machines
     version: str
-    # Of the checkpoints, which all machines share; empty where there are none
+    # Of the checkpoints, which all machines share, and the name of the run in it; empty where there are none
     folder: str = ""
-    # In that folder; see ``shared_folder``
-    mark: str = ""
+    run: str = ""
 
 
 class Build(Struct, frozen=True, tag=True):
@@ -123,19 +122,15 @@ _DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
 
 
 def train_call(step: StepPlan) -> tuple[Train, list[bytes]]:
-    """Return the call that trains on a rank's shard of a step, and the samples that follow it."""
     updates = tuple(UpdateShard(len(u.samples), u.divisor, u.weight) for u in step.updates)
     return Train(updates, step.trained_tokens), [encode_sample(s) for u in step.updates for s in u.samples]
 
 
 def step_of(call: Train, read: Callable[[], TrainSample]) -> StepPlan:
-    """Return the step of :func:`train_call`, whose samples are ``read`` one after another."""
-    return StepPlan(
-        updates=[
-            Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight) for u in call.updates
-        ],
-        trained_tokens=call.trained_tokens,
-    )
+    updates = [
+        Update(samples=[read() for _ in range(u.samples)], divisor=u.divisor, weight=u.weight) for u in call.updates
+    ]
+    return StepPlan(updates=updates, trained_tokens=call.trained_tokens)
 
 
 def encode_sample(sample: TrainSample) -> bytes:
@@ -153,8 +148,6 @@ def decode_sample(body: bytes) -> TrainSample:
 
 @dataclass(slots=True)
 class PendingCalls:
-    """Rank 0's side: what was called, who has answered, who is lost."""
-
     world_size: int
     # Who was lost first, and why
     lost: str | None = None
@@ -165,7 +158,6 @@ class PendingCalls:
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks that have not answered yet; nothing is waited for where the call is settled."""
         return [] if self._call is None else [rank for rank in range(1, self.world_size) if rank not in self._steps]
 
     @property
@@ -190,7 +182,6 @@ class PendingCalls:
             self._figures += answer.figures
 
     def take_figures(self) -> list[SampleFigures]:
-        """Return what the answers to the last call brought, once."""
         figures, self._figures = self._figures, []
         return figures
 
@@ -198,12 +189,9 @@ class PendingCalls:
         self._lose(rank, f"sent what cannot be read ({why})")
 
     def ended(self, rank: int, how: str) -> None:
-        """Take note that a rank has ended; after Leave that is as it should be.
-
-        ``how``: such as ``"(process 42) was ended by SIGKILL"``.
-        """
+        """``how``: such as ``"(process 42) was ended by SIGKILL"``."""
         if self.leaving:
-            # A rank that died over it owes an answer no more.
+            # That is as it should be; a rank that died over it owes an answer no more.
             self._steps.setdefault(rank, 0)
         else:
             self._lose(rank, how)

@@ -67,10 +67,7 @@ _DETAILS = {
 def left_out(
     groups: Sequence[ExperienceGroup], bounds: Bounds, *, train_limited: bool, wants_greedy: bool
 ) -> list[LeftOut]:
-    """Return what of a batch is not trained on, in the order of its groups.
-
-    ``wants_greedy``: whether the advantage compares with greedy samples.
-    """
+    """``wants_greedy``: whether the advantage compares with greedy samples."""
     greedy = Unfit.BASELINE if wants_greedy else Unfit.GREEDY
     return [one for group in groups for one in _of_group(group, bounds, greedy, train_limited=train_limited)]
 
@@ -125,7 +122,7 @@ def without(groups: Sequence[ExperienceGroup], left: Sequence[LeftOut]) -> list[
 
 
 def origins(begun: StepBegun) -> list[tuple[str, Position, int]]:
-    """Return where each sample lies that is left of a step's groups by :func:`without`: task, record, number in it."""
+    """Return task, record and number in it of each sample that :func:`without` leaves of a step's groups."""
     gone = unwanted(begun.left_out)
     found = []
     for group in (*begun.groups, *begun.replayed):

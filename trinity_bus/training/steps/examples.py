@@ -48,10 +48,7 @@ class ExampleReader:
         return cls(ExampleWriter(tokenizer), bounds)
 
     def samples(self, example: Demonstration | Preference, *, pair: int = 0) -> list[TrainSample]:
-        """Return the samples of an example.
-
-        ``pair`` is what the two samples of a preference are known by among those of a step.
-        """
+        """``pair`` is what the two samples of a preference are known by among those of a step."""
         try:
             answers = self.writer.write(example)
         except ChatError as error:

@@ -5,7 +5,7 @@ share a row and each must have as many. A budget of tokens bounds the memory of 
 (Johnson, 1973) fills them, which needs at most 11/9 of the fewest possible plus one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ type Int64 = NDArray[np.int64]
 
 
 class TrainSample(Struct, frozen=True, kw_only=True, eq=False):
-    """A sample with its advantages. Arrays over the response have ``len(tokens) - prompt_length`` entries.
+    """Arrays over the response have ``len(tokens) - prompt_length`` entries.
 
     A msgspec ``Struct``, as a step has thousands, and a frozen dataclass takes several times as long to fill.
     """
@@ -99,10 +99,7 @@ class PackedArrays:
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack items into bins, lists of indices, longest item first. The same for the same lengths.
-
-    An item that is longer than the budget gets a bin of its own.
-    """
+    """Pack items into bins, lists of indices. An item that is longer than the budget gets a bin of its own."""
     room: list[int] = []
     bins: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -118,7 +115,7 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> list[list[int]]
 
 
 def units(samples: Sequence[TrainSample]) -> list[list[int]]:
-    """Return the indices of samples that cannot be parted, in the order of the first of each."""
+    # The indices of samples that cannot be parted
     found: dict[tuple[bool, int], list[int]] = {}
     for index, sample in enumerate(samples):
         found.setdefault((False, index) if sample.pair is None else (True, sample.pair), []).append(index)
@@ -132,10 +129,10 @@ def micro_batches(
     *,
     share: bool = False,
 ) -> list[list[int]]:
-    """Return the indices of the samples of each micro-batch; see :func:`first_fit_decreasing`.
+    """Return the indices of the samples of each micro-batch.
 
-    ``count`` says how many are wanted, given how many are needed at least; see :func:`divided`. With ``share`` samples
-    of one prompt are put together as far as half a budget goes, so that bins are filled as well as ever.
+    ``count`` says how many are wanted, given how many are needed at least. With ``share`` samples of one prompt are put
+    together as far as half a budget goes, so that bins are filled as well as ever.
     """
     parts, sizes = _parts(samples, budget // 2, share=share)
     bins = first_fit_decreasing(sizes, budget)
@@ -191,11 +188,9 @@ def pack(
     """Lay samples one after another.
 
     Args:
-        samples: In the order wanted.
         token_weight: Weight of each trained token of a sample whose scale is 1.
         temperature: Of samples that do not say theirs.
-        multiple: What the tokens of each are padded to a multiple of. Padding comes after a sample, which does not see
-            it, and weighs nothing.
+        multiple: What the tokens of each are padded to a multiple of; padding comes after a sample, and weighs nothing.
         share: Whether prompts that are alike are computed once. They are not where routers are told what to choose.
     """
     own = np.array([len(sample.tokens) for sample in samples])
@@ -271,9 +266,8 @@ def shared_prompts(
 ) -> SharedPrompts | None:
     """Find prompts that are alike, of samples that begin at ``starts``; None where no two are.
 
-    What a model computes for a token hangs on the tokens before it alone, so one prompt stands for all: with a group of
-    eight, long prompts and short answers a fifth of the tokens is left. The number of computed positions is a multiple
-    of ``multiple``; the last one is computed again for that.
+    What a model computes for a token hangs on the tokens before it alone, so one prompt stands for all. The number of
+    computed positions is a multiple of ``multiple``; the last one is computed again for that.
     """
     first: dict[bytes, int] = {}
     same = np.arange(total)
@@ -306,11 +300,22 @@ def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]
     ]
 
 
-def context_part(bounds: Int32, rank: int, ranks: int) -> Int64:
-    """Return which tokens of a packed row one of several ranks holds, of each sequence two equal parts.
+def gathered(
+    passes: Iterable[tuple[Sequence[int], PackedArrays, Any]], samples: Sequence[TrainSample]
+) -> dict[int, Float32]:
+    """Return the values of each sample's response, by its index, from tensors of values per position."""
+    found: dict[int, Float32] = {}
+    for indices, arrays, values in passes:
+        mine = [samples[i] for i in indices]
+        found |= dict(zip(indices, unpack(values.cpu().numpy(), arrays, mine), strict=True))
+    return found
 
-    That is a part from the front and its mirror image from the back, as Megatron's rotary positions have it: so all
-    ranks have as much to attend to. Lengths are multiples of ``2 * ranks``.
+
+def context_part(bounds: Int32, rank: int, ranks: int) -> Int64:
+    """Return which tokens of a packed row one of several ranks holds; lengths are multiples of ``2 * ranks``.
+
+    Of each sequence that is a part from the front and its mirror image from the back, as Megatron's rotary positions
+    have it: so all ranks have as much to attend to.
     """
     parts = []
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):

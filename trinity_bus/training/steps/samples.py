@@ -31,10 +31,7 @@ class TrainBatch:
 
 
 def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advantage) -> TrainBatch:
-    """Compute advantages, and pass over what has none.
-
-    ``version`` is that of the weights that are about to be trained, for staleness.
-    """
+    """Compute advantages, and pass over what has none; ``version`` is that of the weights before, for staleness."""
     views, advantages = _judged(groups, advantage)
     firsts = accumulate(map(len, groups), initial=0)
     samples = [
@@ -69,15 +66,10 @@ def with_routes(
 ) -> tuple[list[TrainSample], Metrics]:
     """Return samples with the experts that an engine's routers chose for each token, for the trainer's to choose.
 
-    Engine and trainer compute with different kernels, so their routers differ on tokens that are nearly a draw, and a
-    token that went to other experts has another probability for no fault of the policy (Ma et al., arXiv:2510.11370).
-    With ``trainer.router_replay`` the choice is the engine's, as the optional column ``routes`` of experiences has it;
-    what a chosen expert weighs is computed from the trainer's own router, which therefore learns. All passes over a
-    sample have its routes, those of older policies and of a reference too.
-
-    A sample's routes are not used, and it is counted in ``samples_without_routes``, where there are none, or they are
-    of another number of layers or experts a token, or name an expert twice or one that there is not. The trainer's own
-    routers choose for it, as for all without the setting.
+    Engine and trainer compute with different kernels, so their routers differ on tokens that are nearly a draw (Ma et
+    al., arXiv:2510.11370). What a chosen expert weighs is computed from the trainer's own router, which therefore
+    learns. Where there are no routes, or they are of another number of layers or experts a token, or name an expert
+    twice or one that there is not, the trainer's own routers choose.
     """
     if not replay:
         return [sample if sample.routes is None else structs.replace(sample, routes=None) for sample in samples], {}
@@ -98,10 +90,7 @@ def teach(groups: Sequence[ExperienceGroup], advantage: Advantage) -> list[bool]
 
 
 def compared(group: ExperienceGroup, advantage: Advantage) -> dict[int, Float32] | None:
-    """Return the advantages of a group that is looked at by itself, without the others of its batch.
-
-    Those of each sample that takes part, [response], by its place in the group; None where it teaches nothing.
-    """
+    """Return the advantages of a group by itself: of each sample that takes part, [response], by its place in it."""
     (view,), (given,) = _judged([group], advantage)
     return None if given is None else {place: values for (place, _), values in zip(view, given, strict=True)}
 

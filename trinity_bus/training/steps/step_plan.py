@@ -39,7 +39,7 @@ class Update:
     weight: float
 
     def shard(self, rank: int, ranks: int) -> "Update":
-        """Return what one of the ranks trains on: at least one sample, which weighs nothing where none is left."""
+        # At least one sample, which weighs nothing where none is left
         parts = units(self.samples)
         lengths = [sum(len(self.samples[i].tokens) for i in part) for part in parts]
         mine = [self.samples[i] for part in balanced(lengths, ranks)[rank] for i in parts[part]]

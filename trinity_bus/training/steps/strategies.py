@@ -37,10 +37,7 @@ _OWN_DRAWS = 1
 
 
 def ranked(begun: Iterable[StepBegun], settings: TrainerSettings, *, step: int) -> list[StepGroup]:
-    """Return the groups that may be learned from once more, those of the highest priority first.
-
-    ``begun`` has what earlier steps were made of, each once, the oldest first.
-    """
+    """``begun`` has what earlier steps were made of, each once, the oldest first."""
     earlier = [record for record in begun if step - settings.replay_steps <= record.step < step]
     uses = Counter(group.task_id for record in earlier for group in record.replayed)
     new = [(record.step - settings.replay_decay * uses[group.task_id], group) for record in earlier
@@ -56,7 +53,8 @@ def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
     for record in sorted(begun, key=lambda record: record.step, reverse=True):
         if record.step >= step:
             continue
-        if record.step != step - 1 - len(found) or not (record.skipped or _waits(record)):
+        waits = any(one.reason == Unfit.WAITING.value for one in record.left_out)
+        if record.step != step - 1 - len(found) or not (record.skipped or waits):
             break
         found.append(record)
     return found[::-1]
@@ -65,13 +63,7 @@ def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
 def has_to_wait(
     taught: Sequence[bool], settings: TrainerSettings, *, step: int, groups: int, before: Sequence[StepBegun]
 ) -> bool:
-    """Whether a step is to change nothing, so that its groups are trained on together with those of the next.
-
-    Args:
-        taught: Which groups teach something, those that wait included.
-        groups: Of its own batch.
-        before: The steps that wait.
-    """
+    """``taught``: which groups teach something, those that wait included; ``groups``: of its own batch."""
     wanted = groups if settings.effective_groups is None else settings.effective_groups
     is_last = settings.is_done(step) or len(before) + 1 >= settings.effective_batches
     return not is_last and sum(taught) < wanted
@@ -83,7 +75,3 @@ def left_waiting(groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
         LeftOut(task_id=group.task_id, reason=Unfit.WAITING.value, samples=list(range(len(group))), detail=why)
         for group in groups
     ]
-
-
-def _waits(record: StepBegun) -> bool:
-    return any(one.reason == Unfit.WAITING.value for one in record.left_out)

@@ -36,8 +36,6 @@ _OWN_STREAM: Final = 0x70F
 
 
 class SampleFigures(Struct, frozen=True, array_like=True):
-    """What is kept of one sample: two numbers for each of its response tokens."""
-
     number: int
     # Of the step
     updates_before: int
@@ -51,10 +49,8 @@ def marked(
 ) -> list[TrainSample]:
     """Return samples of which those alone have a number whose figures are kept.
 
-    Args:
-        sizes: Samples of each of the step's groups, those too that teach nothing.
-        settings: Say of how many groups, and the seed: a step that is trained again chooses the same.
-        step: Steps trained before this one.
+    ``sizes``: samples of each of the step's groups, those too that teach nothing. A step that is trained again chooses
+    the same.
     """
     chosen: frozenset[int]
     match settings.token_figures:
@@ -73,10 +69,7 @@ def marked(
 
 
 class FigureKeeper:
-    """Keeps the figures of one rank's passes over one step at a time, on the device until they are taken.
-
-    ``is_keeping``: whether this rank is the one of those that compute the same figures.
-    """
+    """``is_keeping``: whether this rank is the one of those that compute the same figures."""
 
     def __init__(self, *, is_keeping: bool) -> None:
         self._is_keeping = is_keeping
@@ -90,12 +83,7 @@ class FigureKeeper:
     def keep(
         self, samples: Iterable[TrainSample], arrays: PackedArrays, gaps: "torch.Tensor", entropies: "torch.Tensor"
     ) -> None:
-        """Keep what is wanted of a micro-batch; of a sample that is run again, the first.
-
-        Args:
-            gaps: [tokens] the trainer's log-probabilities less the engine's.
-            entropies: [tokens]
-        """
+        """Keep what is wanted of a micro-batch, [tokens]; of a sample that is run again, the first."""
         if not self._is_keeping:
             return
         for sample, start in zip(samples, arrays.bounds[:-1].tolist(), strict=True):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.training.conformance import same, weights
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.critic import Critic
@@ -102,12 +103,6 @@ def test_an_update_is_what_plain_torch_does(
         np.testing.assert_allclose(found, values(sample).detach().numpy(), atol=2e-5)
 
 
-def test_it_learns_what_is_to_be_expected(make: Callable[..., Critic], group: MakeGroup) -> None:
-    critic, samples = make(critic_learning_rate=1e-2), samples_of(group())
-    losses = [critic.train(one_update(samples))["critic_loss"] for _ in range(30)]
-    assert losses[-1] < 0.1 * losses[0]
-
-
 def test_an_update_that_is_not_finite_changes_nothing_and_is_told(
     make: Callable[..., Critic], group: MakeGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,23 +139,12 @@ def test_while_it_warms_up_nothing_else_learns(model_folder: Path, group: MakeGr
     settings = {"advantage": "gae", "critic_learning_rate": RATE, "critic_warmup_steps": 1, "learning_rate": RATE}
     engine = TorchEngine(TrainerSettings(model_path=str(model_folder), mini_batches=2, **settings))
 
-    def state() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        assert engine._critic is not None
-        critic = {name: tensor.clone() for name, tensor in engine._critic.state().items()}
-        return {name: tensor.clone() for name, tensor in engine.hf_tensors()}, critic
-
-    def moved(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-        return left.keys() != right.keys() or any(not torch.equal(left[name], right[name]) for name in left)
-
-    told, states = [], [state()]
-    for step in range(2):
-        told.append(engine.train_step([group(seed=step)]))
-        states.append(state())
-    (first, of_first), (second, of_second), (third, of_third) = states
-    assert (moved(first, second), moved(second, third)) == (False, True)
-    assert moved(of_first, of_second)
-    assert moved(of_second, of_third)
-    assert "loss" not in told[0]
-    assert "loss" in told[1]
-    assert [metrics["updates"] for metrics in told] == [2, 2]
-    assert all("critic_loss" in metrics for metrics in told)
+    before = weights(engine)
+    first = engine.train_step([group(seed=0)])
+    assert same(weights(engine), before)
+    second = engine.train_step([group(seed=1)])
+    assert not same(weights(engine), before)
+    assert ("loss" in first, "loss" in second) == (False, True)
+    for metrics in (first, second):
+        assert metrics["updates"] == 2
+        assert metrics["critic_grad_norm"] > 0

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from schemas import ExperienceGroup
+from tests.support.training.conformance import same, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.trainer import REFUSED_OPTIMIZER_OPTIONS
-from trinity_bus.errors import ConfigError
-from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
-from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.errors import ParallelError, TrainingError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import OptimizerConfig
 
@@ -29,14 +26,6 @@ type MakeGroup = Callable[..., ExperienceGroup]
 @pytest.fixture
 def batches(group: MakeGroup) -> list[list[ExperienceGroup]]:
     return [[group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
-
-
-def weights(of: RankEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in of.hf_tensors()}
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def plain_step(folder: Path, groups: Sequence[ExperienceGroup], *, learning_rate: float) -> tuple[float, Any]:
@@ -86,44 +75,13 @@ def test_a_step_is_what_plain_torch_does(
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
-def test_a_checkpoint_is_a_model_folder(
-    engine: MakeEngine, model_folder: Path, batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine()
-    trained.train_step(batches[0])
-    folder = trained.save_checkpoint(tmp_path, trained.progress).result()
-    assert folder == checkpoint.latest(tmp_path)
-    assert same(load_file(folder / "model.safetensors"), weights(trained))
-    assert same(weights(engine(model_path=str(folder))), weights(trained))
-    assert (folder / "tokenizer.json").read_text() == (model_folder / "tokenizer.json").read_text()
-    assert "optimizer.safetensors" in {path.name for path in folder.iterdir()}
-
-
-def test_seed_and_step_decide_the_shuffling(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
-    def run(seed: int, step: int = 0) -> dict[str, torch.Tensor]:
-        trained = engine(seed=seed, mini_batches=4)
-        trained.progress = TrainingProgress(step=step)
-        trained.train_step(batches[0])
-        return weights(trained)
-
-    assert same(run(1), run(1))
-    assert not same(run(1), run(2))
-    assert not same(run(1), run(1, step=1))
-
-
-def test_updates_and_learning_rate(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:
-    trained = engine(mini_batches=5, warmup_steps=4)
-    rates = [trained.train_step(batches[0])["learning_rate"] for _ in range(6)]
-    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
-    assert trained.train_step(batches[0])["updates"] == 5
-
-
-def test_the_learning_rate_falls_to_nothing_and_the_weights_then_stay(
+def test_the_learning_rate_rises_and_falls_to_nothing_and_the_weights_then_stay(
     engine: MakeEngine, batches: list[list[ExperienceGroup]]
 ) -> None:
-    trained = engine(warmup_steps=2, decay_steps=4)
-    rates = [trained.train_step(batches[0])["learning_rate"] for _ in range(4)]
-    assert rates == pytest.approx([0.005, 0.0075, 0.005, 0.0025])
+    trained = engine(warmup_steps=2, decay_steps=4, mini_batches=5)
+    told = [trained.train_step(batches[0]) for _ in range(4)]
+    assert [metrics["learning_rate"] for metrics in told] == pytest.approx([0.005, 0.0075, 0.005, 0.0025])
+    assert [metrics["updates"] for metrics in told] == [5] * 4
     before = weights(trained)
     assert trained.train_step(batches[0])["learning_rate"] == 0
     assert same(weights(trained), before)
@@ -158,57 +116,6 @@ def test_recomputed_logprobs_make_the_first_ratio_one(engine: MakeEngine, batche
         assert metrics["importance_weight_mean"] != pytest.approx(1.0, abs=1e-3)
 
 
-def test_kl_is_to_the_first_model_also_after_a_restart(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine(kl_coef=0.1)
-    assert trained.train_step(batches[0])["kl"] == pytest.approx(0.0, abs=1e-9)
-    trained.save_checkpoint(tmp_path, trained.progress).result()
-    restarted = engine(kl_coef=0.1)
-    restarted.load_latest(tmp_path)
-    assert restarted.train_step(batches[1])["kl"] > 1e-4
-
-
-def test_staleness_is_counted_from_the_weights_that_are_trained(engine: MakeEngine, group: MakeGroup) -> None:
-    trained = engine()
-    trained.progress = TrainingProgress(step=5, version=5)
-    metrics = trained.train_step([group(version=5), group(seed=1, version=3)])
-    assert (metrics["staleness_min"], metrics["staleness_mean"], metrics["staleness_max"]) == (0, 1, 2)
-
-
-def test_a_checkpoint_of_another_model_is_refused(
-    engine: MakeEngine, model_at: Callable[..., Path], batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine()
-    trained.train_step(batches[0])
-    trained.save_checkpoint(tmp_path / "checkpoints", trained.progress).result()
-    other = engine(model_path=str(model_at(tmp_path / "other", vocabulary=40)))
-    with pytest.raises(ConversionError, match=r"config\.json asks for"):
-        other.load_latest(tmp_path / "checkpoints")
-
-
-def test_a_damaged_optimizer_file_is_named(
-    engine: MakeEngine, batches: list[list[ExperienceGroup]], tmp_path: Path
-) -> None:
-    trained = engine()
-    trained.train_step(batches[0])
-    folder = trained.save_checkpoint(tmp_path, trained.progress).result()
-    path = folder / "optimizer.safetensors"
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is not what was written"):
-        engine().load_latest(tmp_path)
-
-
-def test_progress_must_be_the_engines(engine: MakeEngine, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="progress says step 3, the engine is at step 0"):
-        engine().save_checkpoint(tmp_path, TrainingProgress(step=3))
-
-
-def test_a_model_path_is_needed(engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match=r"mesh\.model_path is not set"):
-        engine(model_path=None)
-
-
 def test_an_engine_says_what_it_cannot_do(model_folder: Path, layout: Layout) -> None:
     path = str(model_folder)
     with pytest.raises(ParallelError, match="torch trains on one rank, not on 4"):
@@ -217,16 +124,6 @@ def test_an_engine_says_what_it_cannot_do(model_folder: Path, layout: Layout) ->
         MegatronEngine(TrainerSettings(model_path=path, data_parallel=2))
     with pytest.raises(TrainingError, match="torch trains in float32"):
         TorchEngine(TrainerSettings(model_path=path, dtype="bfloat16"))
-
-
-def test_a_checkpoint_of_another_engine_is_refused(engine: MakeEngine, model_folder: Path, tmp_path: Path) -> None:
-    mine = engine()
-    mine.save_checkpoint(tmp_path, mine.progress).result()
-    theirs = {"megatron": TorchEngine, "torch": MegatronEngine}[mine.NAME](
-        TrainerSettings(model_path=str(model_folder))
-    )
-    with pytest.raises(CheckpointError, match=f"engine={mine.NAME}, here {theirs.NAME}"):
-        theirs.load_latest(tmp_path)
 
 
 def test_a_step_can_be_given_the_seed_that_it_had(engine: MakeEngine, batches: list[list[ExperienceGroup]]) -> None:

@@ -42,11 +42,6 @@ def test_a_failed_write_is_told_in_one_line_by_its_future_and_to_whoever_saves_n
     with pytest.raises(CheckpointError, match="step 3"):
         saver.wait()
     saver.close()
-
-
-def test_a_note_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
-    directory.write_text("a file is in the way")
     with pytest.raises(CheckpointError, match=r"checkpoints/\.told cannot be written: "):
         note_told(directory, TrainingProgress(step=3))
 

@@ -124,9 +124,3 @@ def test_a_sample_without_a_reward_is_known_by_it() -> None:
     assert np.isnan(found[0]).any()
     np.testing.assert_array_equal(found[1], [0.0, 1.0])
     np.testing.assert_array_equal(found[2], [0.0, 0.0, 2.0])
-
-
-def test_equal_rewards_make_no_advantages() -> None:
-    _, found, told = finished([0.1, 0.1, 0.1], advantage="reinforce_plus_plus")
-    assert max(abs(value) for of_sample in of_trained_tokens(found) for value in of_sample) < 1e-3
-    assert told["advantage_mean"] == pytest.approx(0.1)

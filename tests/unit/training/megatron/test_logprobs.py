@@ -13,57 +13,35 @@ def of_logits(logits: torch.Tensor, targets: torch.Tensor, **options: Any) -> tu
     return vocab_parallel_logprobs(logits, torch.eye(logits.shape[1], dtype=logits.dtype), targets, **options)
 
 
-def reference(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    logp = (logits.float() / temperature).log_softmax(-1)
+def reference(
+    logits: torch.Tensor, targets: torch.Tensor, temperatures: Any = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logp = (logits.float() / temperatures).log_softmax(-1)
     return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
 
 @pytest.mark.parametrize("chunk", [1, 7 * 11, 1 << 24])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tempered", [False, True])
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)], ids=["logprobs", "entropies", "both"])
+def test_values_and_gradients(
+    *, tempered: bool, chunk: int, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(packing, "LOGITS_AT_ONCE", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 11, generator=generator).mul_(3)
     targets = torch.randint(0, 9, (40,), generator=generator)
-    seeds = torch.randn(2, 40, generator=generator)
+    seeds, each = torch.randn(2, 40, generator=generator), torch.rand(40, generator=generator) + 0.7
     # Two columns are padding.
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    each = None if temperature == 1.0 else torch.full((40,), temperature)
-    got = of_logits(ours, targets, vocabulary=9, temperatures=each)
-    expected = reference(theirs[:, :9], targets, temperature)
-    for value, wanted in zip(got, expected, strict=True):
-        torch.testing.assert_close(value, wanted, atol=1e-6, rtol=1e-5)
-    sum((v * s).sum() for v, s in zip(got, seeds, strict=True)).backward()
-    sum((v * s).sum() for v, s in zip(expected, seeds, strict=True)).backward()
+    got = of_logits(ours, targets, vocabulary=9, temperatures=each if tempered else None)
+    expected = reference(theirs[:, :9], targets, each[:, None] if tempered else 1.0)
+    for value, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(value, other, atol=1e-6, rtol=1e-5)
+    for result in (got, expected):
+        sum((result[which] * seeds[which]).sum() for which in wanted).backward()
     assert ours.grad is not None
-    assert theirs.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
     assert (ours.grad[:, 9:] == 0).all()
-
-
-def test_each_token_has_its_own_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LOGITS_AT_ONCE", 7 * 8)
-    generator = torch.Generator().manual_seed(3)
-    logits, targets = torch.randn(20, 8, generator=generator), torch.randint(0, 8, (20,), generator=generator)
-    temperatures = torch.rand(20, generator=generator) + 0.5
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    got = of_logits(ours, targets, vocabulary=8, temperatures=temperatures)
-    rows = [reference(theirs[i : i + 1], targets[i : i + 1], temperatures[i].item()) for i in range(20)]
-    for value, wanted in zip(got, map(torch.cat, zip(*rows, strict=True)), strict=True):
-        torch.testing.assert_close(value, wanted, atol=1e-6, rtol=1e-5)
-    sum(value.sum() for value in got).backward()
-    sum(value.sum() for row in rows for value in row).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_each_result_alone(which: int) -> None:
-    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    targets = torch.tensor([0, 1, 2, 3, 7])
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    of_logits(ours, targets, vocabulary=8)[which].sum().backward()
-    reference(theirs, targets, 1.0)[which].sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
 
 
 def test_certain_and_impossible_tokens() -> None:
@@ -80,7 +58,7 @@ def test_half_precision_logits_keep_their_type() -> None:
     logits = torch.randn(6, 16, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
     values, _ = of_logits(logits, torch.arange(6), vocabulary=16)
     assert values.dtype is torch.float32
-    torch.testing.assert_close(values, reference(logits, torch.arange(6), 1.0)[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(values, reference(logits, torch.arange(6))[0], atol=1e-6, rtol=1e-5)
     values.sum().backward()
     assert logits.grad is not None
     assert logits.grad.dtype is torch.bfloat16
@@ -95,7 +73,7 @@ def test_the_output_layers_gradient_and_that_of_hidden_states(chunk: int, monkey
     targets, seeds = torch.randint(0, 30, (20,), generator=generator), torch.randn(2, 20, generator=generator)
     ours, theirs = ([x.clone().requires_grad_() for x in (hidden, weight)] for _ in range(2))
     got = vocab_parallel_logprobs(ours[0], ours[1], targets, vocabulary=30)
-    expected = reference((theirs[0] @ theirs[1].T)[:, :30], targets, 1.0)
+    expected = reference((theirs[0] @ theirs[1].T)[:, :30], targets)
     for result in (got, expected):
         sum((value * seed).sum() for value, seed in zip(result, seeds, strict=True)).backward()
     for own, other in zip(ours, theirs, strict=True):

@@ -3,21 +3,13 @@
 FAKE: a group of ranks that share sequences, of which there is only the number and whose turn it is.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from tests.support.training.samples import packed_bounds
-from trinity_bus.training.families import read_shape
-from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import model
-from trinity_bus.training.megatron.attention import SDPAttention
-from trinity_bus.training.megatron.core import GPTModel, PackedSeqParams
-from trinity_bus.training.megatron.rotary import PlacedSeqParams, RotaryModel, Rotation, rotate, rotation_of
+from trinity_bus.training.megatron.rotary import rotate, rotation_of
 from trinity_bus.training.steps import packing
 
 LENGTHS = [8, 20, 4, 12]
@@ -52,44 +44,3 @@ def test_it_is_megatrons_and_so_is_its_gradient(ranks: int, dtype: torch.dtype) 
         assert not torch.equal(own, values)
         assert torch.equal(own, megatrons)
         assert torch.equal(gradient, their_gradient)
-
-
-class AttentionOfTurned(SDPAttention):
-    """Attends to what Megatron has turned already."""
-
-    def forward(self, *args: Any, packed_seq_params: PackedSeqParams, **options: Any) -> torch.Tensor:
-        still = Rotation(torch.ones(1), torch.zeros(1))  # each head stays as it is
-        return super().forward(
-            *args, packed_seq_params=PlacedSeqParams(**vars(packed_seq_params), rotation=still), **options
-        )
-
-
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_model_computes_what_megatrons_does(
-    *,
-    family: str,
-    recompute: bool,
-    model_at: Callable[..., Path],
-    layout: Layout,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Llama's low frequencies are scaled."""
-    folder = model_at(tmp_path / "model", family=family)
-    shape = read_shape(folder)
-    packed, positions = packed_bounds([5, 17, 1, 9])
-    tokens = torch.randint(0, shape.vocabulary, (1, len(positions)), generator=torch.Generator().manual_seed(0))
-    found = []
-    for kind, attention in ((RotaryModel, SDPAttention), (GPTModel, AttentionOfTurned)):
-        monkeypatch.setattr(model, "RotaryModel", kind)
-        monkeypatch.setattr(model, "SDPAttention", attention)
-        (built,) = model.build(shape, layout, torch.float32, recompute=recompute)
-        model.load([built], shape, layout, folder)
-        logits = built(tokens, positions[None], None, packed_seq_params=packed)
-        logits.log_softmax(-1)[..., 3].sum().backward()
-        found.append((logits.detach(), {name: parameter.grad for name, parameter in built.named_parameters()}))
-    (own, gradients), (megatrons, their_gradients) = found
-    assert torch.equal(own, megatrons)
-    for name, gradient in gradients.items():
-        assert torch.equal(gradient, their_gradients[name]), name

@@ -69,13 +69,6 @@ def test_low_variance_is_bounded_and_the_others_stay_finite() -> None:
         assert name != "low_variance" or found.tolist() == pytest.approx([10, 10, 0, np.exp(-5) + 4, 10])
 
 
-def test_k3_is_never_negative_and_zero_only_where_policies_agree() -> None:
-    ratios = torch.linspace(-3, 3, 61)
-    found = ESTIMATORS["k3"](ratios)
-    assert (found >= 0).all()
-    assert (found[ratios.abs() > 0.05] > 0).all()
-
-
 def test_in_the_reward_it_is_no_part_of_the_loss_but_told_of() -> None:
     what = tokens([-1.0], ref=[-1.0 + np.log(2.0)], advantages=[0.0])
     settings = TrainerSettings(kl_coef=0.5, kl_placement="reward", advantage="reinforce_plus_plus")

@@ -1,6 +1,7 @@
 """Losses and their gradients, against the formulas of their sources in plain numpy, sequence by sequence."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,49 +52,56 @@ class Drawn:
 drawn = pytest.mark.parametrize("drawn", [Drawn(0), Drawn(1), Drawn(2)], ids="012")
 
 
-@drawn
-def test_cispo_clips_weights_and_leaves_every_token_its_gradient(drawn: Drawn) -> None:
-    weights = np.minimum(np.exp(drawn.logprobs - drawn.old), 1.2)
-    metrics = drawn.check(
-        TrainerSettings(loss="cispo", clip_high=0.2, correction="none"),
-        -weights * drawn.advantages * drawn.logprobs,
-        -weights * drawn.advantages,
-    )
-    clipped = (np.exp(drawn.logprobs - drawn.old) > 1.2) * drawn.weight
-    assert metrics["clip_fraction"] == pytest.approx(clipped.sum(), rel=1e-5)
+def cispo(one: Drawn) -> tuple[Array, Array]:
+    """Clips weights, and leaves every token its gradient."""
+    weights = np.minimum(np.exp(one.logprobs - one.old), 1.28)
+    return -weights * one.advantages * one.logprobs, -weights * one.advantages
 
 
-@drawn
-def test_topr_tapers_what_went_badly_by_the_whole_sequence(drawn: Drawn) -> None:
-    ratios = drawn.of_sequences(drawn.logprobs - drawn.rollout, lambda x: float(np.exp(x.sum())))
-    weights = np.where(drawn.advantages >= 0, 1.0, np.minimum(ratios, 1.0))
-    drawn.check(
-        TrainerSettings(loss="topr", correction="none"),
-        -weights * drawn.advantages * drawn.logprobs,
-        -weights * drawn.advantages,
-    )
+def topr(one: Drawn) -> tuple[Array, Array]:
+    """Tapers what went badly by the whole sequence."""
+    ratios = one.of_sequences(one.logprobs - one.rollout, lambda x: float(np.exp(x.sum())))
+    weights = np.where(one.advantages >= 0, 1.0, np.minimum(ratios, 1.0))
+    return -weights * one.advantages * one.logprobs, -weights * one.advantages
 
 
-@drawn
-def test_opmd_is_reinforce_with_a_shorter_step(drawn: Drawn) -> None:
-    drawn.check(
-        TrainerSettings(loss="opmd", opmd_tau=3.0, correction="none"),
-        -drawn.advantages * drawn.logprobs / 4,
-        -drawn.advantages / 4,
-    )
-
-
-@drawn
-def test_decoupled_ppo_clips_to_the_proximal_policy_and_weighs_by_the_behaviour_policy(drawn: Drawn) -> None:
-    ratio, advantages = np.exp(drawn.logprobs - drawn.old), drawn.advantages
-    behaviour = np.exp(drawn.old - drawn.rollout)
+def gspo(one: Drawn) -> tuple[Array, Array]:
+    """Clips whole sequences, each token of which pulls with the sequence's ratio."""
+    ratio, a = one.of_sequences(one.logprobs - one.old, lambda x: float(np.exp(x.mean()))), one.advantages
     clipped = np.clip(ratio, 0.8, 1.28)
-    active = ratio * advantages <= clipped * advantages
-    drawn.check(
-        TrainerSettings(old_logprobs="recompute", correction="unbounded"),
-        -behaviour * np.minimum(ratio * advantages, clipped * advantages),
-        np.where(active, -behaviour * ratio * advantages, 0.0),
-    )
+    return -np.minimum(ratio * a, clipped * a), np.where(ratio * a <= clipped * a, -ratio * a, 0.0)
+
+
+def decoupled(one: Drawn) -> tuple[Array, Array]:
+    """Clips to the proximal policy, and weighs by the behaviour policy."""
+    ratio, a, behaviour = np.exp(one.logprobs - one.old), one.advantages, np.exp(one.old - one.rollout)
+    clipped = np.clip(ratio, 0.8, 1.28)
+    active = ratio * a <= clipped * a
+    return -behaviour * np.minimum(ratio * a, clipped * a), np.where(active, -behaviour * ratio * a, 0.0)
+
+
+@drawn
+@pytest.mark.parametrize(
+    ("settings", "formula"),
+    [
+        pytest.param({"loss": "cispo"}, cispo, id="cispo"),
+        pytest.param({"loss": "topr"}, topr, id="topr"),
+        pytest.param({"loss": "gspo"}, gspo, id="gspo"),
+        pytest.param(
+            {"loss": "opmd", "opmd_tau": 3.0},
+            lambda one: (-one.advantages * one.logprobs / 4, -one.advantages / 4),
+            id="opmd",
+        ),
+        pytest.param({"old_logprobs": "recompute", "correction": "unbounded"}, decoupled, id="decoupled ppo"),
+    ],
+)
+def test_losses_and_gradients(
+    drawn: Drawn, settings: dict[str, Any], formula: Callable[[Drawn], tuple[Array, Array]]
+) -> None:
+    metrics = drawn.check(TrainerSettings(**{"correction": "none", **settings}), *formula(drawn))
+    if formula is cispo:
+        clipped = (np.exp(drawn.logprobs - drawn.old) > 1.28) * drawn.weight
+        assert metrics["clip_fraction"] == pytest.approx(clipped.sum(), rel=1e-5)
 
 
 @drawn
@@ -120,5 +128,5 @@ def test_corrections_of_tokens_and_of_sequences(drawn: Drawn, correction: str, l
 
 
 def test_the_cases_have_something_to_limit() -> None:
-    assert any((np.exp(one.logprobs - one.old) > 1.2).any() for one in (Drawn(0), Drawn(1), Drawn(2)))
+    assert any((np.exp(one.logprobs - one.old) > 1.28).any() for one in (Drawn(0), Drawn(1), Drawn(2)))
     assert any((np.exp(one.old - one.rollout) < 0.8).any() for one in (Drawn(0), Drawn(1), Drawn(2)))

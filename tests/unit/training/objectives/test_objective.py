@@ -42,42 +42,6 @@ def test_clipping_by_hand(ratio: float, advantage: float, loss: float, gradient:
     assert metrics["ratio_mean"] == pytest.approx(ratio, rel=1e-5)
 
 
-def test_dual_clip_bounds_a_bad_token() -> None:
-    settings = TrainerSettings(clip_low=0.2, clip_high=0.28, dual_clip=3.0, correction="none")
-    value, gradients, _ = evaluate(tokens([log(10.0) - 1.0], old=[-1.0], advantages=[-2.0]), settings)
-    assert value == pytest.approx(6.0)
-    assert gradients == [0.0]
-    value, gradients, _ = evaluate(tokens([log(2.0) - 1.0], old=[-1.0], advantages=[-2.0]), settings)
-    assert value == pytest.approx(4.0, rel=1e-5)
-    assert gradients[0] == pytest.approx(4.0, rel=1e-5)
-
-
-def test_importance_weights_are_truncated_constants() -> None:
-    # old / rollout is 1.5 and 5; the cap is 2.
-    what = tokens([-1.0, -1.0], rollout=[-1.0 - log(1.5), -1.0 - log(5.0)], advantages=[1.0, 1.0], old=[-1.0, -1.0])
-    value, gradients, metrics = evaluate(what, TrainerSettings(tis_cap=2.0))
-    assert value == pytest.approx(-(1.5 + 2.0) / 2, rel=1e-5)
-    assert gradients == pytest.approx([-0.75, -1.0], rel=1e-5)
-    assert metrics["importance_weight_mean"] == pytest.approx(3.25, rel=1e-5)
-    assert metrics["importance_limited_fraction"] == 0.5
-
-
-def test_entropy_bonus_raises_entropy() -> None:
-    what = tokens([-1.0, -1.0], advantages=[0.0, 0.0], entropy=[1.0, 3.0])
-    value, _, metrics = evaluate(what, TrainerSettings(entropy_coef=0.1))
-    assert metrics["entropy"] == pytest.approx(2.0)
-    assert value == pytest.approx(-0.2)
-    assert what.entropy.grad is not None
-    assert what.entropy.grad.tolist() == pytest.approx([-0.05, -0.05])
-
-
-def test_every_token_counts_the_same_and_masked_ones_do_not() -> None:
-    what = tokens([-1.0, -2.0, -9.0], advantages=[1.0, -1.0, 50.0], weight=[0.25, 0.75, 0.0])
-    value, gradients, _ = evaluate(what, CLIP)
-    assert value == pytest.approx(-0.25 + 0.75)
-    assert gradients == pytest.approx([-0.25, 0.75, 0.0])
-
-
 def test_one_broken_token_does_not_make_an_infinity() -> None:
     what = tokens([-0.1], old=[-500.0], rollout=[-900.0], ref=[-900.0], advantages=[-1.0])
     value, gradients, _ = evaluate(what, TrainerSettings(kl_coef=0.1))
@@ -116,24 +80,7 @@ def test_against_plain_autograd() -> None:
     loss.backward()
     torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(what.logprobs.grad, logprobs.grad, rtol=1e-5, atol=1e-7)
-
-
-def test_gspo_clips_whole_sequences() -> None:
-    # Two sequences of two trained tokens and one that weighs nothing; the mean log ratios are 0.1 and 0.5.
-    old = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0]
-    ratios = [0.3, -0.1, 9.0, 0.5, 0.5, 9.0]
-    what = tokens(
-        [o + r for o, r in zip(old, ratios, strict=True)],
-        old=old,
-        advantages=[1.0] * 6,
-        weight=[0.25, 0.25, 0.0, 0.25, 0.25, 0.0],
-        bounds=[0, 3, 6],
-    )
-    value, gradients, metrics = evaluate(what, TrainerSettings(loss="gspo", correction="none"))
-    assert value == pytest.approx(-(math.exp(0.1) + 1.28) / 2, rel=1e-5)
-    # Each token of a sequence pulls with the sequence's ratio.
-    assert gradients == pytest.approx([-math.exp(0.1) / 4] * 2 + [0.0] * 4, rel=1e-5)
-    assert metrics["clip_fraction"] == 0.5
+    torch.testing.assert_close(what.entropy.grad, -0.2 * weight)
 
 
 @pytest.mark.parametrize(

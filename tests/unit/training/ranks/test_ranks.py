@@ -4,14 +4,18 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from trinity_bus.runtime.process import start_time
+from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks.followers import ChildRanks, Followers
-from trinity_bus.training.ranks.rank_protocol import Export, Gather, Join, Leave, Train, UpdateShard
+from trinity_bus.training.ranks.rank import Rank
+from trinity_bus.training.ranks.rank_protocol import Done, Export, Gather, Join, Leave, Train, UpdateShard
 
 FAKE = [sys.executable, str(Path(__file__).with_name("rank_of_another_kind.py"))]
 STUCK = """
@@ -83,6 +87,17 @@ def test_ranks_that_drift_apart_are_noticed(followers: Followers) -> None:
     followers.begin(Export("drift"))
     with pytest.raises(RankError, match="rank 1 is at step 1, rank 0 at step 0"):
         followers.settle(0)
+
+
+def test_a_rank_that_sees_another_folder_or_is_of_another_version_is_refused(tmp_path: Path) -> None:
+    rank, ours = Rank(1, 1, cast("Any", None)), version("trinity-bus")
+    own = Join(ours, str(tmp_path), checkpoint.run_name(tmp_path))
+    assert rank.make(own) == Done(0)
+    for folder, run in ((str(tmp_path), "0" * 32), (str(tmp_path / "other"), own.run)):
+        with pytest.raises(RankError, match=r"trainer\.checkpoint_dir must be one folder that all machines share"):
+            rank.make(Join(ours, folder, run))
+    with pytest.raises(RankError, match="install one version on all machines"):
+        rank.make(Join("0.0"))
 
 
 def test_ranks_that_hang_are_killed_at_the_end(followers: Followers) -> None:

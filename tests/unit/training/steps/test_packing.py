@@ -32,13 +32,6 @@ def test_bins_hold_each_sample_once_and_stay_within_the_budget(lengths: list[int
         assert sum(lengths[i] for i in indices) <= budget or len(indices) == 1
 
 
-@given(lengths_of_samples)
-def test_bins_are_few(lengths: list[int]) -> None:
-    """No two bins could have been one, but for the order of arrival: at most one bin is half empty."""
-    bins = first_fit_decreasing(lengths, 300)
-    assert sum(sum(lengths[i] for i in indices) <= 150 for indices in bins) <= 1
-
-
 def sample(tokens: list[int], prompt_length: int, *, advantage: float, mask: list[bool]) -> TrainSample:
     logprobs = -np.array(tokens[prompt_length:], np.float32)
     of = {"mask": np.array(mask, np.bool_), "advantages": np.full(len(mask), advantage, np.float32)}

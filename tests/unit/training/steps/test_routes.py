@@ -5,22 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from schemas import ExperienceGroup
 from tests.support.fakes.tiny_trainer import EXPERTS, EXPERTS_PER_TOKEN, LAYERS
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import layout_rules
-from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import read_shape
-from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.core import RouterReplayAction
-from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.steps.packing import TrainSample, pack
 from trinity_bus.training.steps.samples import with_routes
 
@@ -28,31 +21,6 @@ from trinity_bus.training.steps.samples import with_routes
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]) -> Path:
     return model_at(tmp_path_factory.mktemp("routes") / "model", family="qwen3_moe")
-
-
-def test_what_routers_chose_gives_equal_logprobs(
-    folder: Path, layout: Layout, group: Callable[..., ExperienceGroup]
-) -> None:
-    """Recorded with Megatron's own class, the samples one by one; replayed in one micro-batch."""
-    engine = MegatronEngine(TrainerSettings(model_path=str(folder), router_replay=True))
-    (update,) = engine.plan([group()]).updates
-    samples, recorded = [], []
-    routers = [replay for _, replay in engine._runner._routes._routers[engine._runner.chunks[0]]]  # type: ignore[union-attr]
-    for sample in update.samples:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine._runner._routes, "choose", lambda *_: None)
-            for router in routers:
-                router.set_router_replay_action(RouterReplayAction.RECORD)
-            recorded += engine.logprobs([sample])
-        chosen = torch.stack([router.get_recorded_indices() for router in routers], 1)
-        samples.append(replace(sample, routes=chosen.flatten(1).numpy().astype(np.uint8)))
-    kept, told = with_routes(samples, engine.shape, replay=True)
-    assert told == {"samples_without_routes": 0.0}
-    for found, expected in zip(engine.logprobs(kept), recorded, strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-    for sample in kept:
-        again = rank_protocol.decode_sample(rank_protocol.encode_sample(sample))
-        np.testing.assert_array_equal(again.routes, sample.routes)
 
 
 def sample(chosen: list[list[int]]) -> TrainSample:

@@ -111,11 +111,6 @@ def test_a_step_chooses_the_same_whole_groups_each_time_and_others_another_time(
     assert groups(7, **ALL) == set(range(0, 40, 2))
 
 
-def test_of_fewer_groups_all_are_chosen() -> None:
-    samples = numbered(0, 1, 5)
-    assert [one.number for one in marked(samples, [2, 2, 2], TrainerSettings(), 0)] == [0, 1, 5]
-
-
 def kept(keeper: FigureKeeper, samples: Sequence[TrainSample], gaps: list[float], entropies: list[float]) -> None:
     arrays = packing.pack(samples, token_weight=1.0)
     laid = [
@@ -134,15 +129,10 @@ def test_what_is_not_finite_is_left_out_and_the_first_of_a_sample_counts() -> No
     assert (number, before, gaps, entropies) == (0, 0, [0.5, 0.0], [1.0, 0.0]), "0 where nothing is trained on"
 
 
-def test_of_ranks_that_compute_the_same_one_keeps_it() -> None:
-    keeper = FigureKeeper(is_keeping=False)
-    kept(keeper, numbered(0), [0.5, 0.5], [1.0, 1.0])
-    assert keeper.take() == []
-
-
-def test_what_is_too_much_for_one_rank_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_the_ranks_that_compute_the_same_keeps_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.training.steps.token_figures.MAX_BYTES", 16)
-    keeper = FigureKeeper(is_keeping=True)
-    for one in numbered(0, 1, 2):
-        kept(keeper, [one], [0.5, 0.5], [1.0, 1.0])
-    assert [one.number for one in keeper.take()] == [0, 1]
+    for is_keeping, numbers in ((True, [0, 1]), (False, [])):
+        keeper = FigureKeeper(is_keeping=is_keeping)
+        for one in numbered(0, 1, 2):
+            kept(keeper, [one], [0.5, 0.5], [1.0, 1.0])
+        assert [one.number for one in keeper.take()] == numbers
