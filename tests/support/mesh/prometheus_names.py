@@ -25,7 +25,7 @@ _FUNCTIONS |= {"vector", "scalar", "clamp_min", "time"}
 _WORDS = {"sum", "max", "min", "avg", "count", "by", "on", "without", "unless", "and", "or", "ignoring", "offset", "le"}
 
 _LIST = """
-import importlib, json
+import importlib, inspect, json
 from opentelemetry import metrics
 
 found = []
@@ -35,9 +35,10 @@ class Recorder(metrics.NoOpMeter):
 
 def recording(kind):
     original = getattr(metrics.NoOpMeter, "create_" + kind)
-    def create(self, name, *args, unit="", **more):
-        found.append((kind, name, unit))
-        return original(self, name, *args, unit=unit, **more)
+    def create(*args, **more):
+        given = inspect.signature(original).bind(*args, **more).arguments
+        found.append((kind, given["name"], given.get("unit", "")))
+        return original(*args, **more)
     return create
 
 for kind in ("counter", "up_down_counter", "histogram", "gauge"):

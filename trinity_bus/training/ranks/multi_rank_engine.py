@@ -23,7 +23,8 @@ import torch
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.runtime.ports import is_loopback, serve_store
+from trinity_bus.runtime.ports import is_loopback
+from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine

@@ -27,7 +27,8 @@ from pathlib import Path
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.runtime.ports import is_loopback, join_store
+from trinity_bus.runtime.ports import is_loopback
+from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
