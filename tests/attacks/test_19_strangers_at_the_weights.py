@@ -410,7 +410,9 @@ def test_wrong_ports_in_settings(value: str, monkeypatch: pytest.MonkeyPatch) ->
         Settings()
 
 
-def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: WeightReceiver) -> None:
+def test_pulls_by_tls_are_read_by_nobody_in_between(
+    tmp_path: Path, receiver: WeightReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
     own, key = certificate(tmp_path, "trainer")
     other, _ = certificate(tmp_path, "other")
     sync = SynchronizerSettings(sync_method="memory", sync_timeout_s=5, tls_certfile=own, tls_keyfile=key)
@@ -428,8 +430,11 @@ def test_pulls_by_tls_are_read_by_nobody_in_between(tmp_path: Path, receiver: We
     ):
         assert len(stranger.recv(100)) == OPENING_BYTES
         assert (stranger.version() or "") >= "TLSv1.2"
+    caplog.clear()
     assert_serves(receiver, announced, own)
+    receiver.close()
     server.close()
+    assert "was not sent" not in caplog.text
 
 
 def test_tls_is_for_pulls_and_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@
         amid a stream, and to a runner: FailedFrame
         401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
 
-Token ids (int32) and log-probabilities (float32) are raw little-endian buffers. Both sides are of one version of this
-project. Failures: what is longer than its limit, or cannot be read, is a ``ProtocolError``.
+Token ids (int32) and log-probabilities (float32) are raw little-endian buffers. Whoever changes what is said here has to
+raise the number in ``gateway.address_proof``, by which explorers and gateways of other versions pass each other by.
+Failures: what is longer than its limit, or cannot be read, is a ``ProtocolError``.
 """
 
 from typing import Annotated, Any, Final

@@ -128,6 +128,8 @@ class Explorers:
         ``on_drawn`` is told of tokens as they come; None where they are wanted at the end alone. Raises the errors that
         the module names.
         """
+        if not 1 <= n <= wire.MAX_RESPONSES:
+            raise RequestRefusedError(f"{n} responses to one prompt; {wire.MAX_RESPONSES} are the most")
         drawings = [_begun() for _ in range(n)]
         async with self._in_time():
             await self._draw(prompt, self._limited(sampling), drawings, on_drawn)

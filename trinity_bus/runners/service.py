@@ -36,7 +36,7 @@ from trinity_bus import awake
 from trinity_bus.chat import wire
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
-from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.errors import EngineDeadError, GenerationError
 from trinity_bus.rollout import Pools
 from trinity_bus.runners import messages, request_rules
 from trinity_bus.runners import pool as do
@@ -349,6 +349,8 @@ class Runners:
                 token_ids, sampling = wire.tokens_of(prompt), Sampling.model_validate_json(how)
                 engine = self._engine if asked.pool is None else self._pools(asked.pool)
                 drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
+                if not all(one.finish_reason for one in drawn):
+                    raise GenerationError("a response has not ended")
                 return [wire.frame_of(one, index) for index, one in enumerate(drawn)]
 
     def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:

@@ -75,7 +75,11 @@ class CheckpointPublisher:
         manifest = self.staging.stage(version, named_tensors, folder)
         path = _manifest(self._directory, version)
         path.parent.mkdir(exist_ok=True)
-        replace(path, manifest.to_json().decode())
+        try:
+            replace(path, manifest.to_json().decode())
+        except CheckpointError as error:
+            # Its checkpoint is there: it must not be told as gone.
+            raise WeightTransferError(str(error)) from error
         # All go but the newest, and those that are still to be had.
         versions = {int(path.stem): path for path in path.parent.glob("*.json") if path.stem.isdigit()}
         for old in sorted(versions)[: -self._keep]:

@@ -152,8 +152,7 @@ class WeightServer:
         with contextlib.suppress(LinkError):
             channel.notice_silence(self._silence_s)
             channel.wait()
-            if channel.waits_for_more():
-                return REQUEST.decode(channel.receive(REQUEST.limit))
+            return REQUEST.decode(channel.receive(REQUEST.limit))
         return None
 
     def _answer(self, channel: Channel, link: Link | None, request: WeightsRequest) -> None:
