@@ -26,7 +26,7 @@ from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_msgpa
 from schemas.groups.column import COLUMNS, MAX_ROUTED_EXPERTS, MAX_ROUTED_LAYERS, OPTIONAL_COLUMNS, Column
 from schemas.groups.group_rules import check_group, check_types
 from schemas.groups.vectors import FLOAT32, INT32, UINT8
-from schemas.record import BatchType, Metrics
+from schemas.record import MAX_COUNT, BatchType, Metrics
 
 MAX_HEADER_BYTES = 4 << 20
 
@@ -111,7 +111,7 @@ class GroupHeader(_Name, gc=False):
     schema: Literal["experience"]
     schema_version: Literal[1]
     task_id: str
-    attempt: Annotated[int, Meta(ge=1)]
+    attempt: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
     batch_id: str
     batch_type: BatchType
     workflow: str

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from schemas.errors import DecodeError, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup, present
 from schemas.groups.column import MAX_TURNS
-from schemas.record import MAX_ID_LENGTH
+from schemas.record import MAX_COUNT, MAX_ID_LENGTH
 
 IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
 _IDENTIFIER = rf"[A-Za-z0-9][A-Za-z0-9._:/@#-]{{0,{MAX_ID_LENGTH - 1}}}"
@@ -52,8 +52,8 @@ def check_types(group: ExperienceGroup) -> None:
         value = getattr(group, name)
         if not isinstance(value, str):
             raise _broken("wrong_type", f"{name} = {shown(value)} is not a string")
-    if type(group.attempt) is not int or group.attempt < 1:
-        raise _broken("bad_value", f"attempt = {shown(group.attempt)} is not an integer of 1 or more")
+    if type(group.attempt) is not int or not 1 <= group.attempt <= MAX_COUNT:
+        raise _broken("bad_value", f"attempt = {shown(group.attempt)} is not an integer of 1 to {MAX_COUNT}")
     if group.batch_type not in ("train", "eval"):
         raise _broken("bad_value", f"batch_type = {shown(group.batch_type)} is neither 'train' nor 'eval'")
     _check_free_form(group)

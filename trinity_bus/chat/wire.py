@@ -10,7 +10,7 @@
         amid a stream, and to a runner: FailedFrame
         401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
 
-Token ids (int32) and log-probabilities (float32) are raw little-endian buffers. Whoever changes what is said here has to
+Token ids (int32) and log-probabilities (float32) are raw little-endian buffers. Whoever changes what is said here must
 raise the number in ``gateway.address_proof``, by which explorers and gateways of other versions pass each other by.
 Failures: what is longer than its limit, or cannot be read, is a ``ProtocolError``.
 """

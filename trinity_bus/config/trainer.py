@@ -103,7 +103,7 @@ class TrainerSettings(Section):
     max_skipped_updates: Count = 5
     """Updates that are not finite are skipped; after this many in a row the trainer saves its state and ends."""
     mini_batches: Count = 1
-    """Updates for each batch: its samples are shuffled and divided into this many parts."""
+    """Updates for each batch: its groups are shuffled, and their samples divided into this many parts."""
     loss_normalizer: Literal["batch", "update", "sequence", "constant"] = "batch"
     """Divisor of the sum over tokens. ``batch``: the response tokens of the whole batch, in equal parts for each update
     (Yu et al., arXiv:2503.14476, eq. 8), so that a batch with little learning signal changes the weights little.
@@ -209,7 +209,7 @@ class TrainerSettings(Section):
     micro_batch_tokens: Literal["auto"] | Size = "auto"
     """Tokens that go through the model at once; bounds memory. ``auto``: up to 16,384, as many as fit beside the
     weights when the trainer starts; on a CPU, in no more than a quarter of what weights, gradients and optimizer take,
-    or 256 MiB. Where not even ``mesh.max_model_len`` tokens would fit, activations are computed again (``recompute``),
+    or 512 MiB. Where not even ``mesh.max_model_len`` tokens would fit, activations are computed again (``recompute``),
     or the start is refused. The log tells the number: set it where losses have to be equal bit for bit."""
     dtype: Literal["auto", "float32", "bfloat16"] = of_mesh("dtype")
     engine: Literal["megatron", "torch"] = "megatron"
@@ -248,7 +248,7 @@ class TrainerSettings(Section):
     threads: Count | None = None
     """CPU threads of torch, in each rank. Unset: torch's default. Equal losses after a restart need an equal number."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the shuffling of samples; each step derives its own."""
+    """Seed of the shuffling of groups; each step derives its own."""
 
     @property
     def ranks(self) -> int:

@@ -61,11 +61,13 @@ class BatchView:
     completed: int = 0  # Tasks with a result, failed ones too
     failed: int = 0
     aborted: int = 0
+    min_wait_num: int | None = None
     min_version: int = 0
     reward: float | None = None  # Mean over its tasks, once it is finalized
     metrics: Metrics = field(default_factory=dict)
     reason: str | None = None  # Why it was aborted, or is to be passed over
     created_at: float = 0.0  # Of the oldest record of it that the log still has
+    changed_at: float = 0.0  # Of the newest
     running_at: float | None = None
     finalized_at: float | None = None
 

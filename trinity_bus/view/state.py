@@ -209,7 +209,8 @@ class MeshState:
         batch.reason = None if record.reason is None else self.limits.cut(record.reason)
         batch.expected, batch.accepted = record.expected_task_count, record.accepted_task_count
         batch.completed, batch.failed = record.completed_task_count, record.failed_task_count
-        batch.aborted, batch.min_version = record.aborted_task_count, record.min_version
+        batch.aborted, batch.min_wait_num = record.aborted_task_count, record.min_wait_num
+        batch.min_version, batch.changed_at = record.min_version, at
         if record.state is BatchLifecycleState.RUNNING and batch.running_at is None:
             batch.running_at = at
         if record.state is BatchLifecycleState.FINALIZED:

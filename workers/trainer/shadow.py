@@ -103,6 +103,7 @@ class ShadowSteps(StepSource):
             theirs = await self._record(self._theirs.of(self._run)[step])
             entries = [*theirs.groups, *theirs.replayed]
             fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(theirs, entries))
+            groups = groups_of(theirs, entries, fetched)
         except RecordGoneError as error:
             await self._ensure_kept(step)
             raise TrainingError(f"step {step} cannot be trained once more: {error}") from error
@@ -119,7 +120,7 @@ class ShadowSteps(StepSource):
                 }
             )
         )
-        return StepInput(begun, choice.without(groups_of(theirs, entries, fetched), begun.left_out), shown)
+        return StepInput(begun, choice.without(groups, begun.left_out), shown)
 
     async def _record(self, said: Recorded) -> StepBegun:
         if said.unreadable:

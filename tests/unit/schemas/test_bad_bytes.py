@@ -186,6 +186,7 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_header(lambda h: {"schema": "experience", "schema_version": 2, "all": "else"}), "unsupported_version"),
         (with_header(lambda h: h | {"attempt": "1"}), "wrong_type"),
         (with_header(lambda h: h | {"attempt": 0}), "bad_value"),
+        (with_header(lambda h: h | {"attempt": 1 << 63}), "wrong_type"),
         (with_header(lambda h: h | {"task_id": "two\nlines"}), "bad_value"),
         (with_header(lambda h: h | {"task_id": ""}), "bad_value"),
         (with_header(lambda h: h | {"task_id": "t" * 201}), "bad_value"),

@@ -40,7 +40,7 @@ from trinity_bus.training.engines import adapters, token_advantages
 from trinity_bus.training.engines.critic import Critic
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
-from trinity_bus.training.errors import TrainingInterruptedError
+from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
 from trinity_bus.training.families import hf_folder, read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
@@ -317,6 +317,8 @@ class RankEngine(TrainingEngine):
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         # All ranks give what they have, and rank 0 alone writes.
+        if progress.step != self.progress.step:
+            raise CheckpointError(f"progress says step {progress.step}, the engine is at step {self.progress.step}")
         self.progress = progress
         self._saver.wait()
         if self.layout.rank > 0:

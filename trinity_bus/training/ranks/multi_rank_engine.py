@@ -12,6 +12,7 @@ Failures: ``RankError`` where another rank is lost, late, or elsewhere. After an
 
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,6 @@ from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import serve_store
-from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -72,13 +72,20 @@ class MultiRankEngine(TrainingEngine):
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
         parallel.check_device(0)
-        join = Join(version("trinity-bus"))
+        join, mark = Join(version("trinity-bus")), None
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
+            # A copy of the folder has all that it has, but not what is made now.
+            mark = directory / f".seen-by-ranks-{secrets.token_hex(8)}"
+            mark.touch()
             # As they are to find it: relative to where this process is, another one need not be.
-            join = Join(join.version, str(directory.absolute()), checkpoint.run_name(directory))
-        self._followers.begin(join)
-        self._followers.settle(0)
+            join = Join(join.version, str(directory.absolute()), mark.name)
+        try:
+            self._followers.begin(join)
+            self._followers.settle(0)
+        finally:
+            if mark is not None:
+                mark.unlink(missing_ok=True)
 
     @property
     def progress(self) -> TrainingProgress:

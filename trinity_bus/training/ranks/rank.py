@@ -16,6 +16,7 @@ on, and ignored here.
 """
 
 import logging
+import re
 import signal
 import socket
 import sys
@@ -30,10 +31,9 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
-from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
-from trinity_bus.training.errors import CheckpointError, RankError
+from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
@@ -92,7 +92,7 @@ class Rank:
             raise RankError(
                 f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
             )
-        if call.folder and not _sees(Path(call.folder), call.run):
+        if call.folder and not _sees(Path(call.folder), call.mark):
             raise RankError(
                 f"this machine does not see rank 0's {call.folder}: trainer.checkpoint_dir must be one folder that all "
                 "machines share, under the same path"
@@ -127,11 +127,8 @@ class Rank:
         return rank_protocol.decode_sample(body)
 
 
-def _sees(folder: Path, run: str) -> bool:
-    try:
-        return checkpoint.read_run(folder) == run
-    except CheckpointError:
-        return False
+def _sees(folder: Path, mark: str) -> bool:
+    return re.fullmatch(r"\.seen-by-ranks-[0-9a-f]{16}", mark) is not None and (folder / mark).exists()
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:

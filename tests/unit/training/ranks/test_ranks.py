@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from trinity_bus.runtime.process import start_time
-from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks.followers import ChildRanks, Followers
 from trinity_bus.training.ranks.rank import Rank
@@ -91,11 +90,14 @@ def test_ranks_that_drift_apart_are_noticed(followers: Followers) -> None:
 
 def test_a_rank_that_sees_another_folder_or_is_of_another_version_is_refused(tmp_path: Path) -> None:
     rank, ours = Rank(1, 1, cast("Any", None)), version("trinity-bus")
-    own = Join(ours, str(tmp_path), checkpoint.run_name(tmp_path))
-    assert rank.make(own) == Done(0)
-    for folder, run in ((str(tmp_path), "0" * 32), (str(tmp_path / "other"), own.run)):
+    mark = tmp_path / f".seen-by-ranks-{'0' * 16}"
+    mark.touch()
+    assert rank.make(Join(ours, str(tmp_path), mark.name)) == Done(0)
+    # A copy of the folder lacks what rank 0 has just made; and a mark is a name, no path.
+    (tmp_path / "copy").mkdir()
+    for folder, name in ((tmp_path / "copy", mark.name), (tmp_path / "copy", f"../{mark.name}"), (tmp_path, "copy")):
         with pytest.raises(RankError, match=r"trainer\.checkpoint_dir must be one folder that all machines share"):
-            rank.make(Join(ours, folder, run))
+            rank.make(Join(ours, str(folder), name))
     with pytest.raises(RankError, match="install one version on all machines"):
         rank.make(Join("0.0"))
 
