@@ -50,7 +50,7 @@ MAX_WHY: Final = 2000
 class Join(Struct, frozen=True, tag=True):
     # Of this project, which must be the same on all machines
     version: str
-    # Of the checkpoints, which all machines share, and a file that rank 0 has just made there; empty where there are none
+    # Of the checkpoints, which all machines share, and a file that rank 0 has just made there; empty where none is
     folder: str = ""
     mark: str = ""
 
