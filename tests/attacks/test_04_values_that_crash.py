@@ -240,8 +240,8 @@ class Careless:
         def decided(machine: CoordinatorMachine, given: Any, now: float) -> Any:
             return self._decided(machine, given, now)
 
-        async def written(to: outputs.Outputs, *given: Any) -> None:
-            await self._written(to, *given)
+        async def written(to: outputs.Outputs, *given: Any, **named: Any) -> None:
+            await self._written(to, *given, **named)
 
         monkeypatch.setattr(CoordinatorMachine, "handle_all", decided)
         monkeypatch.setattr(outputs.Outputs, "carry_out", written)
@@ -256,11 +256,11 @@ class Careless:
             self._stumble()
         return commands
 
-    async def _written(self, to: outputs.Outputs, commands: Any, *others: Any) -> None:
+    async def _written(self, to: outputs.Outputs, commands: Any, *others: Any, **named: Any) -> None:
         commands = list(commands)
         if self._place == "in the transaction" and "'poison'" in repr(commands):
             self._stumble()
-        await self._write(to, commands, *others)
+        await self._write(to, commands, *others, **named)
 
     def _stumble(self) -> None:
         self.stumbled += 1

@@ -73,7 +73,7 @@ FLAWED = {
     "positive logprob": "0.5 is no log-probability",
 }
 ATTEMPTS: list[tuple[str, str, dict[str, Any], str]] = [
-    *(("poison", kind, {}, f"UntrainableSampleError: run 1: .*{reason}") for kind, reason in FLAWED.items()),
+    *(("poison", kind, {}, f"UntrainableSampleError: run 1: .*{re.escape(reason)}") for kind, reason in FLAWED.items()),
     *(
         ("chatty", metrics, {"repeat_times": runs, "batch_type": batch_type}, reason)
         for batch_type in ("train", "eval")

@@ -27,6 +27,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
     "trinity_bus/weights/layout.py": "manifests of weights",
     "trinity_bus/weights/tensor_file.py": "tensor files",
+    "trinity_bus/weights/wire.py": "requests for weights",
     "workers/coordinator/changelog.py": "positions",
     "workers/explorer/http_side.py": "asks of explorers",
     "workers/gateway/contributions.py": "feedback for gateways",

@@ -126,6 +126,7 @@ class Adapters:
         name = f"decoder.layers.{number}.{path}.weight"
         adapter = Adapter(name, linear.weight, self._shape, self._layout, settings)
         linear.adapter = adapter
+        linear.register_forward_pre_hook(lambda _module, inputs: (_as_matrix(inputs[0]), *inputs[1:]))
         linear.register_forward_hook(lambda _module, inputs, output: (_sum(output[0], adapter(inputs[0])), *output[1:]))
         self._of[number, path] = self._of_weight[linear.weight] = adapter
 
@@ -171,7 +172,11 @@ class Adapters:
 def _sum(output: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
     total = output + added
     if total.requires_grad:
-        # Megatron multiplies this gradient, [tokens, 1, features], with the frozen weight. torch copies the weight for
-        # each token there, unless the strides are those of a matrix of tokens.
-        total.register_hook(lambda gradient: gradient.reshape(-1, gradient.shape[-1]).view(gradient.shape))
+        total.register_hook(_as_matrix)
     return total
+
+
+def _as_matrix(x: torch.Tensor) -> torch.Tensor:
+    # Megatron multiplies what is [tokens, 1, features], and its gradients, with the frozen weight. torch copies the
+    # weight for each token there, unless the strides are those of a matrix of tokens.
+    return x.reshape(-1, x.shape[-1]).view(x.shape)
