@@ -70,6 +70,12 @@ class _Tries:
     moved: bool = False  # whether another explorer was asked than one that was lost
 
 
+def check_count(responses: int) -> None:
+    """RequestRefusedError where nobody may ask for so many to one prompt."""
+    if not 1 <= responses <= wire.MAX_RESPONSES:
+        raise RequestRefusedError(f"{responses} responses to one prompt; {wire.MAX_RESPONSES} are the most")
+
+
 type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens
 
 
@@ -128,8 +134,7 @@ class Explorers:
         ``on_drawn`` is told of tokens as they come; None where they are wanted at the end alone. Raises the errors that
         the module names.
         """
-        if not 1 <= n <= wire.MAX_RESPONSES:
-            raise RequestRefusedError(f"{n} responses to one prompt; {wire.MAX_RESPONSES} are the most")
+        check_count(n)
         drawings = [_begun() for _ in range(n)]
         async with self._in_time():
             await self._draw(prompt, self._limited(sampling), drawings, on_drawn)

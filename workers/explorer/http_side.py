@@ -40,6 +40,7 @@ from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, T
 from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
 from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
+from trinity_bus.gateway.explorers import check_count
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine
@@ -164,8 +165,7 @@ class HttpSide:
                 return _body(wire.ScoredFrame(wire.logprob_bytes(logprobs)))
             case wire.Ask(prompt, how, n) as ask:
                 self._check(prompt)
-                if not 1 <= n <= wire.MAX_RESPONSES:
-                    raise RequestRefusedError(f"{n} responses to one prompt; {wire.MAX_RESPONSES} are the most")
+                check_count(n)
                 sampling = Sampling.model_validate_json(how)
                 if ask.stream:
                     return await self._streamed(request, ask, sampling)

@@ -37,6 +37,7 @@ from trinity_bus.training.megatron.parallel import World
 from trinity_bus.training.ranks.followers import Followers
 from trinity_bus.training.ranks.rank_protocol import (
     LIMIT_S,
+    MARK,
     Build,
     Call,
     Export,
@@ -72,20 +73,18 @@ class MultiRankEngine(TrainingEngine):
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
         parallel.check_device(0)
-        join, mark = Join(version("trinity-bus")), None
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-            # A copy of the folder has all that it has, but not what is made now.
-            mark = directory / f".seen-by-ranks-{secrets.token_hex(8)}"
-            mark.touch()
-            # As they are to find it: relative to where this process is, another one need not be.
-            join = Join(join.version, str(directory.absolute()), mark.name)
-        try:
+        join = Join(version("trinity-bus"))
+        with contextlib.ExitStack() as stack:
+            if directory is not None:
+                directory.mkdir(parents=True, exist_ok=True)
+                # A copy of the folder has all that it has, but not what is made now.
+                mark = directory / f"{MARK}{secrets.token_hex(8)}"
+                mark.touch()
+                stack.callback(mark.unlink, missing_ok=True)
+                # As they are to find it: relative to where this process is, another one need not be.
+                join = Join(join.version, str(directory.absolute()), mark.name)
             self._followers.begin(join)
             self._followers.settle(0)
-        finally:
-            if mark is not None:
-                mark.unlink(missing_ok=True)
 
     @property
     def progress(self) -> TrainingProgress:

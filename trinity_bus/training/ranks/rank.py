@@ -128,7 +128,7 @@ class Rank:
 
 
 def _sees(folder: Path, mark: str) -> bool:
-    return re.fullmatch(r"\.seen-by-ranks-[0-9a-f]{16}", mark) is not None and (folder / mark).exists()
+    return re.fullmatch(re.escape(rank_protocol.MARK) + "[0-9a-f]{16}", mark) is not None and (folder / mark).exists()
 
 
 def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:

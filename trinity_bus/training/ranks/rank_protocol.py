@@ -45,12 +45,14 @@ LIMIT_S: Final = 600.0
 SAMPLE_BYTES: Final = 4 * ExperienceGroup.MAX_BYTES
 # Characters of the reason of a failure
 MAX_WHY: Final = 2000
+MARK: Final = ".seen-by-ranks-"
 
 
 class Join(Struct, frozen=True, tag=True):
     # Of this project, which must be the same on all machines
     version: str
-    # Of the checkpoints, which all machines share, and a file that rank 0 has just made there; empty where none is
+    # Of the checkpoints, which all machines share, and a file that rank 0 has just made: ``MARK`` and 16 hex digits;
+    # empty where there is none
     folder: str = ""
     mark: str = ""
 

@@ -62,6 +62,11 @@ class TrainSample(Struct, frozen=True, kw_only=True, eq=False):
     pair: int | None = None
 
     @property
+    def prompt_key(self) -> bytes:
+        """The same of samples with the same prompt, and of no others."""
+        return self.tokens[: self.prompt_length].tobytes()
+
+    @property
     def trained_tokens(self) -> int:
         return int(np.count_nonzero(self.mask))
 
@@ -151,7 +156,7 @@ def _parts(samples: Sequence[TrainSample], most: int, *, share: bool) -> tuple[l
     for number, unit in enumerate(units(samples)):
         one = samples[unit[0]]
         alone = one.pair is not None or not share
-        of = number if alone else (one.tokens[: one.prompt_length].tobytes(), one.routes is None)
+        of = number if alone else (one.prompt_key, one.routes is None)
         found.setdefault(of, []).append(unit)
     parts: list[list[list[int]]] = []
     sizes: list[int] = []
@@ -272,9 +277,8 @@ def shared_prompts(
     first: dict[bytes, int] = {}
     same = np.arange(total)
     for sample, start in zip(samples, starts, strict=True):
-        prompt = sample.tokens[: sample.prompt_length]
-        at = first.setdefault(prompt.tobytes(), start)
-        same[start : start + len(prompt)] = np.arange(at, at + len(prompt))
+        at = first.setdefault(sample.prompt_key, start)
+        same[start : start + sample.prompt_length] = np.arange(at, at + sample.prompt_length)
     computed, places = np.unique(same, return_inverse=True)
     if len(computed) == total:
         return None

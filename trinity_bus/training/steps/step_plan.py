@@ -92,12 +92,8 @@ def plan_step(batch: TrainBatch, settings: TrainerSettings, *, step: int) -> Ste
 
 
 def _order(samples: Sequence[TrainSample], rng: np.random.Generator) -> list[int]:
-    groups = [list(group) for _, group in itertools.groupby(range(len(samples)), lambda i: _prompt(samples[i]))]
+    groups = [list(group) for _, group in itertools.groupby(range(len(samples)), lambda i: samples[i].prompt_key)]
     return [index for group in rng.permutation(len(groups)) for index in groups[group]]
-
-
-def _prompt(sample: TrainSample) -> bytes:
-    return sample.tokens[: sample.prompt_length].tobytes()
 
 
 def plan_examples(samples: Sequence[TrainSample], settings: TrainerSettings) -> StepPlan:
