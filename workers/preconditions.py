@@ -24,7 +24,7 @@ from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import checked, model_folder
 from trinity_bus.runtime.device import is_installed_for_cpu
-from trinity_bus.runtime.free_memory import free_bytes, total_bytes
+from trinity_bus.runtime.memory import free_bytes, total_bytes
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.sizing.memory import HostMemory, host_memory
 from trinity_bus.training.families import ModelShape, read_shape

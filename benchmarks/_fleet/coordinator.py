@@ -23,7 +23,7 @@ from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
 from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.changelog import Changelog, Positions
-from workers.coordinator.lanes import Lanes
+from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.pending_commit import PendingCommit, inputs_of
 from workers.coordinator.spans import Spans

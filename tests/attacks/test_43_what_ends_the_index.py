@@ -11,7 +11,7 @@ from schemas.codec import decode
 from schemas.errors import SchemaError
 from tests.support.fakes.log_records import LogRecords, group
 from tests.unit.schemas.make_golden import GOLDEN
-from trinity_bus.console.index.export import export
+from trinity_bus.console.index.files import export
 from trinity_bus.console.index.follower import TOPICS as INDEXED
 from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import load_texts

@@ -20,7 +20,7 @@ from trinity_bus.bus.read import positions, stalls
 from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader
-from workers.trainer.manifest import positions_of
+from workers.trainer.batch_schedule import positions_of
 
 pytestmark = pytest.mark.integration
 TOLD = "wait for a transaction that somebody has left open"

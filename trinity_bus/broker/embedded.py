@@ -13,10 +13,10 @@ from typing import Self
 from rich.console import Console
 
 from trinity_bus.broker import java
-from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.layout import Folder, State, data_dir
 from trinity_bus.broker.start import start_node
 from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.errors import BrokerError
 from trinity_bus.runtime.process import Child
 
 _STOP_GRACE_S = 20.0

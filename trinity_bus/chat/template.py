@@ -34,8 +34,7 @@ from trinity_bus.chat.formats import (
     without_marks,
 )
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, Renderer, TemplateOptions, Tools, after
-from trinity_bus.chat.speech import Speech
+from trinity_bus.chat.renderer import OPENING, DrawnTurn, Renderer, Speech, TemplateOptions, Tools, after
 from trinity_bus.runtime.cpu_limit import limited
 
 _MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"

@@ -64,10 +64,10 @@ from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLOR
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower, Undecodable
 from trinity_bus.client.batch_tracker import BatchTracker, Wait, WaitAll, WaitOutcome
+from trinity_bus.client.channel import SILENCE_S
 from trinity_bus.client.connection import Connected, Connection, tell_unused
 from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
 from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Rejection, Status, rejection_of
-from trinity_bus.client.retry_policy import SILENCE_S
 from trinity_bus.client.tasks import send_tasks
 from trinity_bus.config import Settings
 from trinity_bus.errors import NoCoordinatorError, NotStartedError, RecordGoneError, RefusedError, TimedOutError

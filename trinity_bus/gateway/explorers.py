@@ -38,8 +38,7 @@ from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
-from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
-from trinity_bus.gateway.routing import Router
+from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.runtime.frames import ProtocolError
 

@@ -9,8 +9,7 @@ from typing import Final
 from trinity_bus import awake
 from trinity_bus.bus.write.outages import what_waits
 from trinity_bus.config import HealthSettings, KafkaSettings
-from trinity_bus.health.server import BrokerCheck, HealthServer
-from trinity_bus.health.state import HealthState, Phase
+from trinity_bus.health.server import BrokerCheck, HealthServer, HealthState, Phase
 
 _TURN_S: Final = 0.5
 

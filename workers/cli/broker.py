@@ -13,12 +13,12 @@ from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus import awake
 from trinity_bus.broker import daemon
-from trinity_bus.broker.archive import prepare as prepare_broker
 from trinity_bus.broker.embedded import EmbeddedBroker
-from trinity_bus.broker.errors import BrokerError
-from trinity_bus.broker.lock import KAFKA_VERSION
+from trinity_bus.broker.jars import KAFKA_VERSION
+from trinity_bus.broker.start import prepare as prepare_broker
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.errors import BrokerError
 from trinity_bus.runtime.service import interrupted_by
 from trinity_bus.runtime.supervisor import Fate, Restarts
 from workers.cli.console import console, folding_table

@@ -11,7 +11,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.view import HeldBack, MeshFollower, MeshState, coordinator_lag, follow, runner_values
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, show, show_live
-from workers.watch.render import mesh, runners_table
+from workers.watch import mesh, runners_table
 
 app = typer.Typer()
 out = console()

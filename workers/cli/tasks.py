@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schemas.errors import printable
+from schemas.errors import by_number, counted, printable
 from schemas.examples import Demonstration, Preference
 from schemas.task import Task
 from schemas.topic import Topic
@@ -23,7 +23,6 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.hub import model_folder
-from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table, say

@@ -13,9 +13,9 @@ from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION
 from schemas.topics import ALL_DEAD_LETTERS, TOPICS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.client.connection import METADATA_S, administrator, kafka_errors
+from trinity_bus.bus.partitioning import SETTLE_S
 from trinity_bus.bus.read.received import header
-from trinity_bus.bus.topics.creation import config_of
-from trinity_bus.bus.topics.growth import SETTLE_S
+from trinity_bus.bus.topics import config_of
 from trinity_bus.config import KafkaSettings
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from schemas.errors import printable
-from schemas.skipped import MAX_REASON_CHARS
+from schemas.record import MAX_REASON_CHARS
 from trinity_bus.client import Synchronizer
 from trinity_bus.errors import RefusedError
 from workers.console.access_control import form, operator

@@ -17,8 +17,8 @@ from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_positions
-from workers.coordinator.input_errors import REASON
-from workers.coordinator.lanes import Lanes
+from workers.coordinator.log_facts import Lanes
+from workers.coordinator.pending_commit import REASON
 from workers.coordinator.spans import Spans
 
 log = logging.getLogger("workers.coordinator")

@@ -53,8 +53,7 @@ from trinity_bus.runners.messages import RunDone
 from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
-from trinity_bus.telemetry.occupancy import Occupancy, Unit
+from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS, Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper

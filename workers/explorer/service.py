@@ -62,13 +62,12 @@ from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
-from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.sandbox import why_no_sandbox
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
-from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
-from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED, Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.executor import IDLE, OrderFilter, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats

@@ -26,11 +26,10 @@ from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
 from trinity_bus.config.coordinator import OrderName
 from trinity_bus.rollout.workflow import WorkflowError, merge_sampling
-from trinity_bus.rollout.workflows.gym import puzzle_at, puzzles
+from trinity_bus.rollout.workflows import puzzle_at, puzzles
 from workers.taskset.description import GYM_WORKFLOW, DatasetError, RowSource, describe
-from workers.taskset.formatters import FormatError, task_of
 from workers.taskset.orders import Order, PassRates, make_order, turns
-from workers.taskset.reading import Lines, read
+from workers.taskset.reading import FormatError, Lines, read, task_of
 
 _LONGEST_USE = 20  # digits and slashes between the names of taskset and row
 _SYSTEM = "Think about the question, and then give your answer between <answer> and </answer>."

@@ -14,7 +14,7 @@ from trinity_bus.config import Settings, required
 from trinity_bus.hub import source_of
 from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress, resume
-from trinity_bus.training.checkpoint.digests import model_digest
+from trinity_bus.training.checkpoint.folders import model_digest
 from trinity_bus.training.checkpoint.manifest import read_manifest
 from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.engine import TrainingEngine

@@ -35,11 +35,11 @@ from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
+from workers.trainer.batch_schedule import positions_of
 from workers.trainer.engines import StartingPoint
-from workers.trainer.manifest import positions_of
 from workers.trainer.service import learned_from
 from workers.trainer.shadow import ShadowSteps, ensure_kept
-from workers.trainer.step_records import Recorded, RecordedSteps
+from workers.trainer.step_log import Recorded, RecordedSteps
 from workers.trainer.without_batches import train_without_batches
 
 log = logging.getLogger(__name__)

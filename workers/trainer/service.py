@@ -74,11 +74,11 @@ from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, initial_model, refusals, sync_policy
-from workers.trainer.context import opened
 from workers.trainer.engines import check, open_publisher
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
 from workers.trainer.shadow import ShadowSteps
+from workers.trainer.training_loop import opened
 from workers.trainer.version_publisher import LineageEndedError
 from workers.trainer.without_batches import ExampleSteps, train_without_batches
 

@@ -40,10 +40,9 @@ from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
-from workers.trainer.context import TrainerContext
-from workers.trainer.manifest import groups_of, positions_of
-from workers.trainer.step_records import Recorded, RecordedSteps, contradicted, first_trainable, gap
-from workers.trainer.training_loop import StepInput, StepSource
+from workers.trainer.batch_schedule import groups_of, positions_of
+from workers.trainer.step_log import Recorded, RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.training_loop import StepInput, StepSource, TrainerContext
 
 log = logging.getLogger(__name__)
 

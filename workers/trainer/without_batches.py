@@ -33,9 +33,8 @@ from trinity_bus.health.process import mark_ready
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage
-from workers.trainer.context import TrainerContext, opened
 from workers.trainer.engines import StartingPoint
-from workers.trainer.training_loop import StepInput, StepSource, Trained, TrainingLoop
+from workers.trainer.training_loop import StepInput, StepSource, Trained, TrainerContext, TrainingLoop, opened
 
 METRICS: Final = "metrics.jsonl"
 

@@ -36,8 +36,7 @@ FUZZED: Final[Mapping[str, str]] = {
 ELSEWHERE: Final[Mapping[str, str]] = {
     "schemas/message.py": "tests/unit/schemas/test_messages.py",
     "trinity_bus/bus/read/batches.py": "tests/unit/bus/test_batches.py",
-    "trinity_bus/bus/read/codecs.py": "tests/unit/bus/test_batches.py",
-    "trinity_bus/bus/read/frames.py": "tests/unit/bus/test_batches.py",
+    "trinity_bus/bus/read/wire_format.py": "tests/unit/bus/test_batches.py",
     "workers/task_lines.py": "tests/unit/task_lines",
     "workers/taskset/columns_main.py": "tests/attacks/test_50_damaged_data_sets.py",
     "workers/taskset/rows.py": "tests/attacks/test_50_damaged_data_sets.py",

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.broker import daemon, java, resolve_bootstrap
-from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import (
     Folder,
@@ -37,6 +36,7 @@ from trinity_bus.broker.node import (
     with_another_port,
 )
 from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.process import start_time
 

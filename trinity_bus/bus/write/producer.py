@@ -43,14 +43,11 @@ from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors, translated
 from trinity_bus.bus.client.shutdown import bounded_shutdown
-from trinity_bus.bus.read.dead_letters import dead_letter
-from trinity_bus.bus.read.received import SLICE_S, Received
-from trinity_bus.bus.topics.metadata import partitions_known
-from trinity_bus.bus.write.delivery import Delivery, check, start_send_span
+from trinity_bus.bus.partitioning import StickyPartitions, partition_of
+from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
+from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
 from trinity_bus.bus.write.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
-from trinity_bus.bus.write.outgoing import Outgoing
-from trinity_bus.bus.write.partitioning import StickyPartitions, partition_of
-from trinity_bus.bus.write.producer_client import started_client
+from trinity_bus.bus.write.producer_client import partitions_known, started_client
 from trinity_bus.bus.write.transactions import (
     CANCELLED_S,
     abort,

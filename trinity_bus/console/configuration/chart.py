@@ -14,8 +14,7 @@ from typing import Any, Final
 import yaml
 
 from trinity_bus.console.configuration.checks import Checked
-from trinity_bus.console.configuration.fields import fields
-from trinity_bus.console.configuration.questions import TASKS
+from trinity_bus.console.configuration.questions import TASKS, fields
 from trinity_bus.sizing.memory import GIB, MemoryNeed, limit_bytes
 
 # Settings that its templates give, so that its schema refuses them

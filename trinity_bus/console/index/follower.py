@@ -21,6 +21,7 @@ from contextlib import aclosing
 from typing import Final, Literal, NamedTuple
 
 from schemas import topics
+from schemas.errors import counted
 from schemas.topic import Topic
 from trinity_bus import awake
 from trinity_bus.bus import Bus
@@ -28,7 +29,6 @@ from trinity_bus.bus.read.offsets import readable
 from trinity_bus.console.index.questions import StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import BusError
-from trinity_bus.runtime.wording import counted
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas import StepBegun
-from schemas.skipped import MAX_SKIPPED, SkippedBatch
+from schemas.record import MAX_SKIPPED, SkippedBatch
 from trinity_bus.runtime.plain_files import read_plain
-from trinity_bus.training.checkpoint.digests import digests, text_digest
-from trinity_bus.training.checkpoint.folders import PROGRESS, newest_first
+from trinity_bus.training.checkpoint.folders import PROGRESS, digests, newest_first, text_digest
 from trinity_bus.training.checkpoint.resume import Shaping
 from trinity_bus.training.errors import CheckpointError
 

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trinity_bus.config import MeshSettings, TrainerSettings
-from trinity_bus.training.checkpoint.digests import text_digest
+from trinity_bus.training.checkpoint.folders import text_digest
 from trinity_bus.training.errors import CheckpointError
 
 type Value = bool | int | float | str | None

@@ -37,8 +37,7 @@ from trinity_bus.runtime.process import Child, how_ended
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks import rank_protocol as protocol
-from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
-from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, PendingCalls
+from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, PairLine, PendingCalls, RankLine
 from trinity_bus.training.steps.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)
