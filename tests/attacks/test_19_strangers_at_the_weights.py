@@ -49,7 +49,7 @@ from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, StoreEntry, message_code
 from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Outputs
-from workers.coordinator.spans import Spans
+from workers.coordinator.pending_commit import Spans
 from workers.trainer.published_tensors import Publisher, make_publisher
 from workers.watch import mesh
 

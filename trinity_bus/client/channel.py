@@ -57,7 +57,7 @@ from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower, Undecodable
 from trinity_bus.client.experiences import Published
-from trinity_bus.client.ids import producer_name
+from trinity_bus.client.tasks import producer_name
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, NoCoordinatorError
 

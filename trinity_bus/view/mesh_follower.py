@@ -22,8 +22,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Start, TopicFollower
-from trinity_bus.bus.read.offsets import recent
-from trinity_bus.bus.read.stalls import HELD_S, Stalls, Standing
+from trinity_bus.bus.read.offsets import HELD_S, Stalls, Standing, recent
 from trinity_bus.view.state import MeshState
 
 RECENT_EVENTS: Final = 500  # How many of the newest events of each partition a view begins with

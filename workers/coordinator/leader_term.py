@@ -42,9 +42,8 @@ from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_reader import InputReader, resolved, still_read
 from workers.coordinator.log_facts import ExperienceBounds, Lanes
 from workers.coordinator.outputs import Outputs, without_lost
-from workers.coordinator.pending_commit import PendingCommit, inputs_of, is_input_error, with_traceback
+from workers.coordinator.pending_commit import PendingCommit, Spans, inputs_of, is_input_error, with_traceback
 from workers.coordinator.retention import Commits, Keeper
-from workers.coordinator.spans import Spans
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 log = logging.getLogger("workers.coordinator")

@@ -18,8 +18,7 @@ from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.changelog import INPUTS_KEY, LEADER_KEY, Positions, pack_positions
 from workers.coordinator.log_facts import Lanes
-from workers.coordinator.pending_commit import REASON
-from workers.coordinator.spans import Spans
+from workers.coordinator.pending_commit import REASON, Spans
 
 log = logging.getLogger("workers.coordinator")
 

@@ -52,7 +52,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/inference/launch.py": "the user's model",
     "trinity_bus/inference/server/engine.py": "the user's model",
     "trinity_bus/rollout/": "within a runner, which may fail: what it answers is damaged as answers of runners",
-    "trinity_bus/runners/interpreter.py": "the user's own Python, asked for its version",
+    "trinity_bus/runners/fork_server.py": "the user's own Python, asked for its version",
     "trinity_bus/runners/runner_main.py": "within a runner, and said by its explorer",
     "trinity_bus/runtime/preload.py": "between a process and those that it has forked",
     "trinity_bus/sandbox/jail.py": "said by the process that has started it",
@@ -68,7 +68,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/weights/staging.py": "a checkpoint of the same trainer, in the folder that it holds",
     "trinity_bus/weights/vllm/control.py": "between an engine and its workers",
     "workers/cli/workflow.py": "what its user has typed",
-    "workers/console/dead_letter_pages.py": "shown as text, whatever it is; a test shows hostile ones",
+    "workers/console/actions.py": "shown as text, whatever it is; a test shows hostile ones",
     "workers/up.py": "its own file, in a folder of this user",
 }
 """By the beginning of the path."""

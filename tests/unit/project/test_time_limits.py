@@ -49,7 +49,7 @@ ALLOWED = {
     "workers/trainer/launched_ranks.py: rendezvous": "torch measures it, before anything is trained",
     "trinity_bus/broker/jars.py: MavenContext": "of a download, which can be begun again",
     "trinity_bus/console/index/files.py: sqlite3.connect": "of a lock that is asked for again",
-    "trinity_bus/runners/interpreter.py: subprocess.run": "of a look before anything runs",
+    "trinity_bus/runners/fork_server.py: subprocess.run": "of a look before anything runs",
     "trinity_bus/telemetry/jaeger.py: urllib.request.urlopen": "of a question that a person asks",
     "workers/doctor/facts.py: subprocess.run": "likewise",
 }

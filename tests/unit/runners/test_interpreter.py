@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.errors import ConfigError
-from trinity_bus.runners.interpreter import IMPORTED, interpreter
+from trinity_bus.runners.fork_server import IMPORTED, interpreter
 
 ROOT = Path(__file__).parents[3]
 IMPORTS = """

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
 from trinity_bus.config import TasksetSettings
-from workers.taskset.dataset import Dataset, Gym, Ordered
+from workers.taskset.dataset import Dataset, Gym, Ordered, PassRates, make_order
 from workers.taskset.description import DatasetError
-from workers.taskset.orders import PassRates, make_order
 from workers.taskset.service import TasksetProgress
 
 TASKS = [Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)]
