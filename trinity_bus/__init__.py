@@ -75,8 +75,7 @@ if TYPE_CHECKING:
         register,
         scores,
     )
-    from trinity_bus.rollout.agents import AgentWorkflow, ProgramWorkflow, agent
-    from trinity_bus.rollout.endpoint import Endpoint
+    from trinity_bus.rollout.agents import AgentWorkflow, Endpoint, ProgramWorkflow, agent
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
     from trinity_bus.rollout.single_runs import reused
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow

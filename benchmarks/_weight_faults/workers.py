@@ -56,7 +56,7 @@ from trinity_bus.weights.link import Link
 from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.vllm.plugin import die_with_parent
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
 type Phase = Literal["rendezvous", "bytes", "answer"]

@@ -50,7 +50,7 @@ from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, St
 from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.pending_commit import Spans
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 from workers.watch import mesh
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}

@@ -130,7 +130,7 @@ _log = logging.getLogger(__name__)
 
 _RUNNER_USER = env_name("explorer.runner_user")
 _IMAGES_USER = "workflows"
-TOKENIZER = "trinity_bus.rollout.tokenizer:load_tokenizer"
+TOKENIZER = "trinity_bus.chat.encoding:load_tokenizer"
 _STOP_S = 2.0
 
 type Listener = Callable[[ChildForked | ChildExited | RunnersError], None]

@@ -3,25 +3,71 @@
 This is the format of OpenTelemetry's file exporter (https://opentelemetry.io/docs/specs/otel/protocol/file-exporter/):
 a collector's ``otlpjsonfile`` receiver reads these files as they are. One span a line, appended whole: a process that
 is killed loses what it had not written, and at most tears its last line.
+
+Trace context travels as a W3C ``traceparent``, ``00-<trace id>-<span id>-<flags>``
+(https://www.w3.org/TR/trace-context/). One that is malformed counts as absent: a sender's broken tracing must not stop
+the work.
 """
 
 import io
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-from opentelemetry.trace import SpanContext, SpanKind, format_span_id, format_trace_id
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, format_span_id, format_trace_id
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AnyValue
 
 from trinity_bus.runtime.plain_files import append_plain, open_plain
 from trinity_bus.telemetry import conventions as names
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_FIELD = "traceparent"
+
+
+def traceparent(span: Span | None = None) -> str | None:
+    """Return the ``traceparent`` of a span, by default the current one; None where there is none."""
+    if not (trace.get_current_span() if span is None else span).get_span_context().is_valid:
+        return None
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, None if span is None else trace.set_span_in_context(span, Context()))
+    return carrier.get(_FIELD)
+
+
+def parent_context(parent: str | None) -> Context:
+    """Return a context to start spans in whose parent is ``parent``; a root where that is absent or malformed."""
+    return Context() if parent is None else _PROPAGATOR.extract({_FIELD: parent}, Context())
+
+
+def as_current(span: Span) -> AbstractContextManager[Span]:
+    """Have a span be the current one in a block, and end with it."""
+    # One of no trace, which is what there is where nothing is traced, need not be: OpenTelemetry's own way costs as
+    # much for it as for any other.
+    return trace.use_span(span, end_on_exit=True) if span.get_span_context().is_valid else nullcontext(span)
+
+
+def span_context(parent: str | None) -> SpanContext | None:
+    """Return what a ``traceparent`` names, or None where it is absent or malformed."""
+    context = trace.get_current_span(parent_context(parent)).get_span_context()
+    return context if context.is_valid else None
+
+
+def links(parents: Iterable[str | None]) -> list[Link]:
+    """Links to all that can be parsed, each once, in order."""
+    found = (span_context(parent) for parent in parents)
+    unique = {(context.trace_id, context.span_id): context for context in found if context is not None}
+    return [Link(context) for context in unique.values()]
+
 
 # OTLP's numbers
 KINDS = {

@@ -32,9 +32,8 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.console.index.answers import Extent
 from trinity_bus.console.index.files import store_folder
-from trinity_bus.console.index.follower import follow_log
+from trinity_bus.console.index.follower import PastRecords, follow_log
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.console.index.questions import StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.console.index.tokens import ModelTexts, load_texts

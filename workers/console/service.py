@@ -42,9 +42,8 @@ from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions, DeadLetterPages
 from workers.console.ask_again import AskAgain
-from workers.console.compare import Compare
 from workers.console.configuration import Configuration
-from workers.console.index_pages import IndexPages
+from workers.console.index_pages import Compare, IndexPages
 from workers.console.local_mesh import LocalMesh
 from workers.console.mesh_watcher import MeshWatcher
 from workers.console.page_context import VISITOR, PageContext

@@ -41,7 +41,7 @@ from trinity_bus.bus import Bus, Reader, Received
 from trinity_bus.bus.read.offsets import BeyondEnd, Readable
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from trinity_bus.health.process import watching
-from workers.coordinator.changelog import Positions
+from workers.coordinator.outputs import Positions
 
 log = logging.getLogger("workers.coordinator")
 

@@ -36,12 +36,11 @@ from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.memory import FullCollections
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from workers.coordinator import changelog, observations
-from workers.coordinator.changelog import Changelog
+from workers.coordinator import observations
 from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_reader import InputReader, resolved, still_read
 from workers.coordinator.log_facts import ExperienceBounds, Lanes
-from workers.coordinator.outputs import Outputs, without_lost
+from workers.coordinator.outputs import Changelog, Outputs, Positions, without_lost
 from workers.coordinator.pending_commit import PendingCommit, Spans, inputs_of, is_input_error, with_traceback
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.standby import TRANSACTIONAL_ID
@@ -74,7 +73,7 @@ class LeaderTerm:
         self._producer = producer
         self._changelog = state
         self._clock = clock
-        self._positions: changelog.Positions = {}
+        self._positions: Positions = {}
         self._newest_ms = 0  # when the newest record was written that was read, by the brokers' clocks
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
@@ -135,7 +134,7 @@ class LeaderTerm:
         self.machine.restore(self._changelog.entries.items())
         observations.BATCH_AGES.follow(self.machine.ledger.batches)
 
-    async def _find_positions(self) -> changelog.Positions:
+    async def _find_positions(self) -> Positions:
         # Says so where that is not where it was left off.
         positions, gone = still_read(self._changelog.positions)
         if gone:
@@ -265,7 +264,7 @@ class LeaderTerm:
         plan: CommitPlan,
         pending: PendingCommit,
         changes: list[tuple[str, bytes | None]],
-        positions: changelog.Positions,
+        positions: Positions,
     ) -> None:
         forgotten = self._keeper.take_tombstones()
         with pending.spans:
@@ -286,9 +285,7 @@ class LeaderTerm:
             log.exception("it is committed, and cannot be taken note of")
             raise BusError(f"after a commit: {type(error).__name__}: {error}") from error
 
-    def _take_note(
-        self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: changelog.Positions
-    ) -> None:
+    def _take_note(self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: Positions) -> None:
         self._changelog.committed(changes, positions)
         now = self._clock()
         self._commits.made(positions, self._newest_ms)

@@ -28,7 +28,7 @@ from trinity_bus.coordination.retention import Cuts, RetentionSnapshot
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 from workers.coordinator import observations
-from workers.coordinator.changelog import Positions
+from workers.coordinator.outputs import Positions
 
 log = logging.getLogger("workers.coordinator")
 

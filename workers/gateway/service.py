@@ -43,7 +43,7 @@ from schemas.sampling import Sampling
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
-from trinity_bus.chat.encoding import Writing
+from trinity_bus.chat.encoding import Writing, load_tokenizer
 from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
 from trinity_bus.chat.template import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
@@ -52,7 +52,6 @@ from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet
 from trinity_bus.gateway.sessions import Sessions
 from trinity_bus.health.process import mark_ready, watching
-from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
 from workers.gateway.chat import ChatApis

@@ -7,7 +7,7 @@
     source                             sink
     batches (``batch_steps``)          versions are published and announced (``loops``)
     examples (``without_batches``)     checkpoints, and records on ``steps`` (``without_batches``)
-    another trainer's (``shadow``)     the same
+    another trainer's (the same)       the same
 
 An engine whose updates are not finite again and again ends the loop, once its state is saved.
 

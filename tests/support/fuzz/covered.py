@@ -28,7 +28,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/weights/layout.py": "manifests of weights",
     "trinity_bus/weights/tensor_file.py": "tensor files",
     "trinity_bus/weights/wire.py": "requests for weights",
-    "workers/coordinator/changelog.py": "positions",
+    "workers/coordinator/outputs.py": "positions",
     "workers/explorer/http_side.py": "asks of explorers",
     "workers/gateway/contributions.py": "feedback for gateways",
 }

@@ -10,8 +10,7 @@ from tests.support.spans import recorded_spans
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header
 from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError, TaskArrived
-from workers.coordinator.changelog import pack_positions, unpack_positions
-from workers.coordinator.outputs import as_received
+from workers.coordinator.outputs import as_received, pack_positions, unpack_positions
 from workers.coordinator.pending_commit import Spans, inputs_of, sound
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -46,22 +46,25 @@ from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
 from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
-from trinity_bus.bus.write.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
-from trinity_bus.bus.write.producer_client import partitions_known, started_client
-from trinity_bus.bus.write.transactions import (
+from trinity_bus.bus.write.outages import (
     CANCELLED_S,
+    CLOSE_S,
+    LEAVE_S,
     abort,
     check_committable,
     commit,
     fatal_error,
+    give_up,
     is_ended,
+    limit_outages,
 )
+from trinity_bus.bus.write.producer_client import partitions_known, started_client
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
-from trinity_bus.telemetry.context import parent_context
-from trinity_bus.telemetry.context import traceparent as current_traceparent
+from trinity_bus.telemetry.spans import parent_context
+from trinity_bus.telemetry.spans import traceparent as current_traceparent
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from trinity_bus.chat.encoding import load_tokenizer
 from trinity_bus.chat.formats import format_of
 from trinity_bus.console.index.group_rows import Texts, Tokens
 from trinity_bus.errors import ConfigError
 from trinity_bus.hub import model_folder
-from trinity_bus.rollout.tokenizer import load_tokenizer
 
 
 class ModelTexts:

@@ -32,8 +32,8 @@ import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
-from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
+from trinity_bus.telemetry.spans import parent_context
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import HASH_BYTES
