@@ -99,10 +99,6 @@ def ranks_key(settings: Sections) -> str:
     return _key(settings.trainer.ranks_key, "trainer.ranks_key", purpose)
 
 
-def _coordinator(settings: Sections) -> Iterator[str]:
-    yield from _lacking(settings, sync_policy)
-
-
 def _explorer(settings: Sections) -> Iterator[str]:
     own, mode, method = settings.explorer, settings.mesh.mode, settings.synchronizer.sync_method
     yield from _lacking(settings, lambda _: initial_model(own.model_path))
@@ -197,10 +193,6 @@ def _launched(settings: Sections) -> None:
     ranks_key(settings)
 
 
-def _taskset(settings: Sections) -> Iterator[str]:
-    yield from _lacking(settings, dataset)
-
-
 def _console(settings: Sections) -> Iterator[str]:
     own = settings.console
     if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
@@ -224,10 +216,10 @@ def _lacking(settings: Sections, *needs: Callable[[Sections], object]) -> Iterat
 
 # What each service refuses, beside a mode that has no such service and a connection that cannot be made
 PRECONDITIONS: Final[Mapping[str, Callable[[Sections], Iterator[str]]]] = {
-    "coordinator": _coordinator,
+    "coordinator": lambda settings: _lacking(settings, sync_policy),
     "explorer": _explorer,
     "trainer": _trainer,
-    "taskset": _taskset,
+    "taskset": lambda settings: _lacking(settings, dataset),
     "console": _console,
     "gateway": _gateway,
 }

@@ -128,11 +128,6 @@ def runners_table(view: MeshState) -> Table:
     return table
 
 
-def batches_table(view: MeshState) -> Table:
-    newest = list(view.batches.values())[-_RECENT:]
-    return _batches(view, newest, ["batch", "type", "state", "tasks", "failed", "needs version", "reward"])
-
-
 def explorers_table(view: MeshState) -> Table:
     """Return a table with a row for each explorer that ever spoke."""
     table = Table("explorer", title="explorers")
@@ -175,7 +170,9 @@ def training_line(view: MeshState) -> Text:
 
 
 def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
-    parts: list[RenderableType] = [batches_table(view), explorers_table(view)]
+    newest = list(view.batches.values())[-_RECENT:]
+    batches = _batches(view, newest, ["batch", "type", "state", "tasks", "failed", "needs version", "reward"])
+    parts: list[RenderableType] = [batches, explorers_table(view)]
     if (beat := view.coordinator) is not None:
         line = (
             f"{beat.coordinator}: {counted(beat.open_batches, 'open batch')}, {counted(beat.open_tasks, 'open task')}, "

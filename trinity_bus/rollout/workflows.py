@@ -181,11 +181,8 @@ class GymWorkflow:
             )
 
         async def judge(said: Answered) -> float:
-            return float(made.score_answer(answer_in(said.text), entry))
+            _, opened, rest = said.text.rpartition("<answer>")
+            answer = rest.partition("</answer>")[0] if opened else said.text
+            return float(made.score_answer(answer.strip(), entry))
 
         return await run_single_turn(task, ctx, judge)
-
-
-def answer_in(response: str) -> str:
-    _, opened, rest = response.rpartition("<answer>")
-    return (rest.partition("</answer>")[0] if opened else response).strip()

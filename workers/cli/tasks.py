@@ -6,7 +6,7 @@ Tasks, demonstrations or preferences, a JSON object a line, to the log; and task
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -145,13 +145,10 @@ async def _produce(settings: Settings, topic: Topic, records: list[_Record]) -> 
                     if tasks:
                         await send_tasks(producer, sent_by(producer_name(settings.kafka, _NAME), tasks), advance)
                     else:
-                        await send_all(producer, topic, _keyed(records), advance)
+                        examples = (r for r in records if isinstance(r, Demonstration | Preference))
+                        await send_all(producer, topic, ((r.example_id, r, None) for r in examples), advance)
     finally:
         telemetry.shutdown()
-
-
-def _keyed(records: Iterable[_Record]) -> Iterable[tuple[str, _Record, int | None]]:
-    return ((r.example_id, r, None) for r in records if isinstance(r, Demonstration | Preference))
 
 
 @app.command()

@@ -33,10 +33,10 @@ from trinity_bus.config import Settings
 from trinity_bus.console.index.answers import Extent
 from trinity_bus.console.index.files import store_folder
 from trinity_bus.console.index.follower import PastRecords, follow_log
+from trinity_bus.console.index.group_rows import ModelTexts, load_texts
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
-from trinity_bus.console.index.tokens import ModelTexts, load_texts
 from trinity_bus.errors import BusError, TrinityError, UnknownTopicError
 from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error

@@ -205,7 +205,8 @@ class Lesson:
             self._options.steps, reward_up=self._options.subject.reward_up if self._options.early_stop else None
         )
         while True:
-            rewards, trained = self._rewards(), self._view.trained
+            trained = self._view.trained
+            rewards = [reward for step in trained if (reward := self._view.reward(step)) is not None]
             turn = course.turn(produced, len(trained), rewards)
             if turn is DemoTurn.PRODUCE:
                 await self._send_batch(stream)
@@ -259,9 +260,6 @@ class Lesson:
         await self._follower.changed(_UPDATE_S)
         self._clock.saw(self._view)
         self._display.update(self._view)
-
-    def _rewards(self) -> list[float]:
-        return [reward for step in self._view.trained if (reward := self._view.reward(step)) is not None]
 
     def _all_serve(self, version: int) -> bool:
         return self._view.serving(version) == sorted(self._options.explorer_names)

@@ -36,12 +36,12 @@ name would wait for ever.
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from schemas import ModelVersion, Position, TaskResult, TasksetPosition
 from schemas.topic import Topic
 from schemas.topics import DEAD_LETTERS, MODEL_VERSIONS, RESULTS, TASKS, TASKSETS
-from trinity_bus.bus import Bus, Producer, Reader, Received
+from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.bus.read.offsets import readable
 from trinity_bus.client import producer_name, sent_by
 from trinity_bus.config import Settings, TasksetSettings
@@ -232,12 +232,9 @@ class Taskset:
                 task_id, reward = ("", None) if result is None else (result.task_id, result.metrics.get("reward"))
                 progress.read_result(task_id, received.partition, received.last_offset, reward)
         for received in await versions.batch(0.0):
-            self._saw(received)
-
-    def _saw(self, received: Received[Any]) -> None:
-        record = received.record
-        if isinstance(record, ModelVersion) and record.model == self._model:
-            self._newest = record.version
+            record = received.record
+            if isinstance(record, ModelVersion) and record.model == self._model:
+                self._newest = record.version
 
     async def _produce(self, producer: Producer, progress: TasksetProgress) -> None:
         count = min(progress.room, _MOST_TASKS)
