@@ -38,9 +38,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.chat import EndingTokenizer
 from trinity_bus.chat.formats import THINK, THOUGHT
-from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
+from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.renderer import TemplateOptions, read_options
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them

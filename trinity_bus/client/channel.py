@@ -110,7 +110,7 @@ _NAME_CHARS: Final = 64
 
 
 class CommandChannel:
-    """Sends commands and waits for their replies. An async context manager. For the times see ``retry_policy``.
+    """Sends commands and waits for their replies. An async context manager. For the times see ``RetryPolicy``.
 
     ``name``: what the coordinator's log calls this client; what follows it tells it from others of that name.
     """

@@ -6,7 +6,7 @@
 somebody's transaction stays open    readers of committed records wait behind it, in that partition, until the brokers
                                      end it (``transaction.max.timeout.ms``, 15 minutes unless it is set)
 a topic has more partitions          senders spread over all of them, and nobody reads those that a topic should not
-                                     have, unless it is one that can grow (``growth``): Kafka takes none away
+                                     have, unless it can grow (``partitioning``): Kafka takes none away
 ===================================  =================================================================================
 """
 

@@ -139,7 +139,7 @@ class Producer:
     ) -> Awaitable[Position]:
         """Send one record. Returns when it is queued (which waits while the queue is full).
 
-        Inside a transaction records are collected, and sent together at its end: see ``outgoing``.
+        Inside a transaction records are collected, and sent together at its end: see ``delivery``.
 
         Args:
             encoded: Its bytes, where it came as such: they are sent as they are.

@@ -1,7 +1,7 @@
 """Rank 0's hold on the other ranks of a trainer: calling them, hearing of their ends, ending them.
 
 Where they come from is a :class:`RankSource`: child processes of this one (:class:`ChildRanks`), or processes that a
-launcher has started on this and other machines. Each is at the far end of a line (``rank_lines``)::
+launcher has started on this and other machines. Each is at the far end of a line (``RankLine``)::
 
     FOLLOWING --begin(call) .. settle(step)--> FOLLOWING
        |--a rank fails or dies--> LOST: watch() raises RankError at once, and so does the call that is under way

@@ -1,4 +1,4 @@
-"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a line (``rank_lines``) tells.
+"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a ``RankLine`` tells.
 
 ::
 
