@@ -1,9 +1,9 @@
 """One end of a link: a private process group of two, that carries whole versions; rank 0 sends, rank 1 takes.
 
 One group over all explorers stalls for everyone when one of them dies; a link stalls for its own two alone. Its ends
-find each other over their channel (``link_store``). gloo carries links between hosts' memories, NCCL from GPU to GPU: what
-it carries is copied from pinned memory onto the GPU, and off the other, a part at a time. So no GPU holds more of a
-version than what is under way. Links neither encrypt nor authenticate: the bytes are proven by the checksum.
+find each other over their channel (``link_store``). gloo carries links between hosts' memories, NCCL from GPU to GPU:
+what it carries is copied from pinned memory onto the GPU, and off the other, a part at a time. So no GPU holds more of
+a version than what is under way. Links neither encrypt nor authenticate: the bytes are proven by the checksum.
 
 ::
 
