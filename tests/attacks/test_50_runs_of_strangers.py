@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 import typer
 
-from trinity_bus.broker import daemon, start
+from trinity_bus.broker import embedded, start
 from trinity_bus.broker.layout import Folder, State, write_configuration, write_state
 from trinity_bus.broker.node import claim
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
@@ -237,9 +237,9 @@ def test_status_and_stop_do_not_open_a_pipe(tmp_path: Path) -> None:
     folder.root.mkdir()
     os.mkfifo(folder.state)
     os.mkfifo(folder.lock)
-    assert not daemon.status(BrokerSettings(data_dir=folder.root)).running
+    assert not embedded.status(BrokerSettings(data_dir=folder.root)).running
     with pytest.raises(NotPlainError):
-        daemon.reset(BrokerSettings(data_dir=folder.root))
+        embedded.reset(BrokerSettings(data_dir=folder.root))
 
 
 def test_links_within_a_model_and_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
