@@ -183,7 +183,7 @@ def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
             rest.append((name, raw))
     estimate = MemoryEstimate(len(value), carries=cls.CARRIES)
     for name, raw in rest:
-        annotation = cls.model_fields[name].annotation
+        annotation: Any = cls.model_fields[name].annotation
         estimate.copies = 2 if annotation is Metrics or Metrics in get_args(annotation) else 1
         form.estimate(bytes(raw), estimate)
     for name, raw in rest:
