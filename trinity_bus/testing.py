@@ -1,4 +1,4 @@
-"""A FAKE engine, whose answers are a list or a function, and what a workflow needs besides.
+"""Testing of users' workflows with a FAKE engine, whose answers are a list or a function. No model, broker or GPU.
 
 ::
 
@@ -6,7 +6,8 @@
       ^                                                                                         |
       '--rollouts, checked as an explorer checks them <-----------------------------------------'
 
-An engine that has no answer left raises :class:`OutOfAnswersError`; nothing is ever made up.
+``run_workflow`` runs a workflow as an explorer would, and refuses what an explorer would refuse. An engine that has no
+answer left raises :class:`OutOfAnswersError`; nothing is ever made up.
 """
 
 import json
