@@ -17,7 +17,7 @@ from benchmarks._fleet.coordinator import CoordinatorCost
 from benchmarks._fleet.mesh import SYNC_S, SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, less, report
-from trinity_bus.runtime.heap import collect_young_only, freeze_gc
+from trinity_bus.runtime.memory import collect_young_only, freeze_gc
 
 SIZES = ((1000, 64), (4000, 64), (10_000, 8))
 """Explorers, and slots of each."""

@@ -42,9 +42,8 @@ from schemas import Dispatch, ExplorerHeartbeat, ModelVersion, Position, Rollout
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.chat import Tokenizer
-from trinity_bus.chat.encoding import encoder_of
+from trinity_bus.chat.encoding import encoder_of, load_tokenizer
 from trinity_bus.config import ExplorerSettings, Settings
-from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.weights.pull.server import WeightServer
 
 NAME = "explorer-0"

@@ -45,10 +45,10 @@ from benchmarks._weight_sync.trainer import Round, Trainer
 from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.runtime.rendezvous import serve_store
+from trinity_bus.training.ranks.launch import serve_store
 from trinity_bus.weights.pull.server import WeightServer
 from workers.coordinator.service import Coordinator
-from workers.trainer.published_tensors import Publisher
+from workers.trainer.engines import Publisher
 
 CONTROL_GOAL_S = 0.02
 SHARE_GOAL = 0.8

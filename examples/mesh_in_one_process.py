@@ -26,7 +26,7 @@ from trinity_bus.training.steps import choice, samples, step_plan
 from workers.explorer import outcome
 from workers.explorer.executor import OrderFilter
 from workers.explorer.weights import membership
-from workers.trainer import batch_schedule, manifest
+from workers.trainer import batch_schedule
 
 type Odds = dict[str, float]  # of each question with each of its answers: the model's weights
 QUESTIONS, ANSWERS = {"2 + 3 = ": "5", "4 + 4 = ": "8"}, ("5", "8")
@@ -87,9 +87,11 @@ def trainer(log: Log, schedule: batch_schedule.BatchSchedule, weights: dict[int,
     version, advantage = max(weights), GRPO(SETTINGS)
     if (due := schedule.next(version)) is None:
         return False
-    entries = manifest.entries_to_train(due.batch)
-    fetched = [log.topics["experiences"][position.offset] for position in manifest.positions_of(due.batch, entries)]
-    groups = manifest.groups_of(due.batch, entries, fetched)
+    entries = batch_schedule.entries_to_train(due.batch)
+    fetched = [
+        log.topics["experiences"][position.offset] for position in batch_schedule.positions_of(due.batch, entries)
+    ]
+    groups = batch_schedule.groups_of(due.batch, entries, fetched)
     left_out = choice.left_out(groups, BOUNDS, train_limited=False, wants_greedy=advantage.wants_greedy)
     named = [schemas.StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries]
     batch = {"batch_id": due.batch.batch_id, "sequence": due.batch.sequence, "next_offset": due.next_offset}

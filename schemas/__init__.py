@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from schemas.groups.grouping import build_group
     from schemas.message import ContentPart, FunctionCall, FunctionSchema, Message, Tool, ToolCall
     from schemas.model_version import Member, ModelVersion, PublishedVersion
-    from schemas.record import Record
+    from schemas.record import Record, Rollback, SkippedBatch
     from schemas.rollout import Cancel, Dispatch, SetPace
     from schemas.sampling import Sampling, StructuredOutputs
-    from schemas.skipped import Rollback, SkippedBatch
     from schemas.step import LeftOut, StepBegun, StepEnded, StepGroup
     from schemas.task import Task
     from schemas.taskset import TasksetPosition

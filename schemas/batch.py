@@ -20,8 +20,18 @@ from schemas.event import Position
 from schemas.experience import MAX_SAMPLES
 from schemas.fields.free_form import MAX_ITEMS
 from schemas.fields.items import AtLeastOne, DrawnBy, Item, Name
-from schemas.record import MAX_SECONDS, BatchType, Count, Identifier, Metrics, Positive, Record, Version, VersionOrNone
-from schemas.skipped import MAX_REASON_CHARS
+from schemas.record import (
+    MAX_REASON_CHARS,
+    MAX_SECONDS,
+    BatchType,
+    Count,
+    Identifier,
+    Metrics,
+    Positive,
+    Record,
+    Version,
+    VersionOrNone,
+)
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_BATCH_TASKS = 16_384
@@ -32,7 +42,7 @@ MAX_BATCH_PARTS = 32_768
 
 
 class BatchLifecycleState(StrEnum):
-    """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.batches.lifecycle``."""
+    """Where a batch stands. The transitions are drawn in ``trinity_bus.coordination.batches.batch``."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -27,8 +27,19 @@ from schemas.batch import BatchState
 from schemas.event import ExperiencePiece
 from schemas.experience import MAX_PIECES
 from schemas.fields.free_form import MAX_ITEMS
-from schemas.record import MAX_VERSION, BatchType, Count, Identifier, Metrics, Positive, Record, Version, VersionOrNone
-from schemas.skipped import MAX_REASON_CHARS, Person
+from schemas.record import (
+    MAX_REASON_CHARS,
+    MAX_VERSION,
+    BatchType,
+    Count,
+    Identifier,
+    Metrics,
+    Person,
+    Positive,
+    Record,
+    Version,
+    VersionOrNone,
+)
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_WAIT_S = 7 * 86_400.0

@@ -1,6 +1,18 @@
-"""What can go wrong between a record and its bytes."""
+"""What can go wrong between a record and its bytes, and how values and numbers are written in lines for people."""
 
 import reprlib
+
+
+def counted(count: int, noun: str) -> str:
+    """Return how many there are of something, such as ``2,500 batches``."""
+    plural = noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    return f"{count:,} {by_number(count, noun, plural)}"
+
+
+def by_number(count: int, one: str, others: str) -> str:
+    """Return what is said of one, or of another number."""
+    return one if count == 1 else others
+
 
 MAX_DETAIL_CHARS = 400  # a detail travels in a Kafka header and in log lines, so it stays short whatever it quotes
 

@@ -22,12 +22,13 @@ from schemas.record import (
     Port,
     Positive,
     Record,
+    Rollback,
     Seconds,
+    SkippedBatches,
     Time,
     Version,
     VersionOrNone,
 )
-from schemas.skipped import Rollback, SkippedBatches
 from schemas.task import MAX_REPEAT_TIMES
 
 MAX_RUNNING = 16_384  # of one explorer

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.record import Count, Identifier, Metrics, Port, Record, Seconds, Version
-from schemas.skipped import Person, Rollback, SkippedBatches
+from schemas.record import Count, Identifier, Metrics, Person, Port, Record, Rollback, Seconds, SkippedBatches, Version
 
 MAX_MEMBERS = 1024  # explorers of one round: more take the version in the next one
 

@@ -47,8 +47,7 @@ from schemas.batch import MAX_BATCH_TASKS, ResultPart
 from schemas.event import Position
 from schemas.fields.free_form import MAX_ITEMS
 from schemas.fields.items import Item, Name, Number
-from schemas.record import Count, Identifier, Metrics, Positive, Record, Seconds
-from schemas.skipped import MAX_REASON_CHARS
+from schemas.record import MAX_REASON_CHARS, Count, Identifier, Metrics, Positive, Record, Seconds
 
 KEPT_STEPS = 1000  # of each trainer, whose records are kept
 MAX_WHY_CHARS = 500

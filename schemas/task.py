@@ -18,10 +18,6 @@ from schemas.sampling import Sampling
 MAX_REPEAT_TIMES = 1024
 
 
-def _some_id() -> str:
-    return f"task-{uuid.uuid4().hex[:16]}"
-
-
 def _id_is_required(schema: dict[str, Any]) -> None:
     # What is on the wire, where every task has an id.
     del schema["properties"]["task_id"]["default"]
@@ -50,7 +46,7 @@ class Task(Record):
         "format_args": "data",
         "truth": "answer",
     }
-    FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {"task_id": _some_id}
+    FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {"task_id": lambda: f"task-{uuid.uuid4().hex[:16]}"}
 
     task_id: Annotated[Identifier, Field(validate_default=True)] = ""
     """Unlike that of every other task. A program that makes one may leave it to chance."""

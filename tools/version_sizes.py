@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from trinity_bus.sizing.parameters import parameters, rank_parameters
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 
 _BFLOAT16: Final = 2
-_UNDER_WAY: Final = 2 * (64 << 20)  # ``trinity_bus.weights.link.link``: so many parts of so many bytes
+_UNDER_WAY: Final = 2 * (64 << 20)  # ``trinity_bus.weights.link``: so many parts of so many bytes
 PINNED_BYTES_S: Final = 52e9  # From pinned host memory to a GPU: measured on an H100, ``benchmarks/results/gpu.json``
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         TaskResult,
     )
     from schemas.codec import decode, encode
-    from trinity_bus.broker.errors import BrokerError
     from trinity_bus.chat import Session, renderer_for
     from trinity_bus.client import (
         BatchHandle,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from trinity_bus.config import Settings
     from trinity_bus.errors import (
         AccessDeniedError,
+        BrokerError,
         BrokerUnreachableError,
         BusError,
         ConfigError,
@@ -75,8 +75,7 @@ if TYPE_CHECKING:
         register,
         scores,
     )
-    from trinity_bus.rollout.agents import AgentWorkflow, ProgramWorkflow, agent
-    from trinity_bus.rollout.endpoint import Endpoint
+    from trinity_bus.rollout.agents import AgentWorkflow, Endpoint, ProgramWorkflow, agent
     from trinity_bus.rollout.rewards import math_reward, sequence_reward
     from trinity_bus.rollout.single_runs import reused
     from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow

@@ -84,3 +84,15 @@ class ProducerFencedError(BusError, RuntimeError):
 
 class RecordGoneError(BusError, LookupError):
     """No record is visible at a position: deleted by retention, compacted away, aborted, or never written."""
+
+
+class BrokerError(TrinityError, RuntimeError):
+    """The embedded broker cannot do what was asked."""
+
+
+class PortInUseError(BrokerError):
+    """Another process listens on the configured port."""
+
+
+class DataFolderUnusableError(BrokerError):
+    """The data folder cannot be written, has no room left, holds something else, or another broker runs on it."""

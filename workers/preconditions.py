@@ -24,7 +24,7 @@ from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import checked, model_folder
 from trinity_bus.runtime.device import is_installed_for_cpu
-from trinity_bus.runtime.free_memory import free_bytes, total_bytes
+from trinity_bus.runtime.memory import free_bytes, total_bytes
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.sizing.memory import HostMemory, host_memory
 from trinity_bus.training.families import ModelShape, read_shape
@@ -97,10 +97,6 @@ def ranks_key(settings: Sections) -> str:
     """Return what ranks that a launcher has started show each other."""
     purpose = "for ranks that a launcher has started to know each other by"
     return _key(settings.trainer.ranks_key, "trainer.ranks_key", purpose)
-
-
-def _coordinator(settings: Sections) -> Iterator[str]:
-    yield from _lacking(settings, sync_policy)
 
 
 def _explorer(settings: Sections) -> Iterator[str]:
@@ -197,10 +193,6 @@ def _launched(settings: Sections) -> None:
     ranks_key(settings)
 
 
-def _taskset(settings: Sections) -> Iterator[str]:
-    yield from _lacking(settings, dataset)
-
-
 def _console(settings: Sections) -> Iterator[str]:
     own = settings.console
     if not is_loopback(own.host) and own.token is None and own.viewer_token is None and own.user_header is None:
@@ -224,10 +216,10 @@ def _lacking(settings: Sections, *needs: Callable[[Sections], object]) -> Iterat
 
 # What each service refuses, beside a mode that has no such service and a connection that cannot be made
 PRECONDITIONS: Final[Mapping[str, Callable[[Sections], Iterator[str]]]] = {
-    "coordinator": _coordinator,
+    "coordinator": lambda settings: _lacking(settings, sync_policy),
     "explorer": _explorer,
     "trainer": _trainer,
-    "taskset": _taskset,
+    "taskset": lambda settings: _lacking(settings, dataset),
     "console": _console,
     "gateway": _gateway,
 }

@@ -41,10 +41,9 @@ from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
-from workers.local import Broker, broker, spec_of, supervised, while_watched
+from workers.local import Broker, broker, service_environment, spec_of, supervised, while_watched
 from workers.preconditions import memory
 from workers.runs import command
-from workers.service_environment import service_environment
 
 RUNNING: Final = "up.lock"
 _FLOCK: Final = "hhqqi0q"  # ``struct flock`` of Linux: type, whence, start, length, process

@@ -1,7 +1,7 @@
 """How many operations training takes, counted from a model's shape. Pure."""
 
 from trinity_bus.sizing.parameters import parameters
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 
 
 def flops_per_token(shape: ModelShape, sequence: int) -> int:

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks._gpu.figures import Figures
+from trinity_bus.weights import link as links
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link import link as links
-from trinity_bus.weights.link.link import Link
+from trinity_bus.weights.link import Link
 
 PIECE = 16 << 20
 CYCLES_A_SECOND = 1.7e9

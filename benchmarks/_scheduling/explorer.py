@@ -16,7 +16,7 @@ from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from workers.explorer.service import ExplorerService

@@ -52,11 +52,11 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.checkpoint import WEIGHTS, CheckpointTransport
-from trinity_bus.weights.link.link import Link
+from trinity_bus.weights.link import Link
 from trinity_bus.weights.pull import frames, server
 from trinity_bus.weights.pull.transport import PullTransport
 from trinity_bus.weights.vllm.plugin import die_with_parent
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
 type Phase = Literal["rendezvous", "bytes", "answer"]

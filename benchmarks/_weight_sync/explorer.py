@@ -15,7 +15,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.runners.fork_server import ForkServer
-from trinity_bus.runtime.rendezvous import join_store
+from trinity_bus.training.ranks.launch import join_store
 from workers.explorer.service import ExplorerService
 
 LIMIT_S = 60.0

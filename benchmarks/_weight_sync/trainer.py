@@ -13,7 +13,7 @@ from benchmarks._weight_sync.explorer import LIMIT_S
 from schemas import ModelVersion, WeightsSynced
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus.bus import Producer, Reader
-from workers.trainer.published_tensors import Publisher
+from workers.trainer.engines import Publisher
 
 type Round = dict[str, float]
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from trinity_bus import Conversation, Task, ToolError, ToolWorkflow, register
 from trinity_bus.rollout.scores import numeric
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows import Answered
 
 MAX_CHARS: Final = 200
 OPERATORS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {

@@ -68,10 +68,6 @@ _MSGPACK = _Format(msgspec.msgpack, estimate_msgpack)
 _JSON = _Format(msgspec.json, estimate_json)
 
 
-def _is_metrics(annotation: Any) -> bool:
-    return annotation is Metrics or Metrics in get_args(annotation)
-
-
 @lru_cache
 def _kinds(cls: type[Record]) -> dict[str, Any]:
     # The types of a record's lists of items, with their limits in msgspec's words.
@@ -187,7 +183,8 @@ def _large(value: bytes, form: _Format, cls: type[Record]) -> dict[str, Any]:
             rest.append((name, raw))
     estimate = MemoryEstimate(len(value), carries=cls.CARRIES)
     for name, raw in rest:
-        estimate.copies = 2 if _is_metrics(cls.model_fields[name].annotation) else 1
+        annotation: Any = cls.model_fields[name].annotation
+        estimate.copies = 2 if annotation is Metrics or Metrics in get_args(annotation) else 1
         form.estimate(bytes(raw), estimate)
     for name, raw in rest:
         data[name] = form.value(raw)

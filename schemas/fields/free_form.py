@@ -54,7 +54,7 @@ def _take(container: Any, below: list[Any]) -> bool:
     # Add the lists and dicts of a container to ``below``; whether the rest of it is plain.
     children: Collection[Any] = container
     if isinstance(container, dict):
-        if not _all_text(container):
+        if not (set(map(type, container)) <= {str} or all(isinstance(key, str) for key in container)):
             return False
         children = container.values()
     kinds = set(map(type, children))
@@ -68,10 +68,6 @@ def _take(container: Any, below: list[Any]) -> bool:
     if dict in kinds or list in kinds:
         below.extend(child for child in children if type(child) is dict or type(child) is list)
     return True
-
-
-def _all_text(keys: Collection[Any]) -> bool:
-    return set(map(type, keys)) <= {str} or all(isinstance(key, str) for key in keys)
 
 
 def _fits(number: int) -> bool:

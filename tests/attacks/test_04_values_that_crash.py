@@ -51,8 +51,8 @@ from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import outputs
-from workers.coordinator.changelog import INPUTS_KEY, pack_positions
-from workers.coordinator.input_errors import with_traceback
+from workers.coordinator.outputs import INPUTS_KEY, pack_positions
+from workers.coordinator.pending_commit import with_traceback
 from workers.coordinator.service import Coordinator
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "schemas" / "golden"

@@ -29,7 +29,7 @@ from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
-from workers.trainer.manifest import positions_of
+from workers.trainer.batch_schedule import positions_of
 
 pytestmark = pytest.mark.integration
 DAY_MS = 24 * 3_600_000

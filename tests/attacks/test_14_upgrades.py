@@ -25,7 +25,7 @@ from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventAr
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.state import codec
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
-from workers.coordinator.changelog import unpack_leader, unpack_positions
+from workers.coordinator.outputs import unpack_leader, unpack_positions
 
 BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "records_before.json").read_text())
 NEW_WORDS: dict[str, set[str]] = {

@@ -25,7 +25,7 @@ from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.bus.client.internals import client_of
-from trinity_bus.bus.topics.creation import ExistingTopic, copies_for, durability, mismatches, weaknesses
+from trinity_bus.bus.topics import ExistingTopic, copies_for, durability, mismatches, weaknesses
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, TopicMismatchError
 
@@ -127,7 +127,7 @@ async def test_a_start_refuses_topics_that_lose_records_and_names_the_setting(
             await bus.ensure_topics([TASKS])
         for said in (r"min.insync.replicas is 1 and must be 2", "unclean.leader.election.enable is true"):
             assert said in str(caught.value)
-        with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics.creation"):
+        with caplog.at_level(logging.WARNING, "trinity_bus.bus.topics"):
             await bus.ensure_topics([BATCHES])
         assert "fewer than 3 copies are kept of" in caplog.text
 

@@ -13,8 +13,8 @@ from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.config.mesh import MIN_RECORD_MIB
 from trinity_bus.coordination.batches.task_rules import too_large
 from trinity_bus.errors import ConfigError
-from workers.coordinator.changelog import Changelog
 from workers.coordinator.leader_term import LeaderTerm
+from workers.coordinator.outputs import Changelog
 
 
 def lowered(harness: Harness) -> str | None:

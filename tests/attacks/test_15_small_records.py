@@ -27,7 +27,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import CoordinatorSettings, Settings
 from trinity_bus.runners.fork_server import ForkServer
 from workers.coordinator.service import Coordinator
-from workers.trainer.manifest import entries_to_train, groups_of, positions_of
+from workers.trainer.batch_schedule import entries_to_train, groups_of, positions_of
 
 __all__ = ["fork_server", "settings"]
 

@@ -17,7 +17,7 @@ from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import source_of
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 
 type Rows = list[list[Any]]
 type Lie = Callable[[Rows], None]

@@ -40,18 +40,18 @@ from trinity_bus.weights import channel, listener
 from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.layout import TransferManifest
-from trinity_bus.weights.link.link import Link, _listening
-from trinity_bus.weights.link.store import LinkStore
+from trinity_bus.weights.link import Link, _listening
+from trinity_bus.weights.link_store import LinkStore
 from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, StoreEntry, message_code
-from workers.coordinator.lanes import Lanes
+from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Outputs
-from workers.coordinator.spans import Spans
-from workers.trainer.published_tensors import Publisher, make_publisher
-from workers.watch.render import mesh
+from workers.coordinator.pending_commit import Spans
+from workers.trainer.engines import Publisher, make_publisher
+from workers.watch import mesh
 
 WEIGHTS = {"w": torch.arange(3000.0), "v": torch.ones(7, 3)}
 WRONG = "00" * 32

@@ -20,8 +20,7 @@ from trinity_bus.bus.read.received import receive
 from trinity_bus.config import MIN_OPEN_BYTES, CoordinatorSettings
 from trinity_bus.coordination.commit_schedule import MAX_TASK_BYTES, CommitSchedule
 from trinity_bus.coordination.limits import BATCH_SHARE
-from workers.coordinator.pending_commit import PendingCommit
-from workers.coordinator.spans import Spans
+from workers.coordinator.pending_commit import PendingCommit, Spans
 
 BUDGET = MIN_OPEN_BYTES
 LARGE = "x" * (1 << 20)

@@ -27,7 +27,7 @@ from trinity_bus.client import VersionRow
 from trinity_bus.runners.messages import RunDone
 from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
-from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.metrics import Occupancy
 from trinity_bus.telemetry.setup import DiscreetSpanExporter
 from trinity_bus.telemetry.spans import SpanRecord
 from trinity_bus.telemetry.tree import tree_of_task
@@ -37,7 +37,7 @@ from workers.explorer import executor
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper
 from workers.explorer.weights import ServedVersion
-from workers.watch.render import mesh
+from workers.watch import mesh
 
 EVIL = "x\r\n12:00:00 ERROR   workers.trainer: all is lost\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2028[red]y[/]"
 STEERS = set("\r\x1b\x07\x9b\u202e\u2028")

@@ -30,8 +30,15 @@ from tests.support.mesh.prometheus_names import alert_rules
 from tests.support.mesh.waiting import until
 from tools import pin_images
 from trinity_bus.bus.administration import cluster_gauges
-from trinity_bus.bus.administration.certificates import expiry, file_expiries, shown_expiry
-from trinity_bus.bus.administration.cluster import ClusterState, Disk, partition_sizes, under_replicated
+from trinity_bus.bus.administration.cluster import (
+    ClusterState,
+    Disk,
+    expiry,
+    file_expiries,
+    partition_sizes,
+    shown_expiry,
+    under_replicated,
+)
 from trinity_bus.errors import BusError
 
 sys.path.insert(0, str(FOLDER))

@@ -19,9 +19,8 @@ from trinity_bus.bus import Bus, Reader
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import HealthSettings, KafkaSettings
-from trinity_bus.health import server as health
-from trinity_bus.health.server import HealthServer
-from trinity_bus.health.state import HealthState
+from trinity_bus.health import process as health
+from trinity_bus.health.process import HealthServer, HealthState
 
 # -- health ----------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from tests.support.fakes.received import received
 from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Undecodable
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.step_records import StepRecords
+from workers.trainer.step_log import StepRecords
 
 POISON = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: schema_version = 2")
 

@@ -8,7 +8,7 @@ import pytest
 
 from schemas import Task
 from tests.unit.rollout.test_agents import USER, _registry, run
-from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.rollout.agents import Endpoint
 
 __all__ = ["_registry"]
 

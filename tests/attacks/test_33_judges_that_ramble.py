@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from trinity_bus.rollout.scores import RewardError, judged
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows import Answered
 
 SAID = Answered("what was said", "", True)
 

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from tests.support.gateway.rig import ASKED, KEY, SECRET, rig
 from trinity_bus.chat import wire
-from trinity_bus.gateway.address_proof import Presence
+from trinity_bus.gateway.fleet import Presence
 
 MINE = {"Authorization": f"Bearer {KEY}"}
 DEEP = b"[" * 50_000 + b"]" * 50_000

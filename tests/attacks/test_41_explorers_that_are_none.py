@@ -20,7 +20,7 @@ from tests.support.gateway.rig import ASKED, SECRET, Rig, rig
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.gateway import explorers
-from trinity_bus.gateway.address_proof import presence_of, with_proof
+from trinity_bus.gateway.fleet import presence_of, with_proof
 from workers.preconditions import problems
 
 

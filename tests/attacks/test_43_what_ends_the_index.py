@@ -11,10 +11,10 @@ from schemas.codec import decode
 from schemas.errors import SchemaError
 from tests.support.fakes.log_records import LogRecords, group
 from tests.unit.schemas.make_golden import GOLDEN
-from trinity_bus.console.index.export import export
+from trinity_bus.console.index.files import export
 from trinity_bus.console.index.follower import TOPICS as INDEXED
+from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.store import Store
-from trinity_bus.console.index.tokens import load_texts
 
 NUMBERS = (2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63), 1e308, float("nan"), float("-inf"))
 WORDS = ("\0", "\u202e", "", "x" * 3000)
@@ -66,7 +66,7 @@ class SixWords:
 
 
 def test_tokens_of_another_model_have_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.console.index.tokens.load_tokenizer", lambda _: SixWords())
+    monkeypatch.setattr("trinity_bus.console.index.group_rows.load_tokenizer", lambda _: SixWords())
     texts = load_texts(str(tmp_path))
     assert not isinstance(texts, str)
     log = LogRecords()

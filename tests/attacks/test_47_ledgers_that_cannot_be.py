@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
-from trinity_bus.tracking.table import MetricsLine
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError, MetricsLine
 
 LOG = {"batches": "cluster/topic"}
 NAMES = {"a\nb": 1.0, "../../x": 2.0, "\u202e\0": 3.0, "x" * (1 << 20): 4.0}

@@ -16,11 +16,11 @@ from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.records import first, record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
-from trinity_bus.bus.read import positions, stalls
+from trinity_bus.bus.read import offsets, positions
 from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader
-from workers.trainer.manifest import positions_of
+from workers.trainer.batch_schedule import positions_of
 
 pytestmark = pytest.mark.integration
 TOLD = "wait for a transaction that somebody has left open"
@@ -45,7 +45,7 @@ async def test_answers_behind_it_are_in_the_manifest_and_are_read_when_it_ends(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(positions, "SETTLE_S", 0.0)
-    monkeypatch.setattr(stalls, "HELD_S", 0.0)
+    monkeypatch.setattr(offsets, "HELD_S", 0.0)
     async with (
         mesh.connected() as (bus, producer),
         bus.reader(BATCHES) as batches,
@@ -85,7 +85,7 @@ async def test_a_contribution_behind_it_is_to_be_made_again_and_is_not_called_ab
 async def test_it_is_told_and_no_service_calls_itself_ready(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stalls, "HELD_S", 0.5)
+    monkeypatch.setattr(offsets, "HELD_S", 0.5)
     async with mesh.connected() as (bus, producer), bus.reader(TASKS, start="beginning") as reader:
         async with left_open(bus, TASKS):
             await send_tasks(producer, 20)

@@ -22,9 +22,8 @@ from pyarrow import parquet
 
 from workers.taskset import columns_main
 from workers.taskset import rows as reading
-from workers.taskset.dataset import load
+from workers.taskset.dataset import PassRates, load
 from workers.taskset.description import DatasetError
-from workers.taskset.orders import PassRates
 from workers.taskset.rows import RowError, RowReader
 
 DAMAGED = 400

@@ -9,16 +9,15 @@ from typing import Self
 import pytest
 import typer
 
-from trinity_bus.broker import archive, daemon
-from trinity_bus.broker.errors import DataFolderUnusableError
+from trinity_bus.broker import embedded, start
 from trinity_bus.broker.layout import Folder, State, write_configuration, write_state
 from trinity_bus.broker.node import claim
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
-from trinity_bus.errors import ConfigError
+from trinity_bus.errors import ConfigError, DataFolderUnusableError
 from trinity_bus.runtime.plain_files import NotPlainError, ensure_plain, open_plain, read_plain, within, write_plain
 from trinity_bus.runtime.process import Child
 from trinity_bus.telemetry import load_spans
-from workers.bench.bench import RESULTS, read_results, write_results
+from workers.bench import RESULTS, read_results, write_results
 from workers.cli import console_command
 
 MESH = """
@@ -170,14 +169,14 @@ def test_files_of_a_broker_are_replaced_and_not_written_through(tmp_path: Path) 
 
 def test_only_a_start_up_archive_that_was_made_here_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    path = archive.archive_path(tmp_path / "cache")
+    path = start.archive_path(tmp_path / "cache")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"bytecode of somebody")
-    assert archive.archive_options(tmp_path / "cache") == []
-    archive._remember(path)
-    assert archive.archive_options(tmp_path / "cache") == [f"-XX:AOTCache={path}"]
+    assert start.archive_options(tmp_path / "cache") == []
+    start._remember(path)
+    assert start.archive_options(tmp_path / "cache") == [f"-XX:AOTCache={path}"]
     path.write_bytes(b"bytecode of somebody else")
-    assert archive.archive_options(tmp_path / "cache") == []
+    assert start.archive_options(tmp_path / "cache") == []
 
 
 def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path) -> None:
@@ -238,9 +237,9 @@ def test_status_and_stop_do_not_open_a_pipe(tmp_path: Path) -> None:
     folder.root.mkdir()
     os.mkfifo(folder.state)
     os.mkfifo(folder.lock)
-    assert not daemon.status(BrokerSettings(data_dir=folder.root)).running
+    assert not embedded.status(BrokerSettings(data_dir=folder.root)).running
     with pytest.raises(NotPlainError):
-        daemon.reset(BrokerSettings(data_dir=folder.root))
+        embedded.reset(BrokerSettings(data_dir=folder.root))
 
 
 def test_links_within_a_model_and_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from schemas.topics import TOPICS
 from tests.support.chart import of_kind, refused, with_values
 from trinity_bus.bus.administration.access import CLUSTER, USERS, Kind, Operation, Right, rights
-from trinity_bus.bus.topics.creation import config_of, copies_for, durability
+from trinity_bus.bus.topics import config_of, copies_for, durability
 from trinity_bus.config import KafkaSettings, Settings
 from workers.preconditions import problems
 

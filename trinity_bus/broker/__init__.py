@@ -1,6 +1,5 @@
 """The embedded broker: one real Apache Kafka node on this machine, used where no other broker is configured."""
 
-from trinity_bus.broker.daemon import resolve_bootstrap
-from trinity_bus.broker.embedded import EmbeddedBroker
+from trinity_bus.broker.embedded import EmbeddedBroker, resolve_bootstrap
 
 __all__ = ["EmbeddedBroker", "resolve_bootstrap"]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from trinity_bus.broker import java
-from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.jars import unwritable
 from trinity_bus.broker.layout import Folder, write_configuration
+from trinity_bus.errors import BrokerError
 from trinity_bus.runtime.plain_files import write_plain
 from trinity_bus.runtime.process import Child, tail
 

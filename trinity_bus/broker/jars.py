@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError
+from trinity_bus.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.runtime.plain_files import open_plain
 
 LOCK_FILE = Path(__file__).with_name("kafka.lock")

@@ -25,10 +25,10 @@ from typing import IO, Protocol
 
 from trinity_bus import awake
 from trinity_bus.broker import java
-from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import Folder, cache_dir, read_state, write_configuration
 from trinity_bus.config import BrokerSettings
+from trinity_bus.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.runtime.plain_files import NotPlainError, append_plain, ensure_plain
 from trinity_bus.runtime.ports import LOOPBACK, free_port, is_free
 from trinity_bus.runtime.process import tail

@@ -12,6 +12,8 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import TOPICS
+from trinity_bus.bus import partitioning
+from trinity_bus.bus import topics as topic_admin
 from trinity_bus.bus.administration.cluster import ClusterObserver
 from trinity_bus.bus.administration.requests import LogIdentity, identity_of
 from trinity_bus.bus.client.connection import administrator, kafka_errors, throttle_client_logs, wait_reachable
@@ -19,8 +21,6 @@ from trinity_bus.bus.read.offsets import committed
 from trinity_bus.bus.read.positions import PositionReader
 from trinity_bus.bus.read.reader import Reader, ReaderOptions
 from trinity_bus.bus.read.received import Received
-from trinity_bus.bus.topics import creation as topic_admin
-from trinity_bus.bus.topics import growth
 from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 
@@ -76,7 +76,7 @@ class Bus:
 
     async def grow(self, topic: Topic, partitions: int) -> int:
         """Give a topic so many partitions, while it is in use. Return how many it had."""
-        return await growth.grow(await self._administrator(), self.settings, topic, partitions)
+        return await partitioning.grow(await self._administrator(), self.settings, topic, partitions)
 
     async def cluster_observer(self) -> ClusterObserver:
         if self._observer is None:

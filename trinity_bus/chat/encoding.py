@@ -20,18 +20,27 @@ special to the tokenizer; others, such as ``<think>``, may be meant. ``mesh.pars
 prompt that is no conversation is written by whoever sends it, marks too.
 
 Failures: ``ChatError`` for a text that is too long, and for marks in what a tokenizer cannot be told to take as text.
+
+The tokenizer is loaded without torch: transformers needs torch for models only, but imports it wherever it finds it: 15
+s and 600 MiB for each process that tokenizes. While it is imported here, it finds none. A process that has imported
+torch before keeps it.
 """
 
+import contextlib
 import json
+import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from trinity_bus.chat.formats import THINK, THOUGHT
-from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
+from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
+from trinity_bus.chat.renderer import TemplateOptions, read_options
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
 # Bytes for each token of the longest prompt, up to which a text is not counted first.
@@ -226,3 +235,48 @@ def _characters(value: Any) -> int:
         elif isinstance(one, list | tuple):
             waiting += one
     return count
+
+
+_AS_IT_COMES: Final = Writing()
+
+
+def load_tokenizer(
+    model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES
+) -> EndingTokenizer:
+    """Return the tokenizer of a Hugging Face model; OSError, ValueError, ChatError.
+
+    ``options`` of its chat template (``mesh.chat_template_options``), and ``how``, are for ``renderer_for`` to find.
+    """
+    options = read_options(options or {})
+    # Its threads would not survive a fork, and it says so at length.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if Path(model_path).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with without_torch():
+        from transformers import AutoTokenizer
+
+        # Left out, it asks at the terminal whether code of the folder may run.
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    tokenizer.chat_template_options = options
+    tokenizer.encoder_of_text = Encoder(tokenizer, how)
+    loaded: EndingTokenizer = tokenizer
+    return loaded
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Within the block, whoever looks for torch finds none; a process that has imported it keeps it.
+
+    Where transformers was imported before, it remembers whether there is a torch, and imports it when it needs it.
+    """
+    if "torch" in sys.modules or "transformers" in sys.modules:
+        yield
+        return
+    # It would say that models are not available without torch.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # None is how an import is forbidden; whoever looks whether there is such a module finds none.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

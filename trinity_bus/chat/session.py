@@ -34,8 +34,7 @@ from schemas.experience import Rollout, UInt8, VersionSpan
 from schemas.sampling import Sampling
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Completion, Digests
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, TemplateOptions, Tools
-from trinity_bus.chat.speech import Speech
+from trinity_bus.chat.renderer import DrawnTurn, Renderer, Speech, TemplateOptions, Tools
 
 
 @dataclass(slots=True)

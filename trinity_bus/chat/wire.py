@@ -11,7 +11,7 @@
         401 wrong key; 400 refused; 413 too large; 503 going down, or its engine is gone; 500 failed: text
 
 Token ids (int32) and log-probabilities (float32) are raw little-endian buffers. Whoever changes what is said here must
-raise the number in ``gateway.address_proof``, by which explorers and gateways of other versions pass each other by.
+raise the number in ``gateway.fleet``, by which explorers and gateways of other versions pass each other by.
 Failures: what is longer than its limit, or cannot be read, is a ``ProtocolError``.
 """
 
@@ -28,7 +28,7 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 
 PATH: Final = "/generate"
-# Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``address_proof``.
+# Where it proves, before anything is sent to it, that it is who its heartbeat says: see ``gateway.fleet``.
 PROOF_PATH: Final = "/proof"
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20

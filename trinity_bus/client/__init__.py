@@ -10,11 +10,10 @@ from trinity_bus.client.channel import CommandChannel
 from trinity_bus.client.client import BatchHandle, Client
 from trinity_bus.client.coordinator import RolloutCoordinator
 from trinity_bus.client.experiences import deserialize_many
-from trinity_bus.client.ids import producer_name, sent_by
 from trinity_bus.client.results import CompletedTaskResult, Status
 from trinity_bus.client.scheduler import Scheduler
 from trinity_bus.client.synchronizer import Synchronizer
-from trinity_bus.client.tasks import send_all, send_tasks
+from trinity_bus.client.tasks import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.view import VersionRow
 
 __all__ = [

@@ -34,11 +34,10 @@ from schemas.record import BatchType
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower
+from trinity_bus.client.channel import SILENCE_S
 from trinity_bus.client.connection import Connected, Connection
-from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, given_task_id, sent_by, tasks_of
 from trinity_bus.client.results import Rejection, refused, rejection_of
-from trinity_bus.client.retry_policy import SILENCE_S
-from trinity_bus.client.tasks import send_tasks
+from trinity_bus.client.tasks import BatchId, batch_name, batch_of_task, given_task_id, send_tasks, sent_by, tasks_of
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
 

@@ -14,7 +14,7 @@ from schemas.topics import COMMANDS, REPLIES, TASKS
 from trinity_bus.broker import resolve_bootstrap
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client.channel import CommandChannel
-from trinity_bus.client.ids import BatchId, batch_name
+from trinity_bus.client.tasks import BatchId, batch_name
 from trinity_bus.config import Settings
 from trinity_bus.errors import (
     NotOwnerError,

@@ -36,8 +36,7 @@ from schemas.topics import EXPERIENCES, OPERATOR_COMMANDS
 from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connected, tell_unused
 from trinity_bus.client.experiences import publish
-from trinity_bus.client.ids import BatchId, batch_name, tasks_of
-from trinity_bus.client.tasks import send_tasks
+from trinity_bus.client.tasks import BatchId, batch_name, send_tasks, tasks_of
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotOwnerError, NotStartedError, RefusedError
 

@@ -22,7 +22,7 @@ from schemas.groups.pieces import join_groups, split_group
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from trinity_bus.bus import Producer
-from trinity_bus.client.ids import is_of_scheduler
+from trinity_bus.client.tasks import is_of_scheduler
 
 
 def deserialize_many(payload: bytes) -> list[Sample]:

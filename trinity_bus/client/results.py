@@ -1,15 +1,34 @@
-"""What a caller gets for its tasks, and which tasks the coordinator refuses."""
+"""What a caller gets for its tasks, and what is known of one batch of a ``Scheduler``. Pure: no clock, no client.
 
+A task's lifecycle in a ``BatchTracker``::
+
+    SCHEDULED --its result, or its refusal, is read--> READY --taken--> gone
+        '-----the batch is cleaned up without it-----------------------^
+
+A wait is over, with a reason:
+
+==========  ===========================================================================================================
+COMPLETE    no task is without a result
+ENOUGH      ``min_num`` results are there to be taken, and have been for ``wait_after_min_s``
+TIMEOUT     its time is up
+==========  ===========================================================================================================
+
+Everything is counted over what has not been taken yet. So a wait after some results were taken waits for the others,
+and one where nothing is left ends at once, where the reference would count what was taken as missing.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from schemas import Task, TaskResult
+from schemas import Position, Task, TaskResult
 from schemas.record import Metrics
 from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import header
-from trinity_bus.client.ids import BatchId, batch_of_task
+from trinity_bus.client.tasks import BatchId, batch_of_task, given_task_id
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
 _DUPLICATE: Final = "duplicate_task"
@@ -79,3 +98,138 @@ def rejection_of(letter: Received[Any]) -> Rejection | None:
     if header(letter.headers, DLQ_TOPIC) != TASKS.name or letter.key is None or reason in {None, _DUPLICATE}:
         return None
     return Rejection(letter.key, f"{reason}: {header(letter.headers, DLQ_DETAIL) or 'see the dead letters'}")
+
+
+@dataclass(slots=True)
+class TaskWrapper:
+    """A task that was scheduled, and what became of it."""
+
+    task: Task  # as it stands on the log
+    order: int  # of its scheduling
+    status: Status | None = None  # when it is READY
+    positions: list[Position] = field(default_factory=list)  # where its experiences lie
+
+    @property
+    def task_id(self) -> str:
+        # as it was given
+        return given_task_id(self.task.task_id)
+
+
+class BatchTracker:
+    # ``default_runs``: of a task that names no number, to be told of one that was refused.
+
+    def __init__(self, batch_id: BatchId, default_runs: int = 1) -> None:
+        self.batch_id = batch_id
+        self.finished = 0  # results so far, taken ones too
+        self._default_runs = default_runs
+        self._scheduled = 0
+        self._outstanding: dict[str, TaskWrapper] = {}
+        self._ready: dict[str, TaskWrapper] = {}
+
+    @property
+    def outstanding(self) -> Iterable[str]:
+        # Ids on the log of the tasks that have no result yet.
+        return self._outstanding.keys()
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._outstanding)
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def empty(self) -> bool:
+        return not self._outstanding and not self._ready
+
+    def schedule(self, tasks: Iterable[Task]) -> None:
+        # As they stand on the log, with ids that were not used before.
+        for task in tasks:
+            self._outstanding[task.task_id] = TaskWrapper(task, self._scheduled)
+            self._scheduled += 1
+
+    def accept(self, ended: TaskResult | Rejection) -> bool:
+        """Note how a task has ended. Return whether it was waited for; a second word about the same task is not."""
+        wrapper = self._outstanding.pop(ended.task_id, None)
+        if wrapper is None:
+            return False
+        result = refused(wrapper.task, ended.why, self._default_runs) if isinstance(ended, Rejection) else ended
+        wrapper.status = status_of(result)
+        wrapper.positions = [part.position for part in result.parts if part.position is not None]
+        self._ready[ended.task_id] = wrapper
+        self.finished += 1
+        return True
+
+    def give_up(self, task_names: Iterable[str]) -> None:
+        # Those that have a result are left alone.
+        for name in task_names:
+            self._outstanding.pop(name, None)
+
+    def completed(self) -> list[TaskWrapper]:
+        # What is READY, in the order of scheduling. Nothing is taken.
+        return sorted(self._ready.values(), key=lambda wrapper: wrapper.order)
+
+    def take(self, wrappers: Sequence[TaskWrapper]) -> None:
+        for wrapper in wrappers:
+            self._ready.pop(wrapper.task.task_id, None)
+
+
+class WaitOutcome(StrEnum):
+    COMPLETE = "complete"
+    ENOUGH = "enough"
+    TIMEOUT = "timeout"
+
+
+@dataclass(slots=True)
+class Wait:
+    """One caller's wait for a batch."""
+
+    tracker: BatchTracker
+    started_at: float  # in seconds of any clock that never runs backward
+    timeout_s: float
+    wait_after_min_s: float  # how long it goes on when ``min_num`` results are there
+    min_num: int | None = None  # that are enough; all where absent, or where there are fewer tasks
+    enough_since: float | None = None
+
+    def over(self, now: float) -> WaitOutcome | None:
+        if self.tracker.unfinished == 0:
+            return WaitOutcome.COMPLETE
+        if self.min_num is not None and self.tracker.ready >= self.min_num:
+            self.enough_since = now if self.enough_since is None else self.enough_since
+            if now >= self.enough_since + self.wait_after_min_s:
+                return WaitOutcome.ENOUGH
+        else:
+            # Another caller may have taken some meanwhile.
+            self.enough_since = None
+        return WaitOutcome.TIMEOUT if now >= self.started_at + self.timeout_s else None
+
+    def pause(self, now: float) -> float:
+        # Seconds until it is over if nothing happens.
+        until = self.started_at + self.timeout_s
+        if self.enough_since is not None:
+            until = min(until, self.enough_since + self.wait_after_min_s)
+        return max(0.0, until - now)
+
+
+class WaitAll:
+    """A wait for every task of every batch, whose limit, the longest time without a result, begins again with each."""
+
+    def __init__(self, trackers: Iterable[BatchTracker], now: float, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._since = now
+        self._finished = sum(tracker.finished for tracker in trackers)
+
+    def over(self, trackers: Iterable[BatchTracker], now: float) -> WaitOutcome | None:
+        trackers = list(trackers)
+        finished = sum(tracker.finished for tracker in trackers)
+        if finished > self._finished:
+            self._since = now
+        # Fewer, where a batch of which every result was taken is forgotten.
+        self._finished = finished
+        if all(tracker.unfinished == 0 for tracker in trackers):
+            return WaitOutcome.COMPLETE
+        return WaitOutcome.TIMEOUT if now >= self._since + self.timeout_s else None
+
+    def pause(self, now: float) -> float:
+        return max(0.0, self._since + self.timeout_s - now)

@@ -22,7 +22,7 @@ aborted, so that tasks which the coordinator has yet to read are refused, and ev
 read. Then no result can come any more. If no coordinator answers, the batch stays OPEN, and can be closed later.
 
 What was scheduled counts as *outstanding* until its result is read, and a result as *there* until it is taken; nothing
-that has been taken is counted again. See :mod:`trinity_bus.client.batch_tracker` for when a wait is over.
+that has been taken is counted again. See :mod:`trinity_bus.client.results` for when a wait is over.
 
 ==================================  ===================================================================================
 what fails                          what happens
@@ -63,12 +63,20 @@ from schemas.record import BatchType
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower, Undecodable
-from trinity_bus.client.batch_tracker import BatchTracker, Wait, WaitAll, WaitOutcome
+from trinity_bus.client.channel import SILENCE_S
 from trinity_bus.client.connection import Connected, Connection, tell_unused
-from trinity_bus.client.ids import BatchId, batch_name, batch_of_task, tasks_of
-from trinity_bus.client.results import CLEANUP, CompletedTaskResult, Rejection, Status, rejection_of
-from trinity_bus.client.retry_policy import SILENCE_S
-from trinity_bus.client.tasks import send_tasks
+from trinity_bus.client.results import (
+    CLEANUP,
+    BatchTracker,
+    CompletedTaskResult,
+    Rejection,
+    Status,
+    Wait,
+    WaitAll,
+    WaitOutcome,
+    rejection_of,
+)
+from trinity_bus.client.tasks import BatchId, batch_name, batch_of_task, send_tasks, tasks_of
 from trinity_bus.config import Settings
 from trinity_bus.errors import NoCoordinatorError, NotStartedError, RecordGoneError, RefusedError, TimedOutError
 from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table

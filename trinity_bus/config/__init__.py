@@ -7,16 +7,13 @@ Secrets never appear in a message. Telemetry is also configured by the standard 
 seconds and end in ``_s``.
 """
 
-from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings, TasksetSettings
+from trinity_bus.config.coordinator import MIN_OPEN_BYTES, CoordinatorSettings, SynchronizerSettings, TasksetSettings
 from trinity_bus.config.explorer import ExplorerSettings
-from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
-from trinity_bus.config.mesh import MeshSettings
-from trinity_bus.config.messages import WrongSettingsError, required
+from trinity_bus.config.mesh import AccessSettings, BrokerSettings, KafkaSettings, MeshSettings
 from trinity_bus.config.outside import ConsoleSettings, GatewaySettings, HealthSettings, TelemetrySettings
 from trinity_bus.config.sections import secret_variables, sections, setting_fields
 from trinity_bus.config.settings import Settings
-from trinity_bus.config.sources import Origins, forget_secrets
-from trinity_bus.config.synchronizer import SynchronizerSettings
+from trinity_bus.config.sources import Origins, WrongSettingsError, forget_secrets, required
 from trinity_bus.config.template import told_settings, values_told
 from trinity_bus.config.trainer import TrainerSettings
 from trinity_bus.config.values import CONFIG_VARIABLE, Section, env_name

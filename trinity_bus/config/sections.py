@@ -3,12 +3,10 @@
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from trinity_bus.config.coordinator import CoordinatorSettings, TasksetSettings
+from trinity_bus.config.coordinator import CoordinatorSettings, SynchronizerSettings, TasksetSettings
 from trinity_bus.config.explorer import ExplorerSettings
-from trinity_bus.config.kafka import AccessSettings, BrokerSettings, KafkaSettings
-from trinity_bus.config.mesh import MeshSettings, is_of_mesh
+from trinity_bus.config.mesh import AccessSettings, BrokerSettings, KafkaSettings, MeshSettings, is_of_mesh
 from trinity_bus.config.outside import ConsoleSettings, GatewaySettings, HealthSettings, TelemetrySettings
-from trinity_bus.config.synchronizer import SynchronizerSettings
 from trinity_bus.config.trainer import TrainerSettings
 from trinity_bus.config.values import Section, conflict, env_name
 

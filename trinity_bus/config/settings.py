@@ -6,9 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from trinity_bus.config.messages import WrongSettingsError, line
 from trinity_bus.config.sections import Sections
-from trinity_bus.config.sources import Environment, File, Origins
+from trinity_bus.config.sources import Environment, File, Origins, WrongSettingsError, line
 from trinity_bus.config.values import ENV_DELIMITER, ENV_PREFIX, env_name
 
 

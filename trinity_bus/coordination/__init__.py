@@ -4,7 +4,7 @@
 what to delete is decided beside it. ``workers.coordinator`` runs them.
 """
 
-from trinity_bus.coordination.batches.lifecycle import TRANSITIONS, IllegalTransitionError
+from trinity_bus.coordination.batches.batch import TRANSITIONS, IllegalTransitionError
 from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
 from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.inputs import (

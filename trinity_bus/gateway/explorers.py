@@ -8,7 +8,7 @@
                 '--no answer, 503 ---'--cut off, tokens known--> CHOOSING, with these tokens after the prompt
 
 Who is asked for the first time, or again after it was gone or lost, or ten seconds after its last proof, proves before
-that it is who its heartbeat says (``address_proof``): nothing is sent to others, the key least of all. What is left is
+that it is who its heartbeat says (``fleet``): nothing is sent to others, the key least of all. What is left is
 an address that becomes a stranger's within those seconds, of an explorer that ended without a word.
 
 A request that is not streamed is drawn anew by the next explorer. Of one that is, the tokens that have arrived are
@@ -38,8 +38,7 @@ from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
-from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
-from trinity_bus.gateway.routing import Router
+from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.runtime.frames import ProtocolError
 

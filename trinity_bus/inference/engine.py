@@ -44,7 +44,7 @@ from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
-from trinity_bus.runtime.heap import unfreeze_gc
+from trinity_bus.runtime.memory import unfreeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.weights.transport import source_of
 

@@ -32,7 +32,7 @@ from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
 from trinity_bus.runtime.device import can_compile, is_installed_for_cpu
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.process import how_ended
 from trinity_bus.sizing.memory import GIB, cpu_cache_bytes
 from trinity_bus.weights.vllm.plugin import BACKEND

@@ -22,7 +22,7 @@ from trinity_bus.rollout.workflow import (
     merge_sampling,
     prompt_tokens,
 )
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows import Answered
 
 __all__ = [
     "REGISTRY",

@@ -25,7 +25,7 @@ from trinity_bus import awake
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.rewards import extract_answer, math_reward, parse_number, reference
-from trinity_bus.rollout.workflows.single_turn import Answered, Reward
+from trinity_bus.rollout.workflows import Answered, Reward
 from trinity_bus.sandbox import Sandbox, SandboxLimits
 
 _FENCED: Final = re.compile(

@@ -32,12 +32,12 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 def environment(given: Mapping[str, str], more: str | None) -> dict[str, str]:
     """Return the environment of runners; ``more`` names variables that they are given too, separated by commas."""
-    named = set() if more is None else set(more.split(","))
-    return _THREADS | {name: value for name, value in given.items() if name in named or _is_harmless(name)}
-
-
-def _is_harmless(name: str) -> bool:
-    return name in _NAMES or (name.startswith(_PREFIXES) and not name.endswith(_KEYS_SUFFIX))
+    named = _NAMES if more is None else _NAMES | set(more.split(","))
+    return _THREADS | {
+        name: value
+        for name, value in given.items()
+        if name in named or (name.startswith(_PREFIXES) and not name.endswith(_KEYS_SUFFIX))
+    }
 
 
 def confine(user: str | None) -> None:

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 16
 
 
 class LoadWorkflows(Struct, tag="load", frozen=True):
-    # ``module:function``; called as ``trinity_bus.rollout.tokenizer.load_tokenizer`` is.
+    # ``module:function``; called as ``trinity_bus.chat.encoding.load_tokenizer`` is.
     tokenizer: str
     model_path: str
     model: str

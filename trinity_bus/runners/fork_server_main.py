@@ -32,15 +32,15 @@ from typing import NoReturn
 
 import numpy as np
 
+from trinity_bus.chat.encoding import without_torch
 from trinity_bus.rollout import REGISTRY, Tokenizer
 from trinity_bus.rollout.registry import load_installed
-from trinity_bus.rollout.tokenizer import without_torch
 from trinity_bus.runners import control
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.runner_main import run_runner
 from trinity_bus.runtime.forking import ChildExited, ChildForked, Forking
 from trinity_bus.runtime.guard import PR_SET_CHILD_SUBREAPER, descendants, die_with_parent, prctl
-from trinity_bus.runtime.heap import freeze_gc, importing
+from trinity_bus.runtime.memory import freeze_gc, importing
 from trinity_bus.telemetry.logs import console
 
 _log = logging.getLogger(__name__)

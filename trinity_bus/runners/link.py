@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import cast
 
 from trinity_bus.runners import messages
-from trinity_bus.runners.request_rules import RequestRules
+from trinity_bus.runners.messages import RequestRules
 from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError
 
 # So much is written at once, so that large frames are not copied once more.

@@ -38,7 +38,7 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError, GenerationError
 from trinity_bus.rollout import Pools
-from trinity_bus.runners import messages, request_rules
+from trinity_bus.runners import messages
 from trinity_bus.runners import pool as do
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
@@ -281,7 +281,7 @@ class Runners:
                 task.add_done_callback(lambda _: self._requests.pop(key, None))
             case messages.RequestAnswered() as refusal:
                 link.send(refusal)
-            case request_rules.Dropped(requests, ended):
+            case messages.Dropped(requests, ended):
                 self._drop(link.serial, requests)
                 if ended is not None:
                     self._job_ended(link.serial, ended)
@@ -353,7 +353,7 @@ class Runners:
                     raise GenerationError("a response has not ended")
                 return [wire.frame_of(one, index) for index, one in enumerate(drawn)]
 
-    def _drop(self, serial: int, requests: Iterable[request_rules.RequestKey]) -> None:
+    def _drop(self, serial: int, requests: Iterable[messages.RequestKey]) -> None:
         for job, number in requests:
             task = self._requests.get((serial, job, number))
             if task is not None:

@@ -21,7 +21,7 @@ from setproctitle import setproctitle
 
 from trinity_bus.runtime.forking import ChildExited, ChildForked, Forking
 from trinity_bus.runtime.guard import Guard
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.preload import FROM_PRELOAD, TO_PRELOAD, Fork, Loaded, read_environment
 from trinity_bus.runtime.process import has_ended, kill_session
 

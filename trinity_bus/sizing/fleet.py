@@ -31,7 +31,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, powers_of_two
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.sizing.parameters import parameters
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 from trinity_bus.weights.layout import chunk_bytes
 
 TASK_BYTES: Final = 109  # Of a task besides its text; the same as JSON has some more

@@ -14,7 +14,7 @@ from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
 from trinity_bus.training import layout_rules
 from trinity_bus.training.errors import ParallelError
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

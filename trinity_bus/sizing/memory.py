@@ -61,7 +61,7 @@ from trinity_bus.config import ExplorerSettings, TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.steps.packing import LOGITS_AT_ONCE, ON_GPU
 
 GIB: Final = 1 << 30

@@ -1,9 +1,16 @@
 """Traces, metrics and log lines, through OpenTelemetry."""
 
-from trinity_bus.telemetry.context import as_current, links, parent_context, span_context, traceparent
 from trinity_bus.telemetry.jaeger import load_task_spans
 from trinity_bus.telemetry.setup import Telemetry, setup_telemetry
-from trinity_bus.telemetry.spans import SpanRecord, load_spans
+from trinity_bus.telemetry.spans import (
+    SpanRecord,
+    as_current,
+    links,
+    load_spans,
+    parent_context,
+    span_context,
+    traceparent,
+)
 from trinity_bus.telemetry.tree import TaskNotTracedError, tree_of_task
 
 __all__ = [

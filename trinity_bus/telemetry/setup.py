@@ -37,8 +37,7 @@ from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
-from trinity_bus.telemetry.otlp_json import metric_lines, span_lines
-from trinity_bus.telemetry.spans import TRACES
+from trinity_bus.telemetry.spans import TRACES, metric_lines, span_lines
 
 log = logging.getLogger(__name__)
 

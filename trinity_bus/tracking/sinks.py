@@ -1,4 +1,4 @@
-"""What is written from the ledger's lines, each in its own way of telling how many it has.
+"""From the log into the ledger, and from its lines into sinks, each with its own way of telling how many it has.
 
 ===================  ==================================================================================================
 what                 how many lines it has, and what becomes of a torn end
@@ -12,18 +12,26 @@ MLflow               a value of each metric for each line. The run's tag says ho
 ===================  ==================================================================================================
 
 Their packages are imported when they are asked for.
+
+``track`` does this until it is cancelled or has come to the end. Retention may have deleted records before the tracker
+came to them: how many is told. A broker that is away for longer than ``kafka.outage_s`` ends it; it goes on where it
+was when it is started again.
 """
 
+import asyncio
+import logging
 import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.tracking.table import MetricsLine
+from trinity_bus.bus import Bus
+from trinity_bus.bus.read.offsets import readable
+from trinity_bus.tracking.metrics_ledger import TOPICS, MetricsLedger, MetricsLedgerError, MetricsLine, line_of
 
 _MLFLOW_METRICS: Final = 1000  # That MLflow takes at once
 _MLFLOW_NAME: Final = 250  # Characters of a metric's name there
@@ -143,3 +151,49 @@ def mlflow_name(name: str) -> str:
     known = _NOT_OF_A_NAME.sub("_", name)
     parts = (("_" if set(part) <= {"."} else part) for part in known.split("/") if part)
     return "/".join(parts)[:_MLFLOW_NAME].rstrip("/") or "_"
+
+
+log = logging.getLogger(__name__)
+
+_MAX_RECORDS: Final = 500
+_WAIT_S: Final = 1.0
+
+
+async def track(bus: Bus, folder: Path, open_sinks: Callable[[], Sequence[Sink]], *, once: bool = False) -> int:
+    """Write metrics as they come; return how many lines the ledger has. ``once``: end at the end of the log."""
+    ids = {topic.name: await bus.identity(topic) for topic in TOPICS}
+    with MetricsLedger(folder, {name: f"{one.cluster}/{one.topic}" for name, one in ids.items()}) as ledger:
+        sinks = await asyncio.to_thread(open_sinks)
+        try:
+            await _follow(bus, ledger, sinks, once=once)
+        finally:
+            for sink in sinks:
+                await asyncio.to_thread(sink.close)
+        return ledger.lines
+
+
+async def _follow(bus: Bus, ledger: MetricsLedger, sinks: Sequence[Sink], *, once: bool) -> None:
+    found = await readable(bus, TOPICS, ledger.positions)
+    if found.beyond:
+        raise MetricsLedgerError(f"the log ends before what {ledger.path} has of it: {found.beyond[0]}")
+    if found.lost:
+        log.warning("retention has deleted %d records before they were read", found.lost)
+    await asyncio.to_thread(_bring_up, ledger, sinks)
+    async with bus.reader(*TOPICS, start=found.positions, max_records=_MAX_RECORDS) as reader:
+        while True:
+            records = await reader.batch(_WAIT_S)
+            lines = [line for record in records if (line := line_of(record)) is not None]
+            if lines:
+                await asyncio.to_thread(ledger.append, lines)
+                for sink in sinks:
+                    await asyncio.to_thread(sink.write, lines)
+            if once and not records and await reader.is_at_end():
+                return
+
+
+def _bring_up(ledger: MetricsLedger, sinks: Sequence[Sink]) -> None:
+    for sink in sinks:
+        if sink.lines > ledger.lines:
+            raise MetricsLedgerError(f"{sink.lines} lines were written of a ledger of {ledger.lines}: {ledger.path}")
+        for lines in batched(ledger.since(sink.lines), _MAX_RECORDS):
+            sink.write(lines)

@@ -15,7 +15,7 @@ from math import gcd
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import ParallelError
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 
 
 def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:

@@ -4,10 +4,18 @@
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
 """
 
-from trinity_bus.view.held_back import HeldBack, coordinator_lag
-from trinity_bus.view.mesh_follower import MeshFollower, follow, follow_batches
-from trinity_bus.view.parts import BatchView, ExplorerView, Limits, StepView, SyncView, VersionRow, unserved_line
-from trinity_bus.view.runners import runner_values, state_table
+from trinity_bus.view.mesh_follower import HeldBack, MeshFollower, coordinator_lag, follow, follow_batches
+from trinity_bus.view.parts import (
+    BatchView,
+    ExplorerView,
+    Limits,
+    StepView,
+    SyncView,
+    VersionRow,
+    runner_values,
+    state_table,
+    unserved_line,
+)
 from trinity_bus.view.state import MeshState
 
 __all__ = [

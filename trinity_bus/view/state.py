@@ -84,7 +84,8 @@ class MeshState:
             case BatchRecord():
                 self._batch(record, at)
             case BatchSkipped():
-                self._skipped(record)
+                if (batch := self.batches.get(record.batch_id)) is not None:
+                    batch.reason = self.limits.cut(f"to be passed over: {record.reason}")
             case ExplorerHeartbeat():
                 self._heartbeat(record, at)
             case RunnersReport():
@@ -217,11 +218,6 @@ class MeshState:
             batch.finalized_at = at
             batch.metrics = self.limits.few(record.metrics)
             batch.reward = reward_of(record.metrics)
-
-    def _skipped(self, record: BatchSkipped) -> None:
-        batch = self.batches.get(record.batch_id)
-        if batch is not None:
-            batch.reason = self.limits.cut(f"to be passed over: {record.reason}")
 
     def _heard(self, name: str, incarnation: str, at: float) -> ExplorerView:
         explorer = self.explorers.get(name)

@@ -272,11 +272,8 @@ def _listen(host: str, ports: Sequence[int], what: str) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
         except OSError as error:
             refused = error
-    raise LinkError(f"cannot listen on {host!r} for {what}, port {_range(ports)}: {refused}") from refused
-
-
-def _range(ports: Sequence[int]) -> str:
-    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+    tried = str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
+    raise LinkError(f"cannot listen on {host!r} for {what}, port {tried}: {refused}") from refused
 
 
 def _shut(one: socket.socket) -> None:

@@ -33,8 +33,7 @@ from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
 from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest
-from trinity_bus.weights.pull.relay import Relay
-from trinity_bus.weights.pull.transport import PullTransport
+from trinity_bus.weights.pull.transport import PullTransport, Relay
 from trinity_bus.weights.transport import Method, Source, WeightTransport
 
 if TYPE_CHECKING:

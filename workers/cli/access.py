@@ -5,11 +5,11 @@ from collections import defaultdict
 
 import typer
 
+from schemas.errors import counted
 from trinity_bus.bus.administration.access import USERS, Kind, Operation, rights, user_name
 from trinity_bus.bus.administration.access_admin import apply_access
 from trinity_bus.bus.administration.requests import READ, REQUESTS, WRITE
 from trinity_bus.config import Settings
-from trinity_bus.runtime.wording import counted
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 
 # What a machine says of a path that was given, and no program can mend
 _UNUSABLE = {errno.EACCES, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}

@@ -8,17 +8,16 @@ import typer
 from rich.console import RenderableType
 
 from schemas import BatchRecord, StepTrained
-from schemas.errors import one_line
+from schemas.errors import counted, one_line
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
-from trinity_bus.runtime.wording import counted
 from trinity_bus.view import follow_batches
 from workers.cli.connection import mesh_command, on_mesh
 from workers.cli.console import console, say, show, show_live
 from workers.runs import program
-from workers.watch.render import all_batches_table
+from workers.watch import all_batches_table
 
 app = typer.Typer(add_completion=False)
 out = console()

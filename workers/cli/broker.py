@@ -12,13 +12,13 @@ import typer
 from schemas.task import Task
 from schemas.topics import TASKS
 from trinity_bus import awake
-from trinity_bus.broker import daemon
-from trinity_bus.broker.archive import prepare as prepare_broker
+from trinity_bus.broker import embedded
 from trinity_bus.broker.embedded import EmbeddedBroker
-from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.lock import KAFKA_VERSION
+from trinity_bus.broker.start import prepare as prepare_broker
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.errors import BrokerError
 from trinity_bus.runtime.service import interrupted_by
 from trinity_bus.runtime.supervisor import Fate, Restarts
 from workers.cli.console import console, folding_table
@@ -43,7 +43,7 @@ def start(port: Port = None, data_dir: DataDir = None) -> None:
 
     Nothing watches it. If it dies, run this command again: it starts at the same address, and its clients continue.
     """
-    state = daemon.start(_settings(port, data_dir))
+    state = embedded.start(_settings(port, data_dir))
     out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
     if port not in {None, 0, state.port}:
         out.print(f"It was running already; to move it to port {port}, stop it first: trinity-bus broker stop")
@@ -52,7 +52,7 @@ def start(port: Port = None, data_dir: DataDir = None) -> None:
 @app.command()
 def stop(data_dir: DataDir = None) -> None:
     """Stop the broker in the background. Its data stays."""
-    stopped = daemon.stop(_settings(data_dir=data_dir))
+    stopped = embedded.stop(_settings(data_dir=data_dir))
     out.print("Stopped." if stopped else "No broker runs.")
 
 
@@ -62,7 +62,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show whether the broker runs, and its address. Exit code 3 if it does not."""
-    found = daemon.status(_settings(data_dir=data_dir))
+    found = embedded.status(_settings(data_dir=data_dir))
     state = found.state
     facts: dict[str, str | int | bool | None] = {
         "running": found.running,
@@ -91,10 +91,10 @@ def reset(
 ) -> None:
     """Delete the broker's data: every topic and every record."""
     settings = _settings(data_dir=data_dir)
-    folder = daemon.status(settings).folder.root
+    folder = embedded.status(settings).folder.root
     if folder.exists() and not yes:
         typer.confirm(f"Delete every record in {folder}?", abort=True)
-    deleted = daemon.reset(settings)
+    deleted = embedded.reset(settings)
     out.print(f"Deleted {deleted}" if deleted else f"There is nothing at {folder}")
 
 

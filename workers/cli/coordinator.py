@@ -16,8 +16,8 @@ from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
-from workers.coordinator.changelog import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.input_reader import still_read
+from workers.coordinator.outputs import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 app = typer.Typer()

@@ -13,7 +13,7 @@ import typer
 
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.runners.confinement import environment
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.ports import free_port, is_free
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.service import run_service

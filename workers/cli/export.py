@@ -5,20 +5,20 @@ from typing import Annotated
 
 import typer
 
+from schemas.errors import by_number, counted
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index.export import export as write_files
+from trinity_bus.console.index.files import export as write_files
 from trinity_bus.console.index.files import store_folder
 from trinity_bus.console.index.follower import catch_up
+from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import StoreBusyError
 from trinity_bus.console.index.store import Store
-from trinity_bus.console.index.tokens import load_texts
 from trinity_bus.runtime.service import run_service
-from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking.follow import track as follow
 from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.sinks import track as follow
 from workers.cli.connection import connected_settings, on_mesh
 from workers.cli.console import console, folding_table, say
 

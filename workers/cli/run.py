@@ -13,7 +13,7 @@ import typer
 from trinity_bus.config import Settings
 from trinity_bus.health.process import serving
 from trinity_bus.hub import located
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import GRACE_S, run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal

@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.view import HeldBack, MeshFollower, MeshState, coordinator_lag, follow, runner_values
+from trinity_bus.view import HeldBack, MeshFollower, coordinator_lag, follow, runner_values
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, show, show_live
-from workers.watch.render import mesh, runners_table
+from workers.watch import mesh, runners_table
 
 app = typer.Typer()
 out = console()
@@ -60,12 +60,8 @@ async def runners(
 
 async def _print_runners(follower: MeshFollower, *, as_json: bool) -> None:
     until = awake.now() + _REPORT_S
-    while (left := until - awake.now()) > 0 and _silent(follower.state):
+    while (left := until - awake.now()) > 0 and not all(explorer.runners for explorer in follower.state.alive()):
         await follower.changed(left)
     view = follower.state
     runners = ({"runner": runner.runner, **runner_values(runner)} for runner in view.runners())
     show(out, runners_table(view), runners, as_json=as_json)
-
-
-def _silent(view: MeshState) -> list[str]:
-    return [explorer.name for explorer in view.alive() if not explorer.runners]

@@ -6,7 +6,7 @@ Tasks, demonstrations or preferences, a JSON object a line, to the log; and task
 import asyncio
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schemas.errors import printable
+from schemas.errors import by_number, counted, printable
 from schemas.examples import Demonstration, Preference
 from schemas.task import Task
 from schemas.topic import Topic
@@ -23,7 +23,6 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.hub import model_folder
-from trinity_bus.runtime.wording import by_number, counted
 from trinity_bus.telemetry import setup_telemetry
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table, say
@@ -146,13 +145,10 @@ async def _produce(settings: Settings, topic: Topic, records: list[_Record]) -> 
                     if tasks:
                         await send_tasks(producer, sent_by(producer_name(settings.kafka, _NAME), tasks), advance)
                     else:
-                        await send_all(producer, topic, _keyed(records), advance)
+                        examples = (r for r in records if isinstance(r, Demonstration | Preference))
+                        await send_all(producer, topic, ((r.example_id, r, None) for r in examples), advance)
     finally:
         telemetry.shutdown()
-
-
-def _keyed(records: Iterable[_Record]) -> Iterable[tuple[str, _Record, int | None]]:
-    return ((r.example_id, r, None) for r in records if isinstance(r, Demonstration | Preference))
 
 
 @app.command()

@@ -13,10 +13,9 @@ from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION
 from schemas.topics import ALL_DEAD_LETTERS, TOPICS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.client.connection import METADATA_S, administrator, kafka_errors
+from trinity_bus.bus.partitioning import SETTLE_S
 from trinity_bus.bus.read.received import header
-from trinity_bus.bus.topics.creation import config_of
-from trinity_bus.bus.topics.growth import SETTLE_S
-from trinity_bus.config import KafkaSettings
+from trinity_bus.bus.topics import config_of
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
 
@@ -29,12 +28,6 @@ _SHOWN_BYTES: Final = 200  # Of a dead letter
 _WAIT_S: Final = 1.0
 _CLIENT_ID: Final = "trinity-bus-topics"
 _NAMES = {topic.name: topic for topic in TOPICS}
-
-
-async def _present(kafka: KafkaSettings) -> set[str]:
-    async with administrator(kafka, _CLIENT_ID) as admin:
-        with kafka_errors("list the topics"):
-            return set(await admin.list_topics())
 
 
 def _known(name: str) -> Topic:
@@ -104,7 +97,10 @@ async def describe(
     for setting, value in config_of(topic, bus.settings).items():
         facts.add_row(setting, value)
     out.print(facts)
-    if name not in await _present(bus.settings):
+    async with administrator(bus.settings, _CLIENT_ID) as admin:
+        with kafka_errors("list the topics"):
+            present = await admin.list_topics()
+    if name not in present:
         out.print("It does not exist yet: trinity-bus topics create")
         return
     first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
@@ -148,16 +144,12 @@ async def dead_letters(
             if as_json:
                 typer.echo(json.dumps(letter))
             else:
-                say(_line(letter))
+                say("{time} {reason} {source} key={key!r}: {detail}".format(**letter))
         return
     table = folding_table("time", "reason", "source", "key", "detail")
     async for letter in _letters(bus, follow=False):
         table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
     out.print(table if table.row_count else "No dead letters.")
-
-
-def _line(letter: dict[str, str]) -> str:
-    return f"{letter['time']} {letter['reason']} {letter['source']} key={letter['key']!r}: {letter['detail']}"
 
 
 async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:

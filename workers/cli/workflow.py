@@ -15,10 +15,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from schemas.errors import printable
+from schemas.errors import counted, printable
 from trinity_bus.errors import ConfigError
 from trinity_bus.rollout.registry import GROUP, find_workflow
-from trinity_bus.runtime.wording import counted
 from workers.cli.console import console, say
 
 app = typer.Typer(no_args_is_help=True)

@@ -103,7 +103,8 @@ class AccessControl:
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not self._tokens and self._settings.user_header is None and not host_is_ours(request.host):
             return web.Response(status=421, text="This console is not known under this name.\n")
-        if not _is_open(request.path):
+        path = request.path
+        if not any(path == one or (one.endswith("/") and path.startswith(one)) for one in _OPEN):
             visitor = self.visitor(request)
             if visitor is None:
                 return self._strangers(request)
@@ -196,10 +197,6 @@ def operator(request: web.Request) -> Visitor:
     if not visitor.may_act:
         raise web.HTTPForbidden(text="Only an operator may do this: log in with console.token.")
     return visitor
-
-
-def _is_open(path: str) -> bool:
-    return any(path == one or (one.endswith("/") and path.startswith(one)) for one in _OPEN)
 
 
 def _told(error: Exception) -> tuple[int, str]:

@@ -36,7 +36,7 @@ from schemas.sampling import MAX_TEMPERATURE, Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.console.web.rollouts import sample_tokens, turns_of, way_of_drawing
-from trinity_bus.console.web.tokens import token_views
+from trinity_bus.console.web.sample_view import token_views
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.fleet import ServingFleet

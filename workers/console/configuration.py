@@ -20,8 +20,15 @@ from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration import files
 from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
-from trinity_bus.console.configuration.fields import fields, sections_of_fields
-from trinity_bus.console.configuration.questions import EXTRA_FIELDS, QUESTIONS, TASKS, answers_of, draft_of
+from trinity_bus.console.configuration.questions import (
+    EXTRA_FIELDS,
+    QUESTIONS,
+    TASKS,
+    answers_of,
+    draft_of,
+    fields,
+    sections_of_fields,
+)
 from trinity_bus.console.index.answers import SettingsRow
 from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError, TrinityError
@@ -32,9 +39,9 @@ from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import form, operator
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.page_context import VISITOR, BadLinkError, PageContext
+from workers.local import service_environment
 from workers.preconditions import memory, refusals
 from workers.runs import new_run
-from workers.service_environment import service_environment
 
 log = logging.getLogger("workers.console")
 

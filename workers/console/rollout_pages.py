@@ -23,8 +23,7 @@ from trinity_bus.console.index.index import Index
 from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.tokens import PAGE_TOKENS
-from trinity_bus.console.web.turns import prompt_pieces
+from trinity_bus.console.web.sample_view import PAGE_TOKENS, prompt_pieces
 from trinity_bus.errors import TrinityError
 from workers.console.page_context import BadLinkError, PageContext, count, there
 

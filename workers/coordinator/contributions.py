@@ -29,7 +29,7 @@ from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
 from trinity_bus.coordination.events.contributions import Examination
 from trinity_bus.errors import BusError, RecordGoneError
-from workers.coordinator.input_errors import with_traceback
+from workers.coordinator.pending_commit import with_traceback
 
 log = logging.getLogger("workers.coordinator")
 

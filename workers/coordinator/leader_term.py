@@ -4,7 +4,7 @@
 
     OPENING: positions found in the log, the machine restored from the changelog, its first sign of life committed
        '--> WORKING:  read --> decide --> is it time? --> ONE transaction at a time; it reads and decides beside it
-               '--an input raises an exception--> CAREFUL: see workers.coordinator.input_errors
+               '--an input raises an exception--> CAREFUL: see workers.coordinator.pending_commit
 
 What fails of the log ends the term; nothing of it is known after that but what is committed. So does a commit without
 an answer: what it was to commit is decided upon again only by a term that has read whether it is there.
@@ -34,20 +34,15 @@ from trinity_bus.coordination import (
 from trinity_bus.coordination.batches.task_rules import too_large
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
-from trinity_bus.runtime.heap import FullCollections
+from trinity_bus.runtime.memory import FullCollections
 from trinity_bus.telemetry.metrics import RECORDS_LOST
-from workers.coordinator import changelog, gauges, observations
-from workers.coordinator.beyond_end import resolved
-from workers.coordinator.bounds import ExperienceBounds
-from workers.coordinator.changelog import Changelog
+from workers.coordinator import observations
 from workers.coordinator.contributions import ContributionReader
-from workers.coordinator.input_errors import is_input_error, with_traceback
-from workers.coordinator.input_reader import InputReader, still_read
-from workers.coordinator.lanes import Lanes
-from workers.coordinator.outputs import Outputs, without_lost
-from workers.coordinator.pending_commit import PendingCommit, inputs_of
+from workers.coordinator.input_reader import InputReader, resolved, still_read
+from workers.coordinator.log_facts import ExperienceBounds, Lanes
+from workers.coordinator.outputs import Changelog, Outputs, Positions, without_lost
+from workers.coordinator.pending_commit import PendingCommit, Spans, inputs_of, is_input_error, with_traceback
 from workers.coordinator.retention import Commits, Keeper
-from workers.coordinator.spans import Spans
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
 log = logging.getLogger("workers.coordinator")
@@ -78,7 +73,7 @@ class LeaderTerm:
         self._producer = producer
         self._changelog = state
         self._clock = clock
-        self._positions: changelog.Positions = {}
+        self._positions: Positions = {}
         self._newest_ms = 0  # when the newest record was written that was read, by the brokers' clocks
         self._schedule = CommitSchedule(self._settings.tick_s, self._settings.heartbeat_s, now=clock())
         self._commits = Commits({})
@@ -137,9 +132,9 @@ class LeaderTerm:
         # Of what was committed last.
         self.machine = CoordinatorMachine(self._settings, self._all_settings.synchronizer)
         self.machine.restore(self._changelog.entries.items())
-        gauges.BATCH_AGES.follow(self.machine.ledger.batches)
+        observations.BATCH_AGES.follow(self.machine.ledger.batches)
 
-    async def _find_positions(self) -> changelog.Positions:
+    async def _find_positions(self) -> Positions:
         # Says so where that is not where it was left off.
         positions, gone = still_read(self._changelog.positions)
         if gone:
@@ -269,7 +264,7 @@ class LeaderTerm:
         plan: CommitPlan,
         pending: PendingCommit,
         changes: list[tuple[str, bytes | None]],
-        positions: changelog.Positions,
+        positions: Positions,
     ) -> None:
         forgotten = self._keeper.take_tombstones()
         with pending.spans:
@@ -290,9 +285,7 @@ class LeaderTerm:
             log.exception("it is committed, and cannot be taken note of")
             raise BusError(f"after a commit: {type(error).__name__}: {error}") from error
 
-    def _take_note(
-        self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: changelog.Positions
-    ) -> None:
+    def _take_note(self, plan: CommitPlan, changes: list[tuple[str, bytes | None]], positions: Positions) -> None:
         self._changelog.committed(changes, positions)
         now = self._clock()
         self._commits.made(positions, self._newest_ms)

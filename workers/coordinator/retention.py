@@ -28,7 +28,7 @@ from trinity_bus.coordination.retention import Cuts, RetentionSnapshot
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 from workers.coordinator import observations
-from workers.coordinator.changelog import Positions
+from workers.coordinator.outputs import Positions
 
 log = logging.getLogger("workers.coordinator")
 
@@ -145,10 +145,9 @@ class Keeper:
                     for partition, end in ends.items()
                 }
             taken = max(sizes.get((topic.name, partition), 0) * share for partition, share in needed.items())
-            observations.BUDGET_USED.set(
-                used_share(taken, budgets.get(topic.name, topic.retention_bytes)),
-                {names.MESSAGING_DESTINATION_TEMPLATE: topic.name},
-            )
+            budget = budgets.get(topic.name, topic.retention_bytes)
+            used = taken / budget if budget > 0 else 0.0
+            observations.BUDGET_USED.set(used, {names.MESSAGING_DESTINATION_TEMPLATE: topic.name})
 
     async def _look(self) -> RetentionSnapshot:
         begins: Cuts = {}
@@ -174,10 +173,6 @@ class Keeper:
 def needed_share(begin: int, needed: int, end: int) -> float:
     """How much of what a partition holds is needed, from 0 to 1, as records are of much the same size."""
     return max(0, end - max(begin, needed)) / (end - begin) if end > begin else 0.0
-
-
-def used_share(taken: float, budget: int) -> float:
-    return taken / budget if budget > 0 else 0.0
 
 
 def counting(machine: CoordinatorMachine) -> Iterator[Position]:

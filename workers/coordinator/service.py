@@ -14,7 +14,7 @@ exactly what was not committed. The broker keeps it that only one works, see ``c
 what fails                      what happens
 ==============================  =======================================================================================
 a record cannot be decoded      a dead letter, in the same transaction; likewise where it causes an exception: see
-                                :mod:`workers.coordinator.input_errors`
+                                :mod:`workers.coordinator.pending_commit`
 the broker is away for a while  the open transaction waits for it, see :mod:`trinity_bus.bus.write.producer`
 the transaction fails           nothing of it counts; the machine is forgotten, and this process stands by again: if
                                 nobody has taken over meanwhile, it goes on from the last commit itself
@@ -22,7 +22,7 @@ a commit gets no answer         nobody knows whether it counts: likewise, with a
 the broker is away for longer   after ``kafka.outage_s`` the process ends and says so
 another one has taken over      ``ProducerFencedError``: the process ends and says so
 too much is open                tasks are not read any more until some have ended; the log holds them
-positions beyond the log's end  :mod:`workers.coordinator.beyond_end` has the rule
+positions beyond the log's end  :mod:`workers.coordinator.input_reader` has the rule
 records lost to retention       they are skipped, with an error in the log; an experience that is gone before its batch
                                 ends makes its task a failed one
 ==============================  =======================================================================================
@@ -40,9 +40,9 @@ from trinity_bus.config import Settings
 from trinity_bus.coordination import CoordinatorMachine, Leadership, Role
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
-from trinity_bus.runtime.heap import collect_young_only, freeze_gc
+from trinity_bus.runtime.memory import collect_young_only, freeze_gc
 from trinity_bus.telemetry import setup_telemetry
-from workers.coordinator import gauges, observations
+from workers.coordinator import observations
 from workers.coordinator.leader_term import LeaderTerm
 from workers.coordinator.standby import LASTING, Standby
 from workers.preconditions import ensure
@@ -94,7 +94,7 @@ class Coordinator:
     async def run(self) -> None:
         """Stand by, and work when it is its turn, until cancelled."""
         await self._bus.ensure_topics()
-        gauges.watch(lambda: self.machine)
+        observations.watch(lambda: self.machine)
         observations.begin()
         # Standing by is work too: whoever starts this process need not wait until it leads.
         mark_ready()

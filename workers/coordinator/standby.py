@@ -36,8 +36,7 @@ from trinity_bus.errors import (
     TopicMismatchError,
 )
 from trinity_bus.health.process import watching
-from workers.coordinator.changelog import Changelog
-from workers.coordinator.outputs import Outputs
+from workers.coordinator.outputs import Changelog, Outputs
 
 log = logging.getLogger("workers.coordinator")
 

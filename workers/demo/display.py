@@ -135,7 +135,7 @@ class LiveDisplay:
             parts.append(_activities_table(self._activities))
         if view is not None and (view.explorers or view.batches or view.errors):
             # Whoever has a view has imported nearly all of it; before that, nothing here waits for it.
-            from workers.watch.render import mesh
+            from workers.watch import mesh
 
             tokens = f"{view.tokens_per_s:,.0f} tokens/s   {view.response_tokens:,} response tokens in all"
             parts += [Text(tokens, "dim"), mesh(view)]
@@ -143,7 +143,7 @@ class LiveDisplay:
 
 
 def _activities_table(activities: Sequence[Activity]) -> Table:
-    from workers.watch.render import span
+    from workers.watch import span
 
     table = Table("service", "does", "for", box=None, expand=True)
     for activity in activities:

@@ -3,6 +3,22 @@
 It is imported while the broker starts: it needs all that a client of the mesh does, and before it nothing does.
 
 Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`.
+
+``StoppingRule`` decides when to produce, when to check, and when training ends.
+
+::
+
+    produce --- reward up ---> wait --- all that is produced is trained ---> check --- all right ---> end
+       ^                          |                                              |
+       '-------- otherwise -------'----------------------------------------------'
+
+All steps used up ends it too.
+
+The mean reward of what is drawn does not tell: a model that never says one digit at one place keeps 0.975 of it, and
+answers a tenth of all prompts wrongly. So prompts with all digits at all places are asked as a user would ask them.
+
+What has passed is trained no further, for the next step may cost it answers: the version that was checked is the one
+that is tested at the end, and kept.
 """
 
 import asyncio
@@ -10,6 +26,7 @@ import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from enum import Enum, auto
 from functools import partial
 from importlib import resources
 from itertools import islice
@@ -28,10 +45,46 @@ from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.view import BatchView, MeshFollower, MeshState, StepView, follow
 from workers.demo.display import Clock, Display
 from workers.demo.report import PLOT, Summary, import_matplotlib, plot, step_summary
-from workers.demo.stopping import DemoTurn, StoppingRule
 from workers.demo.subjects import DemoOptions, DemoSubject
 from workers.runs import MODEL, SUMMARY
 from workers.taskset.dataset import EvalSet
+
+STEADY_STEPS: Final = 4
+AHEAD: Final = 2  # Batches in the log beyond those that are trained
+
+
+class DemoTurn(Enum):
+    PRODUCE = auto()
+    WAIT = auto()
+    CHECK = auto()
+    END = auto()
+
+
+class StoppingRule:
+    """Says what is next. Without ``reward_up``, from which on a check is worth its while, all steps are taken."""
+
+    def __init__(self, steps: int, *, reward_up: float | None) -> None:
+        self._steps = steps
+        self._reward_up = reward_up
+        self._steps_checked = 0
+        self._learned = False
+
+    def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> DemoTurn:
+        if self._learned or trained == self._steps:
+            return DemoTurn.END
+        if self._is_due(rewards):
+            return DemoTurn.CHECK if trained == produced else DemoTurn.WAIT
+        return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
+
+    def checked(self, exact: float, steps: int) -> None:
+        """Take note of a check, of whose prompts the share ``exact`` was answered exactly."""
+        self._steps_checked = steps
+        self._learned = exact == 1.0
+
+    def _is_due(self, rewards: Sequence[float]) -> bool:
+        steady = rewards[self._steps_checked :][-STEADY_STEPS:]
+        return self._reward_up is not None and len(steady) == STEADY_STEPS and min(steady) >= self._reward_up
+
 
 HELD_OUT = "held-out"
 CHECK = "check"
@@ -152,7 +205,8 @@ class Lesson:
             self._options.steps, reward_up=self._options.subject.reward_up if self._options.early_stop else None
         )
         while True:
-            rewards, trained = self._rewards(), self._view.trained
+            trained = self._view.trained
+            rewards = [reward for step in trained if (reward := self._view.reward(step)) is not None]
             turn = course.turn(produced, len(trained), rewards)
             if turn is DemoTurn.PRODUCE:
                 await self._send_batch(stream)
@@ -206,9 +260,6 @@ class Lesson:
         await self._follower.changed(_UPDATE_S)
         self._clock.saw(self._view)
         self._display.update(self._view)
-
-    def _rewards(self) -> list[float]:
-        return [reward for step in self._view.trained if (reward := self._view.reward(step)) is not None]
 
     def _all_serve(self, version: int) -> bool:
         return self._view.serving(version) == sorted(self._options.explorer_names)

@@ -1,6 +1,6 @@
 """An engine in this process, on the CPU, for one who tries something out: transformers and a Hugging Face folder.
 
-Failures: what a task asks for and this engine cannot do is an :class:`UnknownWishError`; nothing is passed over.
+Failures: what a task asks for and this engine cannot do is an :class:`LocalEngineError`; nothing is passed over.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,16 @@ MAX_TOKENS: Final = 256  # Of a response, where nothing else is said
 _KNOWN: Final = {"temperature", "max_tokens", "top_p", "top_k", "seed", "stop"}
 
 
-class NotAModelError(TrinityError, ValueError):
-    """A folder holds no model that can be asked."""
-
-
-class UnknownWishError(TrinityError, ValueError):
-    """A task asks for something of its sampling that only an explorer's engine can do."""
+class LocalEngineError(TrinityError, ValueError):
+    """A folder holds no model, or a task asks for something of its sampling that only an explorer's engine can do."""
 
 
 class LocalEngine:
-    """Draws from a Hugging Face folder. Raises NotAModelError where it cannot be loaded."""
+    """Draws from a Hugging Face folder. Raises LocalEngineError where it cannot be loaded."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.json").is_file():
-            raise NotAModelError(f"{folder} is not a Hugging Face model folder: it has no config.json")
+            raise LocalEngineError(f"{folder} is not a Hugging Face model folder: it has no config.json")
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
@@ -41,16 +37,16 @@ class LocalEngine:
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
             )
         except (OSError, ValueError) as error:
-            raise NotAModelError(f"{folder} cannot be loaded: {error}") from error
+            raise LocalEngineError(f"{folder} cannot be loaded: {error}") from error
         self.tokenizer: EndingTokenizer = loaded
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
-        """Draw ``n`` responses, as version 0. Raises UnknownWishError where this engine cannot draw so."""
+        """Draw ``n`` responses, as version 0. Raises LocalEngineError where this engine cannot draw so."""
         del traceparent
         if unknown := {*sampling.model_dump(exclude_none=True)} - _KNOWN:
-            raise UnknownWishError(f"the local engine cannot do {', '.join(sorted(unknown))}; an explorer's can")
+            raise LocalEngineError(f"the local engine cannot do {', '.join(sorted(unknown))}; an explorer's can")
         return self._draw(list(prompt_token_ids), sampling, n)
 
     def _draw(self, prompt: list[int], sampling: Sampling, n: int) -> list[Completion]:

@@ -30,7 +30,7 @@ from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import Activity, ServiceDiedError, activity_of
 from workers.demo.settings import available_cores
 from workers.demo.subjects import DemoOptions
-from workers.service_environment import service_environment
+from workers.local import service_environment
 
 _HERE: Final = "workers.demo.preloads"
 _FORK_SERVER: Final = "trinity_bus.runners.fork_server_main"

@@ -43,7 +43,7 @@ class DemoSubject:
     tasks: str  # What the names of the files of its tasks begin with
     max_tokens: int  # Of a response
     entropy_coef: float = 0.0
-    # Of batches, from which on it is worth a check whether the model has learned it, see ``stopping``. None: it is
+    # Of batches, from which on it is worth a check whether the model has learned it, see ``lesson``. None: it is
     # taught for all its steps.
     reward_up: float | None = None
     batch_size: int = BATCH_SIZE
@@ -129,7 +129,7 @@ class DemoOptions:
     steps: int = MAX_STEPS  # Most steps of training
     explorers: int = 2
     max_staleness: int = 0  # 0: strictly on-policy; 1: one step off
-    early_stop: bool = True  # End when the model has learned, see ``stopping``
+    early_stop: bool = True  # End when the model has learned, see ``lesson``
     limit_s: float = COPY.limit_s  # Give up after this many seconds
     console_port: int = CONSOLE_PORT  # Where the console listens
     pretrained: Path | None = None  # The model that is taught. None: one of random weights.

@@ -13,17 +13,16 @@ from typing import Final
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
-from trinity_bus.broker.archive import archive_path, is_ours
-from trinity_bus.broker.errors import BrokerError
 from trinity_bus.broker.layout import cache_dir, data_dir
+from trinity_bus.broker.start import archive_path, is_ours
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.access import ROLES, Kind, rights
 from trinity_bus.bus.administration.requests import allowed, latest_versions
 from trinity_bus.bus.client.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.errors import TrinityError
+from trinity_bus.errors import BrokerError, TrinityError
 from trinity_bus.runtime.device import can_compile
-from trinity_bus.runtime.free_memory import free_bytes
+from trinity_bus.runtime.memory import free_bytes
 from trinity_bus.runtime.ports import is_free
 from trinity_bus.sandbox import why_no_sandbox
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts

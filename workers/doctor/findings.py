@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from trinity_bus.runtime.wording import by_number, counted
+from schemas.errors import by_number, counted
 from trinity_bus.sizing.memory import HostMemory
 
 type Level = Literal["ok", "note", "warning", "error"]

@@ -53,8 +53,7 @@ from trinity_bus.runners.messages import RunDone
 from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS
-from trinity_bus.telemetry.occupancy import Occupancy, Unit
+from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS, Occupancy, Unit
 from workers.explorer import outcome
 from workers.explorer.outcome import ExplorerIdentity
 from workers.explorer.turns import TurnKeeper
@@ -201,7 +200,8 @@ class RolloutExecutor:
                 raise
             # Anything that a workflow raises is this attempt's failure, and nobody else's.
             except Exception as error:
-                if _ends_the_explorer(error):
+                # Without its log the explorer ends.
+                if isinstance(error, BusError) and not isinstance(error, RecordTooLargeError):
                     raise
                 _log.warning("task %s attempt %d failed: %s", order.task.task_id, order.attempt, error)
                 broke = error
@@ -214,7 +214,9 @@ class RolloutExecutor:
             if result.status == "failed":
                 kind = _kind(result.error or "")
                 span.set_attribute(names.ERROR_TYPE, kind)
-                span.set_status(Status(StatusCode.ERROR, result.error if self._tells(broke) else None))
+                # What a workflow raises may quote what the model has answered.
+                shown = self.record_content or not isinstance(broke, WorkflowRaisedError)
+                span.set_status(Status(StatusCode.ERROR, result.error if shown else None))
             self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})
             await durable
@@ -227,10 +229,6 @@ class RolloutExecutor:
             _log.warning("the result of task %s attempt %d cannot be sent: %s", result.task_id, result.attempt, error)
             failure = outcome.failed(order, outcome.UnsendableResultError(str(error)), self.who, seconds=result.seconds)
             return failure, await self.producer.send(EXPLORER_EVENTS, self.who.explorer, failure)
-
-    def _tells(self, error: Exception | None) -> bool:
-        # A workflow's may quote what the model has answered.
-        return self.record_content or not isinstance(error, WorkflowRaisedError)
 
     def _count(self, order: Dispatch, status: str, error_type: str | None = None) -> None:
         attributes = {names.RL_ATTEMPT_STATUS: status, names.RL_WORKFLOW: order.task.workflow}
@@ -286,8 +284,3 @@ def _kind(error: str) -> str:
     # A workflow may claim any, and each would be a metric of its own.
     kind = error.partition(":")[0]
     return kind if _TYPE_NAME.fullmatch(kind) else WorkflowRaisedError.__name__
-
-
-def _ends_the_explorer(error: Exception) -> bool:
-    # Rather than the attempt's: its log is gone.
-    return isinstance(error, BusError) and not isinstance(error, RecordTooLargeError)

@@ -39,8 +39,8 @@ from trinity_bus import awake
 from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for, wire
 from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.gateway.address_proof import Presence, presence_of, with_proof
 from trinity_bus.gateway.explorers import check_count
+from trinity_bus.gateway.fleet import Presence, presence_of, with_proof
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
 from trinity_bus.runners.engine import ExplorerEngine

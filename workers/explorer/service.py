@@ -50,7 +50,7 @@ from schemas.topic import ROOM
 from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader, Undecodable, lane_partition
-from trinity_bus.chat.encoding import Writing
+from trinity_bus.chat.encoding import Writing, load_tokenizer
 from trinity_bus.config import Settings, told_settings
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready, watching
@@ -58,17 +58,15 @@ from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.launch import check_model, import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
-from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runners.service import Runners
-from trinity_bus.runtime.heap import freeze_gc
+from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.sandbox import why_no_sandbox
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import early_lines
-from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED
-from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED, Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.executor import IDLE, OrderFilter, RolloutExecutor
 from workers.explorer.heartbeats import Heartbeats

@@ -98,7 +98,10 @@ class RequestGate:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in self._open:
             return await handler(request)
-        owner = self._names.get(_digest(_key_of(request)))
+        # As OpenAI's or as Anthropic's clients show it.
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        key = bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        owner = self._names.get(_digest(key))
         if owner is None:
             return _refusal(401, "this key is not known here", "authentication_error")
         if self._requests[owner] >= self._most:
@@ -177,12 +180,6 @@ def _refusal(status: int, message: str, kind: str, *, retry: bool = False) -> we
     if retry:
         response.headers["Retry-After"] = str(_RETRY_S)
     return response
-
-
-def _key_of(request: web.Request) -> str:
-    """Return the key that a client shows, as OpenAI's or as Anthropic's clients do."""
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _digest(key: str) -> bytes:

@@ -27,8 +27,7 @@ from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions, new_answer_id
 from trinity_bus.runtime.http import in_thread
 from workers.gateway.request_gate import BODY, OWNER, PLACE
-from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder
-from workers.gateway.turns import TurnLog
+from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 

@@ -1,4 +1,4 @@
-"""What other gateways have answered, found on the log when an agent reaches this one with it.
+"""The turns of sessions on the log: those of this gateway, and what others have answered, found when it is needed.
 
 ::
 
@@ -14,6 +14,15 @@ A turn is on the log soon after its answer, so it is looked for twice. After ``M
 looked for any more: the agent rewrites its histories. A look that fails says nothing of that. The request waits for no
 longer than ``LIMIT_S``, whatever the broker does: a look that hangs is left behind, and while ``MOST_HANGING`` of them
 do so nothing is looked for.
+
+A turn is written after the answer, never before it.
+
+::
+
+    an answer --keep--> queued, at most ``MOST`` and ``MOST_BYTES`` --> ``turns``, keyed by the session's task
+                           '--full, because the broker is away: passed over, counted
+
+Failures: a turn that no record can hold, or that no broker takes, is passed over, counted and told; answers go on.
 """
 
 import asyncio
@@ -22,26 +31,98 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Final
 
+from schemas.errors import SchemaError
+from schemas.groups.vectors import FLOAT32, INT32
+from schemas.sampling import Sampling
 from schemas.topics import TURNS
-from schemas.turn import DrawnResponse, Turn
+from schemas.turn import Answer, DrawnResponse, Turn
 from trinity_bus import awake
-from trinity_bus.bus import Bus, partition_of
-from trinity_bus.chat import Completion, Session
+from trinity_bus.bus import Bus, Producer, partition_of
+from trinity_bus.chat import Completion, Session, wire
 from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.chat.wire import tokens_of
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.sessions import asked_at
-from trinity_bus.rollout.turns import kept_completion
-from workers.gateway.turns import question_of
+from trinity_bus.rollout.turns import drawn_response, kept_completion, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
+MOST: Final = 1000  # turns that wait to be sent
+_TOKEN_BYTES: Final = INT32.itemsize + FLOAT32.itemsize
+MOST_BYTES: Final = 64 << 20  # of turns that wait to be sent, and of those of one session
+
+
+def question_of(prompt: Sequence[int]) -> str:
+    """Return what an answer to a prompt is known by on the log, however it was drawn."""
+    return question_of_prompt(prompt, Sampling(), 1)
+
+
+@dataclass(eq=False)
+class TurnLog:
+    producer: Producer
+    _: KW_ONLY
+    gateway: str
+    incarnation: str
+    workflow: str
+
+    def __post_init__(self) -> None:
+        self._waiting: asyncio.Queue[tuple[Turn, int]] = asyncio.Queue(MOST)
+        self._bytes = 0
+        self.passed_over = 0  # turns that are not on the log
+
+    def keep(
+        self,
+        task_id: str,
+        number: int,
+        prompt: Sequence[int],
+        drawings: Sequence[Completion],
+        *,
+        answer_id: str,
+        alone: bool,
+    ) -> None:
+        """Take a turn, to be sent soon; with its prompt, where it is a conversation alone."""
+        kept_prompt = wire.token_bytes(prompt) if alone else None
+        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings) + len(kept_prompt or b"")
+        if self._waiting.full() or self._bytes + size > MOST_BYTES:
+            self.passed_over += 1
+            return
+        turn = Turn(
+            task_id=task_id,
+            attempt=1,
+            run_id=0,
+            number=number,
+            after=min(number, 1),
+            workflow=self.workflow,
+            explorer=self.gateway,
+            incarnation=self.incarnation,
+            answers=[
+                Answer(
+                    question=question_of(prompt),
+                    responses=[drawn_response(one) for one in drawings],
+                )
+            ],
+            answer_id=answer_id,
+            prompt=kept_prompt,
+        )
+        self._waiting.put_nowait((turn, size))
+        self._bytes += size
+
+    async def run(self) -> None:
+        while True:
+            turn, size = await self._waiting.get()
+            try:
+                await (await self.producer.send(TURNS, turn.task_id, turn))
+            except (SchemaError, BusError) as error:
+                self.passed_over += 1
+                log.warning("a turn of %s is not on the log: %s", turn.task_id, error)
+            self._bytes -= size
+
+
 MOST_LOOKS: Final = 3
-MOST_BYTES: Final = 64 << 20  # of the turns of one session
 MOST_HANGING: Final = 16
 LIMIT_S: Final = 0.5  # of both looks: by so much a broker can delay an answer
 REQUEST_LIMIT_S: Final = 10.0  # of a look for what has feedback, which no agent waits for

@@ -11,26 +11,131 @@ a restart needs to know nothing but how many were produced. Task ids are ``<task
 may be used once in a mesh's lifetime, so each use of a row has a number of its own: its epoch, or its place.
 
 Failures: see ``reading`` and ``description``.
+
+The order says which line is used at place 0, 1, 2 ... of a set:
+
+==================  ==================================================================================================
+order               place ``k`` of ``n`` lines
+==================  ==================================================================================================
+``sequential``      line ``k mod n``: epoch after epoch as they lie in the files
+``shuffled``        each epoch has all lines once, in an order of its own that the seed fixes
+``random``          any line, whatever came before
+``easy_to_hard``    each epoch has all lines once, the least difficult first; equals are shuffled
+``by_difficulty``   any line, the likelier the less certain its outcome is: see :class:`PassRates`
+==================  ==================================================================================================
+
+The first four follow from files, seed and ``k`` alone, so a restart needs to know nothing but how many were produced.
+The last hangs on results too; what was produced is not drawn again all the same, because each place is used once.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from schemas import Sampling, Task
 from schemas.record import MAX_ID_LENGTH
 from trinity_bus.config.coordinator import OrderName
 from trinity_bus.rollout.workflow import WorkflowError, merge_sampling
-from trinity_bus.rollout.workflows.gym import puzzle_at, puzzles
+from trinity_bus.rollout.workflows import puzzle_at, puzzles
 from workers.taskset.description import GYM_WORKFLOW, DatasetError, RowSource, describe
-from workers.taskset.formatters import FormatError, task_of
-from workers.taskset.orders import Order, PassRates, make_order, turns
-from workers.taskset.reading import Lines, read
+from workers.taskset.reading import FormatError, Lines, read, task_of
+
+# Place to the line, and what tells this use of the line from every other: its epoch, or where lines are drawn anew each
+# time, the place.
+type Order = Callable[[int], tuple[int, int]]
+
+# Of a line whose runs all did equally well, beside 1 of one of which half the runs did well: it may change.
+LEAST_WEIGHT: Final = 0.05
+
+
+class PassRates:
+    """How well each line was answered last, and which to draw by that.
+
+    A group of runs that all earn the same teaches nothing (its advantages are zero), and one with as many good ones as
+    bad ones the most: with ``p`` the mean reward, the variance of a reward of 0 or 1 is ``p (1 - p)``. A line is drawn
+    in proportion to ``max(4 p (1 - p), LEAST_WEIGHT)``; one that was not answered yet counts as a half.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self._weights = np.ones(lines)
+        self._sums: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None
+
+    def saw(self, line: int, reward: float) -> None:
+        """Note the mean reward of a line's runs; beyond 0 and 1 it counts as these, and NaN says nothing."""
+        if math.isnan(reward):
+            return
+        p = min(max(reward, 0.0), 1.0)
+        self._weights[line] = max(4 * p * (1 - p), LEAST_WEIGHT)
+        self._sums = None
+
+    def draw(self, share: float) -> int:
+        """Return the line at a share, from 0 to below 1, of all weights."""
+        if self._sums is None:
+            self._sums = np.cumsum(self._weights)
+        return int(np.searchsorted(self._sums, share * self._sums[-1], side="right"))
+
+
+def make_order(name: OrderName, count: int, seed: int, difficulties: Sequence[float | str], rates: PassRates) -> Order:
+    """Return an order of so many lines; ``difficulties`` for ``easy_to_hard``, ``rates`` for ``by_difficulty``."""
+
+    def by_epoch(lines: Callable[[int], Sequence[int]]) -> Order:
+        def order(place: int) -> tuple[int, int]:
+            epoch, index = divmod(place, count)
+            return lines(epoch)[index], epoch
+
+        return order
+
+    @lru_cache(maxsize=2)
+    def rising(epoch: int) -> Sequence[int]:
+        return sorted(shuffled(count, seed, epoch), key=lambda line: difficulties[line])
+
+    def share(place: int) -> float:
+        return random.Random(f"{seed}/{place}").random()  # noqa: S311 - what a seed repeats is the point
+
+    orders: dict[OrderName, Order] = {
+        "sequential": by_epoch(lambda _: range(count)),
+        "shuffled": by_epoch(lambda epoch: shuffled(count, seed, epoch)),
+        "random": lambda place: (int(share(place) * count), place),
+        "easy_to_hard": by_epoch(rising),
+        "by_difficulty": lambda place: (rates.draw(share(place)), place),
+    }
+    return orders[name]
+
+
+@lru_cache(maxsize=32)
+def shuffled(count: int, seed: int, epoch: int) -> Sequence[int]:
+    order = list(range(count))
+    random.Random(f"{seed}/{epoch}").shuffle(order)  # noqa: S311 - likewise
+    return order
+
+
+@lru_cache(maxsize=8)
+def turns(shares: tuple[int, ...]) -> Sequence[int]:
+    """Return one round of several sets that take turns: each as often as its share, as evenly as can be.
+
+    Smooth weighted round-robin: at each turn all gain their share, and who has most is chosen and pays the sum.
+
+    >>> turns((3, 1))
+    [0, 0, 1, 0]
+    """
+    gained = [0] * len(shares)
+    chosen = []
+    for _ in range(sum(shares)):
+        gained = [have + share for have, share in zip(gained, shares, strict=True)]
+        first = max(range(len(shares)), key=lambda i: gained[i])
+        gained[first] -= sum(shares)
+        chosen.append(first)
+    return chosen
+
 
 _LONGEST_USE = 20  # digits and slashes between the names of taskset and row
 _SYSTEM = "Think about the question, and then give your answer between <answer> and </answer>."

@@ -1,23 +1,191 @@
-"""Sources to tasks: every row of their files, before anything runs.
+"""Sources to tasks: every row of their files, before anything runs, by columns, by a function, or as it is.
 
 Failures: a row that is no task, an id that two rows share, another number of rows than the description says: each is a
 ``DatasetError`` that names file and row.
+
+A formatter is a function from a row to the fields of a task. An installed package registers one by an entry point of
+the group ``trinity_bus.formatters``; its name comes from a description on this machine, never off the wire.
+
+A number is written as an answer can have it, ``42`` and not ``42.0``, ``0.00001`` and not ``1e-05``, and a truth value
+as JSON writes it.
+
+Failures: a row that no task can be made of is a ``FormatError`` that says why, and so is a column of lists, structures
+or bytes where text is wanted; one that makes the function of somebody else raise, likewise.
 """
 
+import difflib
 import hashlib
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from schemas import Task
-from trinity_bus.runtime.wording import counted
+from schemas.codec import encode
+from schemas.errors import SchemaError, counted
+from schemas.message import in_one_shape
+from schemas.task import ALL_ALIKE, Task
+from trinity_bus.errors import TrinityError
+from trinity_bus.rollout.workflow import merge_sampling
 from workers.task_lines import BadLine, parse
-from workers.taskset.description import DatasetError, RowSource
-from workers.taskset.formatters import FormatError, completed, formatter_of, task_of, value_at
+from workers.taskset.description import DatasetError, EvalRows, RowSource, RowTemplate
 from workers.taskset.rows import Row, RowError, RowReader, files, unpacked
+
+type Formatter = Callable[[Row], Mapping[str, Any]]
+
+GROUP: Final = "trinity_bus.formatters"
+
+
+class FormatError(TrinityError):
+    """No task can be made of a row."""
+
+
+def formatter_of(source: RowSource) -> Formatter:
+    """Return what makes fields of a task from a row; FormatError where that is not registered or importable."""
+    if source.formatter is not None:
+        return _registered(source.formatter)
+    return (lambda row: _columns(source, row)) if source.workflow is not None else _as_it_is
+
+
+def task_of(source: RowSource, fields: Mapping[str, Any], default_id: str) -> Task:
+    """Return the task that these fields make, completed; FormatError where they make none that a record can hold."""
+    try:
+        task = completed(source, Task(**{"task_id": default_id, **in_one_shape(fields)}))
+        encode(task)
+    except (SchemaError, ValueError) as error:
+        raise FormatError(str(error)) from error
+    return task
+
+
+def completed(source: RowSource, task: Task) -> Task:
+    """Return a task with what its source says of all its tasks; FormatError where it could never be trained on."""
+    own: dict[str, Any] = {
+        "repeat_times": task.repeat_times or source.repeat_times,
+        "pool": task.pool or source.pool,
+        "timeout_s": task.timeout_s or source.timeout_s,
+    }
+    if source.sampling is not None:
+        own["sampling"] = merge_sampling(source.sampling, task.sampling)
+    if source.name is not None:
+        own["task_id"] = f"{source.name}/{task.task_id}"
+    task = task.model_copy(update=own)
+    if not isinstance(source, EvalRows):
+        if task.is_greedy:
+            raise FormatError("sampling.temperature is 0: what is drawn so is never trained on; leave it out")
+    elif (task.repeat_times or 1) > 1 and not (task.sampling and task.sampling.temperature):
+        raise FormatError(f"{task.repeat_times} runs at temperature 0, which evaluations have unless told, {ALL_ALIKE}")
+    return task
+
+
+def _registered(name: str) -> Formatter:
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(known) or 'none'}"
+        raise FormatError(f"formatter {name!r} is not known{hint}; packages register them as {GROUP!r}")
+    try:
+        function: Formatter = known[name].load()
+    except (ImportError, AttributeError) as error:
+        raise FormatError(f"formatter {name!r}: {known[name].value} cannot be imported: {error}") from error
+
+    def call(row: Row) -> Mapping[str, Any]:
+        try:
+            return function(row)
+        # It is somebody else's, and whatever it raises is about this row.
+        except Exception as error:
+            raise FormatError(f"formatter {name!r} raised {type(error).__name__}: {error}") from error
+
+    return call
+
+
+def _as_it_is(row: Row) -> Mapping[str, Any]:
+    # Columns have a value in every row, be it none.
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {"workflow": source.workflow}
+    if source.id is not None:
+        fields["task_id"] = _filled(source.id, row)
+    if source.messages is not None:
+        fields["messages"] = value_at(source.messages, row)
+        if not isinstance(fields["messages"], list):
+            raise FormatError(f"column {source.messages!r} is no list of messages")
+    elif source.prompt is not None and not source.chat:
+        fields["prompt"] = _filled(source.prompt, row)
+    elif source.prompt is not None:
+        fields["messages"] = [{"role": "user", "content": _filled(source.prompt, row)}]
+    if source.system is not None and "messages" in fields:
+        fields["messages"] = [{"role": "system", "content": _filled(source.system, row)}, *fields["messages"]]
+    if source.answer is not None:
+        fields["answer"] = _filled(source.answer, row)
+    if source.data:
+        fields["data"] = {name: value_at(name, row) for name in source.data}
+    return fields
+
+
+def value_at(path: str, row: Row) -> Any:
+    """Return the value of a column, or of a part of it: ``answers.text.0``; FormatError where there is nothing."""
+    name, _, inner = (path, "", "") if path in row else path.partition(".")
+    if name not in row:
+        raise FormatError(f"there is no column {name!r}; there are {', '.join(map(repr, row))}")
+    value = row[name]
+    for step in inner.split(".") if inner else ():
+        if value is None:
+            break
+        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+        else:
+            raise FormatError(f"column {path!r}: there is no {step!r} in {_kind(value)}")
+    if value is None or value == "":
+        raise FormatError(f"column {path!r} is empty")
+    return value
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return f"a structure of {', '.join(map(repr, value)) or 'nothing'}"
+        case bytes():
+            return "bytes"
+    return "text" if isinstance(value, str) else "a number"
+
+
+def _filled(template: str, row: Row) -> str:
+    found = RowTemplate(template)
+    return found.substitute({name: _text(name, value_at(name, row)) for name in found.get_identifiers()})
+
+
+def _text(path: str, value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float() if math.isfinite(value):
+            return format(Decimal(repr(value)), "f").removesuffix(".0")
+        case [{"role": _}, *_]:
+            hint = f"; it is a conversation, which messages = {path!r} takes"
+        case [_, *_]:
+            hint = f"; name a part of it, such as ${{{path}.0}}"
+        case dict() if value:
+            hint = f"; name a part of it, such as ${{{path}.{next(iter(value))}}}"
+        case float():
+            raise FormatError(f"column {path!r} is {value}, which is no number")
+        case _:
+            hint = ""
+    raise FormatError(f"column {path!r} is {_kind(value)}, and no text{hint}")
+
 
 _UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._:/@#-]+")  # what no id has
 _LONGEST_NAME: Final = 150

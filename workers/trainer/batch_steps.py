@@ -32,14 +32,13 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantage import Advantage
-from trinity_bus.training.steps import choice, strategies
+from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.samples import teach
-from workers.trainer.batch_schedule import BatchSchedule, Due
-from workers.trainer.context import TrainerContext
-from workers.trainer.examples import Chosen
-from workers.trainer.manifest import (
+from workers.trainer.batch_schedule import (
     BatchError,
+    BatchSchedule,
+    Due,
     Entry,
     entries_to_train,
     first_replayable,
@@ -47,7 +46,8 @@ from workers.trainer.manifest import (
     positions_of,
     way_out,
 )
-from workers.trainer.training_loop import StepInput, StepSource
+from workers.trainer.examples import Chosen
+from workers.trainer.training_loop import StepInput, StepSource, TrainerContext
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class BatchSteps(StepSource):
         kept_from = await self._around.bus.beginning_offsets(EXPERIENCES)
         ranked = [
             group
-            for group in strategies.ranked(self._steps.records.earlier(), self._settings, step=step)
+            for group in choice.ranked(self._steps.records.earlier(), self._settings, step=step)
             if all(part.position and part.position.offset >= kept_from[part.position.partition] for part in group.parts)
         ]
         self._teaches = {g.task_id: self._teaches[g.task_id] for g in ranked if g.task_id in self._teaches}
@@ -175,13 +175,13 @@ class BatchSteps(StepSource):
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
     ) -> tuple[list[LeftOut], list[StepGroup], list[ExperienceGroup]]:
         # A step that is to wait, too, leaves out all that it has.
-        before = strategies.waiting(self._steps.records.earlier(), step=step)
+        before = choice.waiting(self._steps.records.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
         left = self._left_out([*groups, *older])
         taught = await asyncio.to_thread(teach, choice.without([*groups, *older], left), self._advantage)
-        if strategies.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
-            return strategies.left_waiting(groups), [], []
+        if choice.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
+            return choice.left_waiting(groups), [], []
         return left, named, older
 
     def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:

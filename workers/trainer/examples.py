@@ -30,10 +30,9 @@ from schemas.step import MAX_WHY_CHARS
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
-from trinity_bus.chat.encoding import Writing
+from trinity_bus.chat.encoding import Writing, load_tokenizer
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.errors import ConfigError, RecordGoneError
-from trinity_bus.rollout.tokenizer import load_tokenizer
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.steps.examples import ExampleError, ExampleReader

@@ -44,8 +44,7 @@ from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks.followers import ABORT_S, ChildRanks, Follower, RankSource, end_by_force
 from trinity_bus.training.ranks.launch import Launch, launch_of
-from trinity_bus.training.ranks.rank_lines import RankLine
-from trinity_bus.training.ranks.rank_protocol import CALLS, LIMIT_S, SAMPLE_BYTES, Leave
+from trinity_bus.training.ranks.rank_protocol import CALLS, LIMIT_S, SAMPLE_BYTES, Leave, RankLine
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, WireError
 from trinity_bus.weights.listener import PeerListener

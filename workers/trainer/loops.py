@@ -22,9 +22,8 @@ from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.families import read_shape
 from workers.trainer.batch_schedule import BatchSchedule
 from workers.trainer.batch_steps import BatchSteps
-from workers.trainer.context import TrainerContext
-from workers.trainer.published_tensors import PublishedTensors, Publisher
-from workers.trainer.training_loop import Trained, TrainingLoop
+from workers.trainer.engines import PublishedTensors, Publisher
+from workers.trainer.training_loop import Trained, TrainerContext, TrainingLoop
 from workers.trainer.version_publisher import VersionPublisher
 
 log = logging.getLogger(__name__)

@@ -28,19 +28,18 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import Follows, resume
+from trinity_bus.training.checkpoint import Follows, manifest
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import Need, registry
 from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
+from workers.trainer.batch_schedule import positions_of
 from workers.trainer.engines import StartingPoint
-from workers.trainer.manifest import positions_of
 from workers.trainer.service import learned_from
-from workers.trainer.shadow import ShadowSteps, ensure_kept
-from workers.trainer.step_records import Recorded, RecordedSteps
-from workers.trainer.without_batches import train_without_batches
+from workers.trainer.step_log import Recorded, RecordedSteps
+from workers.trainer.without_batches import ShadowSteps, ensure_kept, train_without_batches
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +69,13 @@ class ReplayRequest:
             trainer=self.live.trainer.name,
             run=checkpoint.read_run(checkpoint_dir(self.live)),
             from_step=self.from_step,
-            settings=resume.shaping(self.changed.mesh, self.changed.trainer),
+            settings=manifest.shaping(self.changed.mesh, self.changed.trainer),
         )
 
     @property
     def changes(self) -> list[str]:
-        live, changed = (resume.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
-        return resume.differences(live, changed)
+        live, changed = (manifest.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
+        return manifest.differences(live, changed)
 
     def check(self) -> None:
         if self.live.trainer.stages or self.changed.trainer.stages:

@@ -40,7 +40,7 @@ that a crash can take back; with ``staged`` at once, and the steps since the new
 A sample that no model could be trained on is left out (``training/steps/choice.py``). A batch that cannot be trained on
 as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a step that
 changes no weights.
-A loss that learns from examples, and one that follows another trainer (``workers/trainer/shadow.py``), publish
+A loss that learns from examples, and one that follows another trainer (``workers/trainer/without_batches.py``), publish
 nothing: ``workers/trainer/without_batches.py``. Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
@@ -74,13 +74,12 @@ from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, initial_model, refusals, sync_policy
-from workers.trainer.context import opened
 from workers.trainer.engines import check, open_publisher
 from workers.trainer.launched_ranks import ranks_of
 from workers.trainer.loops import Trainer
-from workers.trainer.shadow import ShadowSteps
+from workers.trainer.training_loop import opened
 from workers.trainer.version_publisher import LineageEndedError
-from workers.trainer.without_batches import ExampleSteps, train_without_batches
+from workers.trainer.without_batches import ExampleSteps, ShadowSteps, train_without_batches
 
 log = logging.getLogger(__name__)
 

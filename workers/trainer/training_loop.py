@@ -7,17 +7,22 @@
     source                             sink
     batches (``batch_steps``)          versions are published and announced (``loops``)
     examples (``without_batches``)     checkpoints, and records on ``steps`` (``without_batches``)
-    another trainer's (``shadow``)     the same
+    another trainer's (the same)       the same
 
 An engine whose updates are not finite again and again ends the loop, once its state is saved.
+
+``TrainerContext`` is what one incarnation of a trainer has, from its engine to what it writes on the log.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from opentelemetry import trace
@@ -25,18 +30,92 @@ from opentelemetry.context import Context
 
 from schemas import ExperienceGroup, StepBegun
 from schemas.record import Metrics
+from schemas.topic import Topic
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME
-from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.metrics import SAMPLES_LEFT_OUT, TRAIN, TRAIN_STEP_DURATION, TRAINER_TIME, Occupancy
+from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.ranks.followers import RankSource, followers_of
+from trinity_bus.training.stages import Stage
 from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.choice import LEFT_OUT, REASONS
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.token_figures import SampleFigures
-from workers.trainer.context import TrainerContext
+from workers.trainer.engines import EngineThread, StartingPoint, load_engine
+from workers.trainer.examples import ExampleLog, examples_of
+from workers.trainer.figure_log import FigureLog
+from workers.trainer.step_log import StepLog
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerContext:
+    settings: Settings
+    # What the objective learns from
+    topic: Topic
+    # Of its checkpoints
+    directory: Path
+    bus: Bus
+    producer: Producer
+    thread: EngineThread
+    engine: TrainingEngine
+    steps: StepLog
+    figures: FigureLog
+    # None where it learns from none
+    examples: ExampleLog | None
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        return self.settings.trainer
+
+    @property
+    def model(self) -> str:
+        return self.settings.mesh.model
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    stage: Stage, topic: Topic, *, bus: Bus, ranks: RankSource, reach: int = 0, origin: StartingPoint | None = None
+) -> AsyncIterator[TrainerContext]:
+    """Provide what a trainer has, its engine at the newest checkpoint; what runs in threads ends soon afterwards.
+
+    Args:
+        reach: How many steps back a step may learn from once more.
+        origin: Where it begins without a checkpoint in the directory, if not with the model.
+    """
+    settings, directory, identity = stage.settings, stage.directory, await bus.identity(topic)
+    async with followers_of(settings.trainer.ranks, ranks) as followers, EngineThread() as thread:
+        log.info("loading %s", settings.trainer.model_path)
+        engine = await thread.call(lambda: load_engine(settings, directory, followers, identity, origin))
+        log.info("training in %s on %s", str(engine.dtype).removeprefix("torch."), engine.device_type)
+        try:
+            async with bus.producer() as producer, FigureLog(bus) as figures:
+                run, trained = checkpoint.run_name(directory), engine.progress.step
+                steps = StepLog(stage.writer, run, trained, reach=reach, bus=bus, producer=producer)
+                await steps.replay()
+                yield TrainerContext(
+                    settings=settings,
+                    topic=topic,
+                    directory=directory,
+                    bus=bus,
+                    producer=producer,
+                    thread=thread,
+                    engine=engine,
+                    steps=steps,
+                    figures=figures,
+                    examples=await examples_of(settings.trainer, topic, engine.source, bus=bus, producer=producer),
+                )
+        finally:
+            engine.interrupt()
+            await thread.call(engine.leave)
+
+
 _tracer = trace.get_tracer("workers.trainer")
 
 

@@ -38,10 +38,9 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
-from workers.trainer.context import TrainerContext
-from workers.trainer.published_tensors import PublishedTensors, Publisher
+from workers.trainer.engines import PublishedTensors, Publisher
 from workers.trainer.release_policy import Action, AnnounceTrained, Note, ReleasePolicy, SaveCheckpoint, StageVersion
-from workers.trainer.training_loop import Trained
+from workers.trainer.training_loop import Trained, TrainerContext
 
 log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("workers.trainer")

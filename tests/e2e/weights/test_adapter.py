@@ -23,7 +23,7 @@ from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.tensor_file import BASE
-from workers.trainer.published_tensors import PublishedTensors
+from workers.trainer.engines import PublishedTensors
 
 pytestmark = [
     pytest.mark.e2e,

@@ -19,7 +19,7 @@ from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.errors import WeightTransferError
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 
 pytestmark = [
     pytest.mark.e2e,

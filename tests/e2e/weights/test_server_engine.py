@@ -20,9 +20,9 @@ from trinity_bus.inference.errors import EngineStartError, RequestRefusedError
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import checkpoint
+from trinity_bus.training import tensors as hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.writing import write_companions
-from trinity_bus.training.families import hf_folder
 from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import WeightTransferError
 

@@ -16,12 +16,12 @@ import pytest
 from schemas.topics import TASKS
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.broker.errors import DataFolderUnusableError, PortInUseError
 from trinity_bus.broker.jars import install, jar_folder, read_lock
 from trinity_bus.broker.layout import Folder, cache_dir
 from trinity_bus.broker.node import claim
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.errors import DataFolderUnusableError, PortInUseError
 
 pytestmark = pytest.mark.integration
 

@@ -23,7 +23,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients learn at once what takes them a minute."""
     monkeypatch.setattr("trinity_bus.bus.client.connection.METADATA_S", 0.2)
     monkeypatch.setattr("trinity_bus.bus.read.reader.METADATA_S", 0.2)
-    monkeypatch.setattr("trinity_bus.bus.write.partitioning.SETTLE_S", 0.2)
+    monkeypatch.setattr("trinity_bus.bus.partitioning.SETTLE_S", 0.2)
 
 
 async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings: KafkaSettings) -> None:

@@ -21,9 +21,8 @@ from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.index.follower import IndexStanding, catch_up, follow_log
+from trinity_bus.console.index.follower import IndexStanding, PastRecords, catch_up, follow_log
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.past_records import PastRecords
 from trinity_bus.console.index.questions import SampleFilter, StoreError
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import RecordGoneError, UnknownTopicError

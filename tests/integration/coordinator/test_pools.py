@@ -13,7 +13,7 @@ from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.view import MeshState, follow
-from workers.watch.render import mesh as picture
+from workers.watch import mesh as picture
 
 pytestmark = pytest.mark.integration
 

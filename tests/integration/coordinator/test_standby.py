@@ -23,8 +23,7 @@ from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import Leader
 from trinity_bus.errors import BusError
-from workers.coordinator.changelog import LEADER_KEY, unpack_leader
-from workers.coordinator.outputs import Outputs
+from workers.coordinator.outputs import LEADER_KEY, Outputs, unpack_leader
 from workers.coordinator.service import Coordinator
 
 pytestmark = pytest.mark.integration

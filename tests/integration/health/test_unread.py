@@ -12,7 +12,7 @@ from tests.support.mesh.mesh import unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.probe import probe
 from trinity_bus.bus import Bus
-from trinity_bus.bus.read import stalls
+from trinity_bus.bus.read import offsets
 from trinity_bus.config import HealthSettings, KafkaSettings, Settings, TasksetSettings
 from trinity_bus.health.process import serving
 from workers.taskset.dataset import load
@@ -33,7 +33,7 @@ async def answered(port: int, status: int, why: str, service: asyncio.Task[None]
 async def test_a_taskset_whose_answers_stand_still_is_not_ready_until_they_move(
     kafka: KafkaSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "HELD_S", 0.2)
+    monkeypatch.setattr(offsets, "HELD_S", 0.2)
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"task_id": "a", "workflow": "math", "prompt": "1 + 1", "answer": "2"}) + "\n")
     [port] = quiet_ports(1)

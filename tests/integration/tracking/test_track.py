@@ -18,7 +18,7 @@ from tests.support.mesh.waiting import until
 from tests.support.tracking import board_events
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from trinity_bus.tracking.table import TOPICS
+from trinity_bus.tracking.metrics_ledger import TOPICS
 
 pytestmark = pytest.mark.integration
 

@@ -36,7 +36,7 @@ from trinity_bus.training.ranks.followers import ChildRanks, Followers, follower
 from trinity_bus.training.ranks.multi_rank_engine import MultiRankEngine
 from trinity_bus.training.steps.token_figures import SampleFigures
 from trinity_bus.weights.staging import Staging
-from workers.trainer.published_tensors import PublishedTensors, read_tensors
+from workers.trainer.engines import PublishedTensors, read_tensors
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -23,11 +23,10 @@ from typing import Any
 
 from trinity_bus.config import Settings
 from trinity_bus.runtime.service import run_service
-from trinity_bus.training import checkpoint
+from trinity_bus.training import checkpoint, tensors
 from trinity_bus.training.engines import saving
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
-from trinity_bus.training.families import hf_folder
 from workers.trainer.service import run
 from workers.trainer.version_publisher import VersionPublisher
 
@@ -63,7 +62,7 @@ def arm(point: str, step: int) -> None:
     elif point == "trained":
         RankEngine.train_step = dying(RankEngine.train_step, at_step, before=False)  # type: ignore[method-assign]  # the point of it
     elif point == "half-written":
-        hf_folder.write_weights = dying(hf_folder.write_weights, lambda path, *_: path.name == folder, before=True)
+        tensors.write_weights = dying(tensors.write_weights, lambda path, *_: path.name == folder, before=True)
     elif point == "unnamed":
         Path.rename = dying(Path.rename, lambda path, *_: path.name == folder, before=True)  # type: ignore[method-assign]  # the point of it
     elif point == "durable":
@@ -97,7 +96,7 @@ def report_points(pipe: int) -> None:
     for engine in (TorchEngine, MegatronEngine):
         reporting(engine, "hf_tensors", before="s")
     reporting(saving.Snapshot, "write", before="c")
-    reporting(hf_folder, "write_weights", before="w")
+    reporting(tensors, "write_weights", before="w")
     reporting(Path, "rename", before="u")
     reporting(checkpoint, "commit", after="d")
 

@@ -194,9 +194,9 @@ def late() -> None:
     import torch.distributed as dist
 
     from trinity_bus.runtime.device import host_buffer, shared_memory
+    from trinity_bus.weights import link as links
     from trinity_bus.weights.channel import Channel
     from trinity_bus.weights.errors import LinkError
-    from trinity_bus.weights.link import link as links
 
     torch.cuda.set_device(0)
     dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from schemas.topics import BATCHES
 from trinity_bus.config import Settings, TrainerSettings
-from workers.trainer.context import TrainerContext
+from workers.trainer.training_loop import TrainerContext
 
 
 def context_of(trainer: TrainerSettings | None = None, **parts: Any) -> TrainerContext:

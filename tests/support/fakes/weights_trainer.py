@@ -12,7 +12,7 @@ from tests.support.fakes.workers import FakeTrainer
 from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from workers.trainer.published_tensors import make_publisher
+from workers.trainer.engines import make_publisher
 from workers.trainer.version_publisher import ServedVersions
 
 

@@ -15,7 +15,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import source_of
-from workers.trainer.published_tensors import Publisher
+from workers.trainer.engines import Publisher
 
 SECRET = "5e" * 32
 

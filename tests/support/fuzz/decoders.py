@@ -34,8 +34,8 @@ from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.tensor_file import TensorFile
 from trinity_bus.weights.wire import ANSWER, ENTRY, REQUEST, StoreEntry, WeightsAnswer, WeightsRequest
-from workers.coordinator.changelog import pack_positions, unpack_leader, unpack_positions
-from workers.coordinator.spans import sound
+from workers.coordinator.outputs import pack_positions, unpack_leader, unpack_positions
+from workers.coordinator.pending_commit import sound
 from workers.explorer import outcome
 
 ORDER = dispatch(attempt=3, timeout_s=60)

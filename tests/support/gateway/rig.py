@@ -16,7 +16,7 @@ from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ExplorerSettings, GatewaySettings, KafkaSettings, Settings
-from trinity_bus.gateway.address_proof import with_proof
+from trinity_bus.gateway.fleet import with_proof
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.testing import CharacterTokenizer
 from workers.explorer.http_side import HttpSide

@@ -56,8 +56,8 @@ tell_start()
 for module in ("trinity_bus.bus", "workers.coordinator.service", "workers.explorer.service", "workers.taskset.service",
                "workers.trainer.service"):
     importlib.import_module(module)
-from workers.coordinator import gauges
-gauges.watch(lambda: None)
+from workers.coordinator import observations
+observations.watch(lambda: None)
 print(json.dumps(found))
 """
 
@@ -104,7 +104,7 @@ def known_series() -> set[str]:
 def gateway_series() -> set[str]:
     """All that a gateway's ``/metrics`` can tell, by the literals of its code."""
     folder = FOLDER.parents[1] / "workers" / "gateway"
-    code = "".join((folder / name).read_text() for name in ("metrics.py", "request_gate.py"))
+    code = "".join((folder / name).read_text() for name in ("service.py", "request_gate.py"))
     counters = set(re.findall(r'Counter(?:MetricFamily)?\(\s*"(\w+)"', code))
     histograms = set(re.findall(r'Histogram(?:MetricFamily)?\(\s*"(\w+)"', code))
     gauges = {f"gateway_{name}" for name in re.findall(r'^ +\("(\w+)", "', code, re.MULTILINE)}

@@ -22,16 +22,15 @@ from schemas import ExperienceGroup
 from tests.support.fakes.examples import demonstrations, preferences
 from tests.support.fakes.experiences import make_group
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training import checkpoint
+from trinity_bus.training import checkpoint, tensors
 from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import ParallelError, TrainingInterruptedError
-from trinity_bus.training.families import tensors
-from trinity_bus.training.families.hf_folder import WEIGHTS
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 from trinity_bus.training.steps.samples import with_routes
+from trinity_bus.training.tensors import WEIGHTS
 from trinity_bus.weights.staging import Staging
 
 VOCABULARY: Final = 31

@@ -14,7 +14,7 @@ from benchmarks._gpu.flops import flops_per_token
 from benchmarks._gpu.parts import MACHINE, PARTS, Part, run, why_not
 from benchmarks._gpu.sizes import SIZES, size_for
 from tests.support.narrowing import some
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 
 TEN_MINUTES_S = 600
 NAMED = {part.name: part for part in PARTS}

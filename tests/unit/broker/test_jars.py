@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.broker.jars import LOCK_FILE, install, jar_folder, read_lock
+from trinity_bus.errors import BrokerError, DataFolderUnusableError
 
 CONTENT = b"PK a jar" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_bus.broker import daemon, java, resolve_bootstrap
-from trinity_bus.broker.errors import BrokerError, DataFolderUnusableError, PortInUseError
+from trinity_bus.broker import embedded, java, resolve_bootstrap
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import (
     Folder,
@@ -37,6 +36,7 @@ from trinity_bus.broker.node import (
     with_another_port,
 )
 from trinity_bus.config import BrokerSettings, KafkaSettings
+from trinity_bus.errors import BrokerError, DataFolderUnusableError, PortInUseError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.process import start_time
 
@@ -276,25 +276,25 @@ def test_stop_never_touches_a_process_that_has_the_same_id_now(folder: Folder) -
     with claim(folder):
         # If this were signalled, the test run would end here.
         write_state(folder, State(os.getpid(), 1, 9, background=True))
-        assert not daemon.stop(settings)
+        assert not embedded.stop(settings)
     write_state(folder, this_process())
-    assert not daemon.stop(settings)
+    assert not embedded.stop(settings)
     # Nor that of a command that runs.
     with claim(folder):
         write_state(folder, this_process(background=False))
         with pytest.raises(DataFolderUnusableError, match="stop that command"):
-            daemon.stop(settings)
+            embedded.stop(settings)
 
 
 def test_reset_deletes_only_a_brokers_folder(folder: Folder, tmp_path: Path) -> None:
     settings = BrokerSettings(data_dir=folder.root)
-    assert daemon.reset(settings) is None
+    assert embedded.reset(settings) is None
     with claim(folder), pytest.raises(DataFolderUnusableError):
-        daemon.reset(settings)
-    assert daemon.reset(settings) == folder.root
+        embedded.reset(settings)
+    assert embedded.reset(settings) == folder.root
     assert not folder.root.exists()
     with pytest.raises(DataFolderUnusableError, match="nothing was deleted"):
-        daemon.reset(BrokerSettings(data_dir=tmp_path))
+        embedded.reset(BrokerSettings(data_dir=tmp_path))
 
 
 @pytest.mark.parametrize("left", [{}, {"meta.properties": ""}, {"meta.properties": "version=1", "other": "x"}])

@@ -29,9 +29,7 @@ from tests.support.faults.raw_batches import (
 )
 from trinity_bus.bus.read import batches
 from trinity_bus.bus.read.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
-from trinity_bus.bus.read.codecs import MIN_BOUND, BodyError, unpack
-from trinity_bus.bus.read.frames import Frames
-from trinity_bus.bus.read.record_bounds import MAX_HEADERS
+from trinity_bus.bus.read.wire_format import MAX_HEADERS, MIN_BOUND, BodyError, Frames, unpack
 
 PLACE = TopicPartition("ns.commands", 0)
 GOOD: list[Entry] = [(b"k", b"value", [("h", b"1")]), (None, b"", []), (b"k", None, [("x", None)])]

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaConnectionError, OffsetOutOfRangeError, Produce
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import client_options, kafka_errors
-from trinity_bus.bus.topics.creation import ExistingTopic, mismatches
+from trinity_bus.bus.topics import ExistingTopic, mismatches
 from trinity_bus.bus.write.delivery import RECORD_OVERHEAD_BYTES, check
 from trinity_bus.bus.write.producer_client import MAX_BATCH_BYTES
 from trinity_bus.config import KafkaSettings

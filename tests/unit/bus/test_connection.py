@@ -17,7 +17,7 @@ from trinity_bus.bus.client.internals import LogClient
 from trinity_bus.bus.client.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, ConfigError
-from workers.coordinator.input_errors import is_input_error
+from workers.coordinator.pending_commit import is_input_error
 
 type Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

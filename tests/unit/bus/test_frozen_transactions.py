@@ -33,7 +33,7 @@ from trinity_bus.bus.client.internals import DefaultRecordBatch, LogClient
 from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
-from workers.coordinator.input_errors import is_input_error
+from workers.coordinator.pending_commit import is_input_error
 
 OUTAGE_S = 8.0
 REQUEST_S = 3.0

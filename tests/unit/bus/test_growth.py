@@ -7,7 +7,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.topics import EXPERIENCES, RESULTS, ROLLOUTS, TASKS, TOPICS
-from trinity_bus.bus.topics.growth import MOST_PARTITIONS, grow, partitions_of, refusal
+from trinity_bus.bus.partitioning import MOST_PARTITIONS, grow, partitions_of, refusal
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError
 

@@ -7,8 +7,7 @@ from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import OffsetAndMetadata
 
 from trinity_bus.bus.client.internals import waits_for
-from trinity_bus.bus.write.outages import TOLD_S, WriteWait
-from trinity_bus.bus.write.transactions import still_to_do
+from trinity_bus.bus.write.outages import TOLD_S, WriteWait, still_to_do
 
 LOOKS = round(TOLD_S)
 

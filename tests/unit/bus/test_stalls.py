@@ -1,6 +1,6 @@
 """What keeps records from a reader is found, told once, and over when it is over."""
 
-from trinity_bus.bus.read.stalls import HELD_S, Stalls, Standing
+from trinity_bus.bus.read.offsets import HELD_S, Stalls, Standing
 
 FINE = [("tasks", 8, 8)]
 

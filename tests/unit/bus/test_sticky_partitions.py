@@ -3,8 +3,7 @@
 from collections import Counter
 
 from schemas.topics import TOPICS
-from trinity_bus.bus.topics.growth import SETTLE_S
-from trinity_bus.bus.write.partitioning import MOMENT_BYTES, MOMENT_S, StickyPartitions
+from trinity_bus.bus.partitioning import MOMENT_BYTES, MOMENT_S, SETTLE_S, StickyPartitions
 
 
 def test_what_comes_within_a_moment_goes_together_and_the_next_moment_elsewhere() -> None:

@@ -13,7 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource
 from aiokafka.errors import InvalidReplicationFactorError, NodeNotReadyError
 
 from schemas.topics import BATCHES, TASKS
-from trinity_bus.bus.topics import creation as topics
+from trinity_bus.bus import topics
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from trinity_bus.bus.write.transactions import commit
+from trinity_bus.bus.write.outages import commit
 from trinity_bus.errors import BusError
 
 
@@ -35,7 +35,7 @@ async def test_a_cancelled_commit_is_waited_for() -> None:
 
 
 async def test_one_who_is_told_to_stop_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.bus.write.transactions.CANCELLED_S", 0.01)
+    monkeypatch.setattr("trinity_bus.bus.write.outages.CANCELLED_S", 0.01)
     committing = asyncio.create_task(commit(SlowClient(), 60))
     await asyncio.sleep(0)
     committing.cancel()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.support.chat.models import FAMILIES, MARKS, tokenizer_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
-from trinity_bus.chat.encoding import Encoder, Writing, encoder_of
-from trinity_bus.rollout.tokenizer import load_tokenizer
+from trinity_bus.chat.encoding import Encoder, Writing, encoder_of, load_tokenizer
 from trinity_bus.testing import CharacterTokenizer
 from workers.demo.model import make_model
 from workers.demo.subjects import TOOLS as LESSON

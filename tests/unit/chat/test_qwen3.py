@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, TemplateRenderer, renderer_for
-from trinity_bus.chat.encoding import Encoder, Writing
+from trinity_bus.chat.encoding import Encoder, Writing, load_tokenizer
 from trinity_bus.chat.packaged import PackagedRenderer
-from trinity_bus.rollout.tokenizer import load_tokenizer
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "qwen3-tokenizer"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"not run: the tokenizer of Qwen3 is not in {FOLDER}")

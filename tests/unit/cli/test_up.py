@@ -16,7 +16,7 @@ from trinity_bus.config import Settings
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
-from trinity_bus.sizing.models import MODELS
+from trinity_bus.sizing.parameters import MODELS
 from trinity_bus.view import BatchView, MeshState, StepView
 from workers import up
 from workers.demo.display import make_display

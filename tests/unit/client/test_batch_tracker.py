@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas import Position, ResultPart, Task, TaskResult
-from trinity_bus.client.batch_tracker import BatchTracker, Wait, WaitAll, WaitOutcome
-from trinity_bus.client.results import CLEANUP, Rejection, status_of
+from trinity_bus.client.results import CLEANUP, BatchTracker, Rejection, Wait, WaitAll, WaitOutcome, status_of
 
 WAIT_AFTER_MIN_S = 30.0
 

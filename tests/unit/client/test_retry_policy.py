@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.client.retry_policy import RetryPolicy, RetryStep
+from trinity_bus.client.channel import RetryPolicy, RetryStep
 
 
 def retry(*, taken: bool = True) -> RetryPolicy:

@@ -5,8 +5,7 @@ import pytest
 
 from tests.unit.console.test_frame import frame
 from trinity_bus.console.index.answers import Bin, Histogram
-from trinity_bus.console.web.charts import MAX_POINTS, Axis, chart, thinned
-from trinity_bus.console.web.render import Pages
+from trinity_bus.console.web.render import MAX_POINTS, Axis, Pages, chart, thinned
 
 ATTACK = '"/><script>alert(1)</script>'
 

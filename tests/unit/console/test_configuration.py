@@ -15,7 +15,6 @@ from tests.support.narrowing import some
 from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration.checks import Checked, Checks
-from trinity_bus.console.configuration.fields import fields
 from trinity_bus.console.configuration.files import (
     changed_values,
     compose_env,
@@ -32,6 +31,7 @@ from trinity_bus.console.configuration.questions import (
     TaskRows,
     answers_of,
     draft_of,
+    fields,
 )
 from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory

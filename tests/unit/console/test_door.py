@@ -162,7 +162,7 @@ async def test_a_link_that_no_page_can_show_is_told_in_a_line_of_text(path: str,
 
 
 async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.console.live.MAX_STREAMS", 1)
+    monkeypatch.setattr("workers.console.service.MAX_STREAMS", 1)
     async with console(tmp_path) as client, client.get("/live") as first:
         assert first.headers["Content-Type"] == "text/event-stream"
         async with client.get("/live") as second:
@@ -170,7 +170,7 @@ async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monk
 
 
 async def test_one_visitor_does_not_take_the_streams_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.console.live.MAX_OF_ONE", 1)
+    monkeypatch.setattr("workers.console.service.MAX_OF_ONE", 1)
     async with with_tokens(tmp_path) as client:
         operator, viewer = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, VIEWERS))
         async with client.get("/live", headers=viewer) as first, client.get("/live", headers=viewer) as second:

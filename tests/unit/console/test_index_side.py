@@ -14,7 +14,7 @@ from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.console.index.files import explained, store_folder
 from trinity_bus.console.index.store import Store
-from workers.console.index_side import IndexSide
+from workers.console.mesh_watcher import IndexSide
 from workers.console.service import Console
 
 NO_TEXTS = "no tokenizer"
@@ -29,7 +29,7 @@ async def test_what_is_being_opened_when_it_ends_is_closed(tmp_path: Path, monke
             assert go_on.wait(60)
             super().__init__(*args, **kwargs)
 
-    monkeypatch.setattr("workers.console.index_side.Store", SlowStore)
+    monkeypatch.setattr("workers.console.mesh_watcher.Store", SlowStore)
     settings = settings_of(tmp_path)
     side = IndexSide(settings, lambda: Bus(settings.kafka, client_id="test"))
     running = asyncio.create_task(side.run(lambda: None))
@@ -49,7 +49,7 @@ async def test_a_full_disk_is_a_line_on_every_page(tmp_path: Path, monkeypatch: 
                 db.execute("CREATE TABLE one (x)")
                 db.execute("CREATE TABLE two (x)")
 
-    monkeypatch.setattr("workers.console.index_side.Store", FullStore)
+    monkeypatch.setattr("workers.console.mesh_watcher.Store", FullStore)
     there = Console(settings_of(tmp_path))
     keeping = asyncio.create_task(there.feed.index.run(lambda: None))
     try:

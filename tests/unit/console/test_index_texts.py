@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.chat.models import FAMILIES, tokenizer_of
-from trinity_bus.console.index.tokens import load_texts
+from trinity_bus.console.index.group_rows import load_texts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_table_says_what_the_tokenizer_says(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(family)
-    monkeypatch.setattr("trinity_bus.console.index.tokens.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("trinity_bus.console.index.group_rows.load_tokenizer", lambda _: tokenizer)
     texts = load_texts(str(tmp_path))
     assert not isinstance(texts, str)
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.console.web.text import hostile, line
+from trinity_bus.console.web.render import hostile, line
 
 TAGS = re.compile(r'</?span(?: class="mark" title="[^"<>]*")?>')
 

@@ -3,8 +3,7 @@ from collections.abc import Sequence
 
 from trinity_bus.chat.formats import read_hermes
 from trinity_bus.console.index.group_rows import Tokens
-from trinity_bus.console.web.tokens import token_views
-from trinity_bus.console.web.turns import MAX_PIECES, PromptPiece, prompt_pieces, turns
+from trinity_bus.console.web.sample_view import MAX_PIECES, PromptPiece, prompt_pieces, token_views, turns
 
 
 def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings, TrainerSettings, told_settings
 from trinity_bus.console.configuration.files import differences
 from trinity_bus.console.index.answers import SettingsRow
-from workers.console.compare import ComparedSetting, compared_settings
 from workers.console.configuration import running_settings
+from workers.console.index_pages import ComparedSetting, compared_settings
 
 OWN = Settings(kafka=KafkaSettings(bootstrap_servers="there:1"), console=ConsoleSettings(port=8901))
 

@@ -10,9 +10,8 @@ from schemas import BatchLifecycleState as State
 from schemas import Task
 from trinity_bus.awake import SteadyClock
 from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Origin
-from trinity_bus.coordination.batches.batch import Batch
+from trinity_bus.coordination.batches.batch import Batch, moved
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.lifecycle import moved
 from trinity_bus.coordination.batches.parts import Attempt
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer

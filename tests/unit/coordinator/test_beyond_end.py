@@ -8,7 +8,7 @@ from schemas.topic import Topic
 from schemas.topics import COMMANDS, EXPLORER_EVENTS, TASKS
 from trinity_bus.bus.read.offsets import BeyondEnd, Readable, readable
 from trinity_bus.errors import ProducerFencedError
-from workers.coordinator.beyond_end import resolved, undecided
+from workers.coordinator.input_reader import resolved, undecided
 
 
 class Log:

@@ -14,7 +14,7 @@ from trinity_bus.bus import Bus, Received
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine
 from trinity_bus.errors import BusError
-from workers.coordinator.bounds import BEGIN_S, ExperienceBounds
+from workers.coordinator.log_facts import BEGIN_S, ExperienceBounds
 from workers.coordinator.retention import Commits, Keeper
 
 READ = {("batches", 0): 3, ("version-history", 0): 7}

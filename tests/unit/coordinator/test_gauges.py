@@ -7,7 +7,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
-from workers.coordinator import gauges
+from workers.coordinator import observations
 
 
 class Meter:
@@ -26,7 +26,7 @@ class Meter:
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     meter = Meter()
-    monkeypatch.setattr(gauges, "_METER", meter)
+    monkeypatch.setattr(observations, "_METER", meter)
     return meter
 
 
@@ -34,7 +34,7 @@ def test_one_that_works_tells_of_its_mesh(meter: Meter) -> None:
     machine = CoordinatorMachine(CoordinatorSettings())
     beat = ExplorerHeartbeat(explorer="explorer-0", incarnation="life-1", state="ready", slots=4, workflows=["math"])
     machine.handle(EventArrived(beat), now=0.0)
-    gauges.watch(lambda: machine)
+    observations.watch(lambda: machine)
     observed = meter.observed()
     assert observed["rl.coordinator.active"] == [1]
     assert observed["rl.coordinator.explorers"] == [1]
@@ -43,7 +43,7 @@ def test_one_that_works_tells_of_its_mesh(meter: Meter) -> None:
 
 
 def test_one_that_stands_by_tells_only_that(meter: Meter) -> None:
-    gauges.watch(lambda: None)
+    observations.watch(lambda: None)
     observed = meter.observed()
     assert observed.pop("rl.coordinator.active") == [0]
     assert set(map(tuple, observed.values())) == {()}
@@ -62,7 +62,7 @@ def record(state: BatchLifecycleState, batch_id: str = "b") -> BatchRecord:
 
 def test_a_batch_ages_in_each_state_and_is_forgotten_at_its_end() -> None:
     clock = Clock()
-    ages = gauges.BatchAges(clock)
+    ages = observations.BatchAges(clock)
     ages.moved(record(BatchLifecycleState.PENDING))
     clock.now = 5.0
     ages.moved(record(BatchLifecycleState.PENDING, "other"))

@@ -4,7 +4,7 @@ from schemas.topic import Topic
 from schemas.topics import ROLLOUTS
 from trinity_bus.bus import lane_partition
 from trinity_bus.errors import BusError
-from workers.coordinator.lanes import ASK_S, Lanes
+from workers.coordinator.log_facts import ASK_S, Lanes
 
 NAME = "explorer-0"
 OWN = lane_partition(NAME)

@@ -10,10 +10,8 @@ from tests.support.spans import recorded_spans
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header
 from trinity_bus.coordination import Origin, RejectionReason, RejectTask, StateError, TaskArrived
-from workers.coordinator.changelog import pack_positions, unpack_positions
-from workers.coordinator.outputs import as_received
-from workers.coordinator.pending_commit import inputs_of
-from workers.coordinator.spans import Spans, sound
+from workers.coordinator.outputs import as_received, pack_positions, unpack_positions
+from workers.coordinator.pending_commit import Spans, inputs_of, sound
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -58,7 +56,7 @@ def test_a_task_has_its_span_whether_or_not_its_sender_traces(
     monkeypatch: pytest.MonkeyPatch, traceparent: str | None
 ) -> None:
     task = Task(task_id="task-1", workflow="math", prompt="1 + 1")
-    with recorded_spans(monkeypatch, "workers.coordinator.spans") as exported, Spans("test") as spans:
+    with recorded_spans(monkeypatch, "workers.coordinator.pending_commit") as exported, Spans("test") as spans:
         (arrived,) = inputs_of([received(task, TASKS, 7, partition=1, traceparent=traceparent)], spans)
     assert isinstance(arrived, TaskArrived)
     (span,) = exported.get_finished_spans()

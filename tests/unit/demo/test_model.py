@@ -8,8 +8,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from trinity_bus.chat import renderer_for
+from trinity_bus.chat.encoding import load_tokenizer
 from trinity_bus.chat.renderer import DrawnTurn
-from trinity_bus.rollout.tokenizer import load_tokenizer
 from workers.demo.model import DIGITS, make_model
 
 

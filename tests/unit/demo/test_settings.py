@@ -14,7 +14,7 @@ from workers.demo.demo import specs
 from workers.demo.preloads import Preloads
 from workers.demo.settings import demo_namespace, hint, write_mesh_file
 from workers.demo.subjects import SUMS, TOOLS, DemoOptions
-from workers.service_environment import service_environment
+from workers.local import service_environment
 
 if TYPE_CHECKING:
     from trinity_bus.runtime.preload import Preload

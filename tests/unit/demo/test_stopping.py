@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.demo.stopping import AHEAD, DemoTurn, StoppingRule
+from workers.demo.lesson import AHEAD, DemoTurn, StoppingRule
 
 UP = [0.98, 0.99, 1.0, 0.98]
 

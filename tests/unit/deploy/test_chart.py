@@ -10,7 +10,7 @@ from tests.support.chart import CHART, ROOT, SIZES, values
 from tests.support.mesh.compose_files import DEFAULTS
 from trinity_bus.bus.administration.access import USERS
 from trinity_bus.config import CONFIG_VARIABLE, Settings, env_name, secret_variables, setting_fields
-from workers.coordinator.gauges import GAUGES
+from workers.coordinator.observations import GAUGES
 from workers.preconditions import problems
 from workers.taskset.dataset import load
 

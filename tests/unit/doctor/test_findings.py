@@ -5,7 +5,7 @@ import pytest
 
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
-from trinity_bus.sizing.models import MODELS
+from trinity_bus.sizing.parameters import MODELS
 from workers.doctor.facts import free_mib
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
 

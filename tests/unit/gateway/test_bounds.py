@@ -17,14 +17,14 @@ from trinity_bus.bus import Producer
 from trinity_bus.chat.messages import Completion
 from trinity_bus.runtime.http import SMALL
 from trinity_bus.testing import CharacterTokenizer
-from workers.gateway import request_run, turns
-from workers.gateway.turns import TurnLog
+from workers.gateway import request_run, turn_finder
+from workers.gateway.turn_finder import TurnLog
 
 
 async def test_turns_that_wait_are_bounded_by_their_bytes_and_room_is_made_as_they_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "MOST_BYTES", 100)
+    monkeypatch.setattr(turn_finder, "MOST_BYTES", 100)
     log = FakeLog()
     kept = TurnLog(cast("Producer", FakeProducer(log)), gateway="g", incarnation="life", workflow="w")
     drawn = [Completion([65] * 5, [-0.5] * 5, "stop", [])]

@@ -4,10 +4,18 @@ from hypothesis import strategies as st
 
 from schemas import ExplorerHeartbeat, ExplorerLeft, RunningAttempt
 from tests.support.narrowing import some
-from trinity_bus.gateway import routing
-from trinity_bus.gateway.address_proof import Presence, with_proof
-from trinity_bus.gateway.fleet import ServingExplorer, ServingFleet
-from trinity_bus.gateway.routing import BLOCK, FACTOR, SLACK, Router, digests_of
+from trinity_bus.gateway import fleet as routing
+from trinity_bus.gateway.fleet import (
+    BLOCK,
+    FACTOR,
+    SLACK,
+    Presence,
+    Router,
+    ServingExplorer,
+    ServingFleet,
+    digests_of,
+    with_proof,
+)
 
 KEY = "of the explorers"
 

@@ -10,8 +10,7 @@ import trinity_bus.health
 from trinity_bus import awake
 from trinity_bus.config import HealthSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.health.server import HealthServer
-from trinity_bus.health.state import HealthState, Phase
+from trinity_bus.health.process import HealthServer, HealthState, Phase
 
 PROBE = Path(trinity_bus.health.__path__[0]) / "probe.sh"
 

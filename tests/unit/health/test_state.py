@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_bus.health.state import HealthState, Phase
+from trinity_bus.health.process import HealthState, Phase
 
 
 def working(now: float = 0.0) -> HealthState:

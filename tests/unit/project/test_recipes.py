@@ -8,7 +8,7 @@ import pytest
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from trinity_bus.config import Settings
 from trinity_bus.rollout.scores import numeric
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows import Answered
 from workers.preconditions import problems
 from workers.taskset.dataset import load
 from workers.taskset.description import DatasetError, describe

@@ -17,10 +17,9 @@ from tests.support.narrowing import some
 from trinity_bus import PartialRunsError, Rollout, WorkflowError
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout import REGISTRY, Workflow
-from trinity_bus.rollout.agents import agent
-from trinity_bus.rollout.endpoint import Endpoint
+from trinity_bus.rollout.agents import Endpoint, agent
 from trinity_bus.rollout.scores import judged
-from trinity_bus.rollout.workflows.single_turn import Answered
+from trinity_bus.rollout.workflows import Answered
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

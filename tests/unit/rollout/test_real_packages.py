@@ -5,8 +5,7 @@ import importlib.util
 import pytest
 
 from schemas import Task
-from trinity_bus.rollout import REGISTRY
-from trinity_bus.rollout.workflows import gym
+from trinity_bus.rollout import REGISTRY, workflows
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 
@@ -14,10 +13,10 @@ from trinity_bus.testing import ScriptedEngine, run_workflow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["basic_arithmetic", "countdown", "maze"])
 async def test_a_puzzle_of_reasoning_gym_is_made_again_and_judged_by_who_made_it(name: str) -> None:
-    gym._puzzles.cache_clear()
-    seed, number = gym.puzzle_at(3, 7)
-    puzzle = gym.puzzles(name, {}, seed)[number]
-    gym._puzzles.cache_clear()
+    workflows._puzzles.cache_clear()
+    seed, number = workflows.puzzle_at(3, 7)
+    puzzle = workflows.puzzles(name, {}, seed)[number]
+    workflows._puzzles.cache_clear()
     data = {"gym": name, "options": {}, "seed": seed, "number": number}
     task = Task(workflow="reasoning-gym", prompt=puzzle["question"], answer=puzzle["answer"] or "", data=data)
     right = puzzle["answer"] or puzzle["metadata"]["expression"]

@@ -10,7 +10,7 @@ from schemas import Task
 from tests.support.fakes.turns import TurnLog
 from trinity_bus import Conversation, RolloutContext, Sandbox, ToolWorkflow, sandboxed_python
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout.filling import Filling, digest_of
+from trinity_bus.rollout.conversations import Filling, digest_of
 from trinity_bus.rollout.tools import PythonTool, ToolError
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow

@@ -24,7 +24,7 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
-from trinity_bus.rollout.workflows.single_turn import Answered, Reward, run_single_turn
+from trinity_bus.rollout.workflows import Answered, Reward, run_single_turn
 from trinity_bus.sandbox import SandboxLimits
 from trinity_bus.testing import ScriptedEngine, run_workflow
 

@@ -10,7 +10,7 @@ def test_a_tokenizer_is_loaded_without_torch_which_can_still_be_imported(tmp_pat
     program = (
         "import sys, importlib.util, inspect\n"
         "from trinity_bus.chat.renderer import NOT_OPTIONS\n"
-        "from trinity_bus.rollout.tokenizer import load_tokenizer\n"
+        "from trinity_bus.chat.encoding import load_tokenizer\n"
         f"tokenizer = load_tokenizer({str(tmp_path)!r}, {{'enable_thinking': False}})\n"
         "assert tokenizer.chat_template_options == {'enable_thinking': False}\n"
         "assert set(inspect.signature(tokenizer.apply_chat_template).parameters) - {'kwargs'} <= NOT_OPTIONS\n"
@@ -25,7 +25,7 @@ def test_a_tokenizer_is_loaded_where_something_of_transformers_was_imported_befo
     make_model(tmp_path, 0)
     script = (
         "import sys, transformers.utils\n"
-        "from trinity_bus.rollout.tokenizer import load_tokenizer\n"
+        "from trinity_bus.chat.encoding import load_tokenizer\n"
         "load_tokenizer(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)

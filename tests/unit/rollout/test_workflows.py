@@ -21,8 +21,7 @@ from trinity_bus.rollout import (
     register,
 )
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens, sampling_of_rest
-from trinity_bus.testing import CharacterTokenizer
-from trinity_bus.testing.scripted import END
+from trinity_bus.testing import END, CharacterTokenizer
 
 
 class ScriptedEngine:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.errors import ConfigError
-from trinity_bus.runners.interpreter import IMPORTED, interpreter
+from trinity_bus.runners.fork_server import IMPORTED, interpreter
 
 ROOT = Path(__file__).parents[3]
 IMPORTS = """
 import importlib.util, sys
 sys.modules["torch"] = None
-import trinity_bus.runners.fork_server_main, trinity_bus.rollout.tokenizer, trinity_bus.rollout.agents
+import trinity_bus.runners.fork_server_main, trinity_bus.chat.encoding, trinity_bus.rollout.agents
 theirs = [m for m in sys.modules if m.partition(".")[0] in ("schemas", "trinity_bus")]
 sources = [importlib.util.find_spec(m).origin for m in theirs]
 print("\\n".join(sorted(set(sources))))

@@ -8,16 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from trinity_bus.chat.wire import Ask, FailedFrame
 from trinity_bus.runners.messages import (
+    MAX_REQUESTS,
     AbandonRequest,
+    Dropped,
     EngineRequest,
     Pong,
     RequestAnswered,
+    RequestRules,
     RunCancelled,
     RunDone,
     RunEnded,
     RunFailed,
 )
-from trinity_bus.runners.request_rules import MAX_REQUESTS, Dropped, RequestRules
 from trinity_bus.runtime.frames import ProtocolError
 
 ENDS: dict[str, Callable[[int], RunEnded]] = {

@@ -5,7 +5,7 @@ import pytest
 
 PROGRAM = """
 import ctypes
-from trinity_bus.runtime.heap import give_back_memory
+from trinity_bus.runtime.memory import give_back_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trinity_bus.runtime.heap import FullCollections, collect_young_only, freeze_gc, unfreeze_gc
+from trinity_bus.runtime.memory import FullCollections, collect_young_only, freeze_gc, unfreeze_gc
 
 
 class Ring:

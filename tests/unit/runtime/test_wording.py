@@ -1,6 +1,6 @@
 import pytest
 
-from trinity_bus.runtime.wording import by_number, counted
+from schemas.errors import by_number, counted
 
 
 @pytest.mark.parametrize(

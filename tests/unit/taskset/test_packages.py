@@ -11,7 +11,6 @@ from tests.support import packages
 from tests.unit.taskset.test_dataset import described, ids, line, lines, rows, trained
 from trinity_bus import Task
 from trinity_bus.rollout import workflows
-from trinity_bus.rollout.workflows import gym
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from workers.taskset.description import DatasetError
 
@@ -42,7 +41,7 @@ class Count:
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
-    gym._puzzles.cache_clear()
+    workflows._puzzles.cache_clear()
     return partial(packages.install, tmp_path)
 
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from schemas import Task, TasksetPosition
 from schemas.codec import decode, encode
 from trinity_bus.config import TasksetSettings
-from workers.taskset.dataset import Dataset, Gym, Ordered
+from workers.taskset.dataset import Dataset, Gym, Ordered, PassRates, make_order
 from workers.taskset.description import DatasetError
-from workers.taskset.orders import PassRates, make_order
-from workers.taskset.progress import TasksetProgress
+from workers.taskset.service import TasksetProgress
 
 TASKS = [Task(task_id=f"t-{i}", workflow="math", prompt="1 + 1") for i in range(5)]
 DATASET = Dataset([Ordered(TASKS, make_order("shuffled", 5, 0, (), PassRates(5)))], [1], fingerprint="00ff", lines={})

@@ -20,7 +20,7 @@ from schemas import Task
 from tests.support.narrowing import some
 from workers.taskset.dataset import load
 from workers.taskset.description import DatasetError
-from workers.taskset.formatters import _text
+from workers.taskset.reading import _text
 from workers.taskset.rows import RowError, RowReader
 
 MATH = 'workflow = "math"\nprompt = "${question}"\nanswer = "${answer}"\n'

@@ -1,6 +1,6 @@
 import pytest
 
-from trinity_bus.telemetry.occupancy import Occupancy
+from trinity_bus.telemetry.metrics import Occupancy
 
 
 class Clock:

@@ -12,8 +12,7 @@ from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
 from tests.support.fakes.mesh_records import step_trained
 from tests.support.fakes.received import received as at_place
 from tests.support.narrowing import some
-from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError
-from trinity_bus.tracking.table import MetricsLine, line_of
+from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
 
 received = partial(at_place, timestamp_ms=1500)
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}

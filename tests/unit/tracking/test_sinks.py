@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.tracking import board_events, wandb_rows
+from trinity_bus.tracking.metrics_ledger import MetricsLine
 from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
-from trinity_bus.tracking.table import MetricsLine
 
 LINES = [MetricsLine("trainer-events", 0, step, 1000.0 + step, step, {"loss": 1 / (step + 1)}) for step in range(20)]
 

@@ -9,8 +9,7 @@ from schemas.topics import BATCHES
 from tests.support.fakes.received import received
 from trinity_bus.bus import Undecodable
 from trinity_bus.training.checkpoint import AnnouncedSteps
-from workers.trainer.batch_schedule import BatchSchedule
-from workers.trainer.manifest import BatchError
+from workers.trainer.batch_schedule import BatchError, BatchSchedule
 
 
 def finalized(sequence: int) -> BatchRecord:

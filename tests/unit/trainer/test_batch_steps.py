@@ -12,9 +12,8 @@ from schemas.topic import Topic
 from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.errors import RecordGoneError
-from workers.trainer.batch_schedule import Due
+from workers.trainer.batch_schedule import BatchError, Due
 from workers.trainer.batch_steps import BatchSteps
-from workers.trainer.manifest import BatchError
 
 
 class FakeGap:

@@ -8,7 +8,7 @@ from schemas.topics import BATCHES, EXPERIENCES
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.received import received as at_place
 from trinity_bus.bus import Received, Undecodable
-from workers.trainer.manifest import (
+from workers.trainer.batch_schedule import (
     BatchError,
     batch_to_train,
     entries_to_train,

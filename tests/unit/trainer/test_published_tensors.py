@@ -15,7 +15,7 @@ from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.staging import Staging
 from trinity_bus.weights.tensor_file import BASE, identity
 from workers.preconditions import refusals
-from workers.trainer.published_tensors import PublishedTensors
+from workers.trainer.engines import PublishedTensors
 
 
 def checksum(tensors: Any) -> str:

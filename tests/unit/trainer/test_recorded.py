@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from schemas import Position, ResultPart, StepBegun, StepGroup
 from tests.unit.trainer.test_step_records import begun, received
 from trinity_bus.bus import Undecodable
-from workers.trainer.step_records import RecordedSteps, contradicted, first_trainable, gap
+from workers.trainer.step_log import RecordedSteps, contradicted, first_trainable, gap
 
 POISON = Undecodable(raw=b"", reason="unsupported_version", detail="step_begun: schema_version = 2")
 

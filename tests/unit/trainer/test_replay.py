@@ -21,7 +21,7 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import CheckpointError, TrainingError
 from workers.preconditions import problems
 from workers.trainer.replay import ReplayRequest, ensure_taught, parts_of
-from workers.trainer.step_records import Recorded
+from workers.trainer.step_log import Recorded
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 

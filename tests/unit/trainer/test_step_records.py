@@ -11,7 +11,7 @@ from tests.support.fakes.received import received as at_place
 from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.step_records import StepRecords, otherwise
+from workers.trainer.step_log import StepRecords, otherwise
 
 
 def begun(**changes: Any) -> StepBegun:

@@ -20,8 +20,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.staging import Staging
-from workers.trainer.engines import EngineThread
-from workers.trainer.published_tensors import PublishedTensors
+from workers.trainer.engines import EngineThread, PublishedTensors
 from workers.trainer.training_loop import Trained
 from workers.trainer.version_publisher import VersionPublisher
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
-from trinity_bus.training.families import FAMILIES, read_shape, tensors
-from trinity_bus.training.families.hf_folder import WEIGHTS, weights
+from trinity_bus.training.families import FAMILIES, read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.model import StagedModel
+from trinity_bus.training.tensors import WEIGHTS, weights
 
 type Tensors = dict[str, torch.Tensor]
 

@@ -20,7 +20,7 @@ from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.view import MeshState
 from trinity_bus.view.state import ALIVE_S
 from workers.cli.training.versions import table
-from workers.watch.render import mesh, sparkline
+from workers.watch import mesh, sparkline
 
 State = BatchLifecycleState
 

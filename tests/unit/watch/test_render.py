@@ -8,7 +8,7 @@ from rich.console import Console
 from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RunnersReport, RunnerState, RunningAttempt
 from tests.support.fakes.mesh_records import coordinator_beat
 from trinity_bus.view import MeshState, state_table
-from workers.watch.render import all_batches_table, mesh, runners_table, span
+from workers.watch import all_batches_table, mesh, runners_table, span
 
 State = BatchLifecycleState
 

@@ -19,7 +19,7 @@ from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
 from trinity_bus.weights.transport import source_of
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 
 METHODS = get_args(SynchronizerSettings.model_fields["sync_method"].annotation)
 TIMEOUT_S = 10.0

@@ -20,7 +20,7 @@ from trinity_bus.weights.pull import frames
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
-from workers.trainer.published_tensors import Publisher, make_publisher
+from workers.trainer.engines import Publisher, make_publisher
 
 SAID = {2: "5993a9f7587aebf3"}
 """Digests of the messages of each protocol, without their docstrings. Whoever changes them asks whether the side of

@@ -38,14 +38,19 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import CorruptRecordException
 
 from trinity_bus.bus.client.internals import READ_COMMITTED, DefaultRecordBatch, calc_crc32c, unpack_with
-from trinity_bus.bus.read.codecs import BodyError, body_bound, record_limit, unpack
-from trinity_bus.bus.read.frames import HEADER, MAGIC_AT, Frames
-from trinity_bus.bus.read.record_bounds import (
+from trinity_bus.bus.read.wire_format import (
+    HEADER,
+    MAGIC_AT,
     MAX_HEADERS,
     WALK_BYTES,
     BadHeaderError,
+    BodyError,
+    Frames,
+    body_bound,
     check_headers,
     pieces,
+    record_limit,
+    unpack,
 )
 
 log = logging.getLogger(__name__)

@@ -25,11 +25,11 @@ from schemas.topic import Topic
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors
 from trinity_bus.bus.client.internals import client_of
+from trinity_bus.bus.partitioning import partitions_of
 from trinity_bus.bus.read.batches import Unreadable
 from trinity_bus.bus.read.consumers import LogPlace, log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.offsets import Stalls, Standing
 from trinity_bus.bus.read.received import SLICE_S, Received, receive
-from trinity_bus.bus.read.stalls import Stalls, Standing
-from trinity_bus.bus.topics.growth import partitions_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, RecordGoneError
 

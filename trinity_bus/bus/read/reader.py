@@ -30,11 +30,11 @@ from schemas.topic import Topic
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import METADATA_S, kafka_errors
 from trinity_bus.bus.client.internals import client_of
+from trinity_bus.bus.partitioning import partitions_of
 from trinity_bus.bus.read.batches import Unreadable
 from trinity_bus.bus.read.consumers import LogPlace, log_offsets, make_consumer, stop_consumer
+from trinity_bus.bus.read.offsets import Stalls, Standing
 from trinity_bus.bus.read.received import Received, receive_all
-from trinity_bus.bus.read.stalls import Stalls, Standing
-from trinity_bus.bus.topics.growth import partitions_of
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import metrics
@@ -212,7 +212,7 @@ class Reader:
         """Whether something was returned since the last call, or brokers say that there is nothing to return.
 
         For whoever watches over a service: asks nobody, and does not raise. What is kept from it (see
-        :mod:`trinity_bus.bus.read.stalls`) is not kept up with, and told in the log.
+        :mod:`trinity_bus.bus.read.offsets`) is not kept up with, and told in the log.
         """
         client, has_returned, self._has_returned = self._running, self._has_returned, False
         if client is None or await self._is_stalled(client):

@@ -1,19 +1,121 @@
-"""A record as it comes off the log, readable or not."""
+"""A record as it comes off the log, readable or not; whether its author may say it; and its dead letter.
+
+Brokers let a user write a topic or not, whatever is in the records, and tell no reader who wrote one. So a topic has
+the authors that ``schemas.topics`` names, and a reader takes from it nothing but what they may say:
+
+===================  ===================================================================================================
+``forged_author``    a record type that only others may write, such as a trainer's step among the events of explorers
+``forged_sender``    a record whose key is not the name that stands in it, or that speaks of a runner of another
+===================  ===================================================================================================
+
+Neither is proof against an author who lies about itself: all explorers are one user, unless brokers know them apart,
+and one that writes another's name into key and record is believed. See ``docs/security.md``.
+
+A dead letter keeps a record that was refused, with the reason. It has the key, value and headers of the record that it
+stands for; what is added is in ``dlq.`` headers (see :mod:`schemas.topic`). Producing its key, value and remaining
+headers to the topic named there tries it again.
+
+What is larger than its topic allows, or than the topic of dead letters has room for, and a batch that cannot be
+unpacked, is cut: the first KiB is kept, with the size and the hash of all of it, so that the letter of a record is
+never larger than what a topic takes.
+"""
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from aiokafka import ConsumerRecord
 from msgspec import Struct
 
+from schemas.codec import RECORDS, decode
 from schemas.errors import DecodeError
-from schemas.topic import TRACEPARENT, Topic
-from trinity_bus.bus.read.authors import decode_own
-from trinity_bus.bus.read.batches import Unreadable
+from schemas.event import RunnersReport
+from schemas.topic import (
+    DLQ_DETAIL,
+    DLQ_LAST_OFFSET,
+    DLQ_OFFSET,
+    DLQ_PARTITION,
+    DLQ_REASON,
+    DLQ_SHA256,
+    DLQ_SIZE,
+    DLQ_TOPIC,
+    ROOM,
+    TRACEPARENT,
+    Topic,
+)
+from schemas.topics import TOPICS
+from trinity_bus.bus.read.batches import HEAD_BYTES, Unreadable
+
+FORGED_AUTHOR = "forged_author"
+FORGED_SENDER = "forged_sender"
+_FOREIGN = "unexpected_schema"  # what the codec says of a record of a type that is not welcome
+
+
+@lru_cache
+def own(topic: Topic, expect: tuple[type, ...]) -> tuple[type, ...]:
+    """Those of the expected types that may stand on the topic."""
+    return tuple(cls for cls in expect if cls in topic.records)
+
+
+def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type, ...]) -> Any:
+    """Return the record in ``value``, if it is one of the expected types and its author may say it.
+
+    A reader that expects all that may stand on the topic is told what is forged; to others it is merely unexpected.
+    DecodeError: it is nothing of the kind.
+    """
+    types = own(topic, expect)
+    if not types:
+        raise DecodeError(_FOREIGN, f"nothing that {topic.name} carries is expected here")
+    try:
+        return _of_its_sender(topic, key, decode(value, *types))
+    except DecodeError as error:
+        if error.reason == _FOREIGN and len(types) == len(topic.records):
+            _refuse_forged(topic, value)
+        raise
+
+
+def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
+    if topic.sender is None:
+        return record
+    name = getattr(record, topic.sender)
+    if key != name.encode():
+        text = None if key is None else key[:200].decode("utf-8", "backslashreplace")
+        raise DecodeError(FORGED_SENDER, f"the key is {text!r}, but the record is said to be of {name!r}")
+    if isinstance(record, RunnersReport):
+        for runner in record.runners:
+            if not runner.runner.startswith(f"{name}/"):
+                raise DecodeError(FORGED_SENDER, f"{name!r} tells of {runner.runner!r}, which is no runner of it")
+    return record
+
+
+def _refuse_forged(topic: Topic, value: bytes) -> None:
+    # Raise for a record that not everybody who may write the topic may say.
+    cls = _type_of(value)
+    if cls is None:
+        return
+    writers: set[str] = {writer for other in TOPICS if cls in other.records for writer in other.writers}
+    if not writers.issuperset(topic.writers):
+        raise DecodeError(
+            FORGED_AUTHOR,
+            f"{cls.__name__} on {topic.name}, the {_names(topic.writers)}'s topic: only {_names(writers)} may say it",
+        )
+
+
+def _type_of(value: bytes) -> type | None:
+    try:
+        return type(decode(value, *RECORDS))
+    except DecodeError:
+        return None
+
+
+def _names(writers: Iterable[str]) -> str:
+    return " and ".join(sorted(writers)) or "nobody"
+
 
 SLICE_S = 0.005  # how long encoding or decoding may keep the event loop to itself
 
@@ -143,3 +245,38 @@ async def receive_all(
         if time.perf_counter() > until:
             await asyncio.sleep(0)
             until = time.perf_counter() + SLICE_S
+
+
+MAX_DETAIL_BYTES = 2000
+_OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})
+
+
+def dead_letter(
+    received: Received[Any], reason: str, detail: str, max_message_bytes: int
+) -> tuple[bytes | None, bytes | None, Headers]:
+    key, value = received.raw_key, None if received.is_null else received.raw
+    kept: Headers = tuple((name, data) for name, data in received.headers if name not in _OWN)
+    added = [
+        (DLQ_REASON, reason.encode()),
+        (DLQ_DETAIL, detail.encode("utf-8", "backslashreplace")[:MAX_DETAIL_BYTES]),
+        (DLQ_TOPIC, received.topic.name.encode()),
+        (DLQ_PARTITION, str(received.partition).encode()),
+        (DLQ_OFFSET, str(received.offset).encode()),
+    ]
+    if received.last_offset != received.offset:
+        added.append((DLQ_LAST_OFFSET, str(received.last_offset).encode()))
+    if received.unreadable is not None:
+        added += _whole(received.unreadable.size, received.unreadable.sha256)
+    elif _size(key, value, kept) > min(received.topic.max_message_bytes, max_message_bytes - ROOM):
+        added += _whole(len(value or b""), hashlib.sha256(value or b"").hexdigest())
+        key, value, kept = (key or b"")[:HEAD_BYTES], (value or b"")[:HEAD_BYTES], ()
+    return key, value, (*kept, *added)
+
+
+def _whole(size: int, sha256: str) -> Headers:
+    # What tells a value that is cut from one that is whole.
+    return (DLQ_SIZE, str(size).encode()), (DLQ_SHA256, sha256.encode())
+
+
+def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    return len(key or b"") + len(value or b"") + sum(len(name) + len(data or b"") for name, data in headers)

@@ -43,28 +43,28 @@ from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors, translated
 from trinity_bus.bus.client.shutdown import bounded_shutdown
-from trinity_bus.bus.read.dead_letters import dead_letter
-from trinity_bus.bus.read.received import SLICE_S, Received
-from trinity_bus.bus.topics.metadata import partitions_known
-from trinity_bus.bus.write.delivery import Delivery, check, start_send_span
-from trinity_bus.bus.write.outages import CLOSE_S, LEAVE_S, give_up, limit_outages
-from trinity_bus.bus.write.outgoing import Outgoing
-from trinity_bus.bus.write.partitioning import StickyPartitions, partition_of
-from trinity_bus.bus.write.producer_client import started_client
-from trinity_bus.bus.write.transactions import (
+from trinity_bus.bus.partitioning import StickyPartitions, partition_of
+from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
+from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
+from trinity_bus.bus.write.outages import (
     CANCELLED_S,
+    CLOSE_S,
+    LEAVE_S,
     abort,
     check_committable,
     commit,
     fatal_error,
+    give_up,
     is_ended,
+    limit_outages,
 )
+from trinity_bus.bus.write.producer_client import partitions_known, started_client
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
-from trinity_bus.telemetry.context import parent_context
-from trinity_bus.telemetry.context import traceparent as current_traceparent
+from trinity_bus.telemetry.spans import parent_context
+from trinity_bus.telemetry.spans import traceparent as current_traceparent
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Producer:
     ) -> Awaitable[Position]:
         """Send one record. Returns when it is queued (which waits while the queue is full).
 
-        Inside a transaction records are collected, and sent together at its end: see ``outgoing``.
+        Inside a transaction records are collected, and sent together at its end: see ``delivery``.
 
         Args:
             encoded: Its bytes, where it came as such: they are sent as they are.

@@ -14,8 +14,7 @@ from typing import Any, Final
 import yaml
 
 from trinity_bus.console.configuration.checks import Checked
-from trinity_bus.console.configuration.fields import fields
-from trinity_bus.console.configuration.questions import TASKS
+from trinity_bus.console.configuration.questions import TASKS, fields
 from trinity_bus.sizing.memory import GIB, MemoryNeed, limit_bytes
 
 # Settings that its templates give, so that its schema refuses them
@@ -79,7 +78,11 @@ def chart_values(checked: Checked) -> str:
         lines.append(f"The chart itself gives these, and was not told of them: {', '.join(left)}.")
     if left := sorted(path for path in own if path in OF_THIS_MACHINE):
         lines.append(f"These are paths of this machine, which pods do not have, and are left out: {', '.join(left)}.")
-    lines += [f"{place!r} is the folder that {path} names." for path, place in _numbered(own).items()]
+    lines += [
+        f"{place!r} is the folder that {path} names."
+        for path, place in _model_places(own).items()
+        if place != _place_of(own[path])
+    ]
     if has_gpus and "explorer" in checked.services and not hardware.explorer_gpus:
         lines.append("device: gpu is for all images, and the engine of its explorers needs a GPU: give them some.")
     return "".join(f"# {line}\n" for line in lines) + blocks(_values(checked, own, has_gpus=has_gpus))
@@ -150,11 +153,6 @@ def _model_places(own: Mapping[str, object]) -> dict[str, str]:
             place = next(one for one in names if places.get(one, folder) == folder)
             places[place], found[path] = folder, place
     return found
-
-
-def _numbered(own: Mapping[str, object]) -> dict[str, str]:
-    # The places that are not called as their folders are
-    return {path: place for path, place in _model_places(own).items() if place != _place_of(own[path])}
 
 
 def _place_of(folder: object) -> str:

@@ -17,8 +17,7 @@ from typing import Final
 from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
-from trinity_bus.console.configuration.fields import fields
-from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft
+from trinity_bus.console.configuration.questions import EXTRA_FIELDS, TASKS, Draft, fields
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.hardware import spread
 from trinity_bus.sizing.memory import GIB, HostMemory, MemoryNeed, explorer_memory, trainer_memory

@@ -8,8 +8,7 @@ from typing import Final
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
 from trinity_bus.config.template import rendered, toml_value
-from trinity_bus.console.configuration.fields import fields
-from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows
+from trinity_bus.console.configuration.questions import TASKS, Draft, TaskRows, fields
 from trinity_bus.sizing.hardware import Hardware
 
 # Where the containers of compose.gpu.yaml see what is elsewhere on the machine

@@ -19,10 +19,10 @@ from typing import Concatenate, Final, Self
 
 from trinity_bus.console.index.answers import RowPage, SampleRow
 from trinity_bus.console.index.files import explained, reading
+from trinity_bus.console.index.queries import conditions as of_trainers
 from trinity_bus.console.index.queries import groups as of_groups
 from trinity_bus.console.index.queries import mesh, training
 from trinity_bus.console.index.queries import samples as of_samples
-from trinity_bus.console.index.queries import trainers as of_trainers
 from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
 
 _CONNECTIONS: Final = 4  # More questions at once than these wait for each other

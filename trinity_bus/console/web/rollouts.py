@@ -15,8 +15,7 @@ from trinity_bus.chat.formats import Format
 from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.web.advantage import Comparison
-from trinity_bus.console.web.tokens import TokenView, token_views
-from trinity_bus.console.web.turns import TurnView, turns
+from trinity_bus.console.web.sample_view import TokenView, TurnView, token_views, turns
 
 _METRICS: Final = 100  # Of one run
 # Of events of an attempt, in the tree; of others 1

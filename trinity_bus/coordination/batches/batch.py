@@ -1,16 +1,31 @@
 """Batches on the way from their first task to their manifest.
 
 A task that names a batch joins it; one that names none joins the batch of its type that is being filled. Tasks of a
-batch are not dispatched before it is full, see ``batches.lifecycle``. An *open* batch, without a number of tasks, is
+batch are not dispatched before it is full. An *open* batch, without a number of tasks, is
 never full and never waits; of its tasks that have ended only the numbers are kept.
 
 Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
 what it then has; the others are aborted. So the slowest few decide nothing.
+
+docs/batches.md says when a batch goes from one state to another.
+
+::
+
+           +------------------ ended before it was full ------------------+
+           |                                                              v
+        PENDING -----> RUNNING ----- every task has a result -----> FINALIZING -- its turn has come --> FINALIZED
+           |              |                                               |
+           +--------------+-----------------------------------------------+--- aborted -------------> ABORTED
+
+A batch waits in PENDING until it is full, and only then takes a place in the order of training: so a batch whose last
+task never comes holds up nobody but itself. An open batch, which has no number of tasks, is RUNNING at once and never
+FINALIZING: it ends when its client aborts it. FINALIZED and ABORTED are final.
 """
 
 import math
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import field
@@ -19,12 +34,35 @@ from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
 from schemas.batch import readable
 from schemas.record import BatchType, Metrics
-from trinity_bus.coordination.batches.lifecycle import moved
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.tables import Row
+from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.metrics import aggregate_eval_metrics, aggregate_metrics
+
+TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.PENDING: frozenset({State.RUNNING, State.FINALIZING, State.ABORTED}),
+        State.RUNNING: frozenset({State.FINALIZING, State.ABORTED}),
+        State.FINALIZING: frozenset({State.FINALIZED, State.ABORTED}),
+        State.FINALIZED: frozenset(),
+        State.ABORTED: frozenset(),
+    }
+)
+
+
+class IllegalTransitionError(TrinityError, ValueError):
+    """A batch cannot go from one state to another."""
+
+
+def moved(source: State, target: State) -> State:
+    """Return the state after a transition; IllegalTransitionError where the table does not hold it."""
+    if target not in TRANSITIONS[source]:
+        allowed = ", ".join(sorted(TRANSITIONS[source])) or "nothing, it is final"
+        raise IllegalTransitionError(f"a batch that is {source} cannot become {target}; only {allowed}")
+    return target
+
 
 MAX_TRACE_LINKS = 128  # of one batch; what OpenTelemetry keeps of a span's links unless told otherwise
 

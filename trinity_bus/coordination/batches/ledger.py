@@ -38,8 +38,7 @@ from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progr
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
-from trinity_bus.coordination.state.memory import Window
-from trinity_bus.coordination.state.pages import ResultPages, TaskPages
+from trinity_bus.coordination.state.memory import ResultPages, TaskPages, Window
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.sync_policy import SyncPolicy

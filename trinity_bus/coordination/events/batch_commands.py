@@ -36,8 +36,7 @@ from trinity_bus.coordination.effects import Write
 from trinity_bus.coordination.events.endings import Endings
 from trinity_bus.coordination.inputs import BatchRequest
 from trinity_bus.coordination.limits import MAX_BATCH_WAITERS, MAX_OPEN_BATCHES
-from trinity_bus.coordination.machine_state import Handler, MachineState
-from trinity_bus.coordination.replies import BatchWaiter, reply
+from trinity_bus.coordination.machine_state import BatchWaiter, Handler, MachineState, reply
 
 type Answer = tuple[CommandError | None, str]
 

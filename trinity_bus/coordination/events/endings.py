@@ -31,8 +31,7 @@ from trinity_bus.coordination.dispatch.dispatcher import Dispatcher
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.limits import records_left, short_error
-from trinity_bus.coordination.machine_state import Handler, MachineState
-from trinity_bus.coordination.replies import reply
+from trinity_bus.coordination.machine_state import Handler, MachineState, reply
 
 _FACTS = {"failed": Fact.TASK_FAILED, "aborted": Fact.TASK_ABORTED}
 

@@ -56,7 +56,7 @@ from schemas.command import CommandError
 from schemas.topics import VERSION_HISTORY
 from trinity_bus.coordination.effects import Fact, Write
 from trinity_bus.coordination.machine_state import Handler, MachineState
-from trinity_bus.coordination.versions.weight_sync import Choice, told_of
+from trinity_bus.coordination.weight_sync import Choice, told_of
 
 ROLLBACK_S = 600.0  # how long a trainer may take to begin a new incarnation from an older checkpoint
 MAX_NAMED = 8  # batches that a reply names

@@ -28,7 +28,7 @@ Many ranks: rank 0 gathers all and alone writes. Weights and the optimizer's sta
 Face names, so a checkpoint is read in any layout. Every file has a digest, which rank 0 compares before it is used.
 
 A checkpoint says which log, namespace and base model it belongs to; a trainer of another run refuses it. It says with
-which settings it was trained, and a trainer says what is different now (``resume``). All these are absent from
+which settings it was trained, and a trainer says what is different now. All these are absent from
 checkpoints of the first programs, and then not compared. This package imports no torch.
 """
 

@@ -8,10 +8,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.skipped import Rollback
+from schemas.record import Rollback
 from trinity_bus.training.checkpoint.folders import flush, newest_first, of_step, replace, step_of
-from trinity_bus.training.checkpoint.manifest import TrainingProgress
-from trinity_bus.training.checkpoint.resume import Shaping
+from trinity_bus.training.checkpoint.manifest import Shaping, TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 
 _TOLD: Final = ".told"

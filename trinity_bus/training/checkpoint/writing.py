@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trinity_bus.runtime.plain_files import within
-from trinity_bus.training.checkpoint.digests import digests
 from trinity_bus.training.checkpoint.folders import (
     CONFIG,
     INDEX,
     PARTIAL,
     PROGRESS,
+    digests,
     flush,
     folder_of,
     newest_first,

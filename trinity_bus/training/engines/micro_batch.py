@@ -20,10 +20,10 @@ import torch
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.device import uses_gpu
-from trinity_bus.runtime.free_memory import free_bytes
+from trinity_bus.runtime.memory import free_bytes
 from trinity_bus.sizing.memory import GIB, KEPT_BACK, micro_batch, trainer_need
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.steps.packing import TrainSample
 
 log = logging.getLogger(__name__)

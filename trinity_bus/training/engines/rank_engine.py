@@ -30,18 +30,19 @@ from msgspec import structs
 from schemas.experience import ExperienceGroup, Float32
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
-from trinity_bus.runtime.heap import give_back_memory
+from trinity_bus.runtime.memory import give_back_memory
 from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training import tensors as hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import ADAPTER
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.engines import adapters, token_advantages
-from trinity_bus.training.engines.critic import Critic
+from trinity_bus.training.engines import adapters
+from trinity_bus.training.engines.critic import Critic, finish_advantages
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
 from trinity_bus.training.errors import CheckpointError, TrainingInterruptedError
-from trinity_bus.training.families import hf_folder, read_shape
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
 from trinity_bus.training.objectives.advantage import TokenAdvantage
@@ -226,7 +227,7 @@ class RankEngine(TrainingEngine):
             samples = [structs.replace(s, values=v) for s, v in zip(samples, self._critic.values(samples), strict=True)]
         told: Metrics = {}
         if samples and isinstance(self._objective.advantage, TokenAdvantage):
-            samples, told = token_advantages.finish(samples, self._objective.advantage, self._objective, self.layout)
+            samples, told = finish_advantages(samples, self._objective.advantage, self._objective, self.layout)
         left = iter(samples)
         return [replace(update, samples=[next(left) for _ in update.samples]) for update in updates], told
 

@@ -17,15 +17,15 @@ from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
 from trinity_bus.runtime.device import uses_gpu
+from trinity_bus.training import tensors
 from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import load_state_of, padded, state_of
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
-from trinity_bus.training.families import tensors
-from trinity_bus.training.families.hf_folder import readable, weights
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
+from trinity_bus.training.tensors import readable, weights
 
 _ADAPTER: Final = ("lora_A", "lora_B")
 

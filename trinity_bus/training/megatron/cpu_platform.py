@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 
 from trinity_bus.runtime.device import uses_gpu
-from trinity_bus.runtime.heap import importing
+from trinity_bus.runtime.memory import importing
 
 type Calls = dict[str, Callable[..., Any]]
 

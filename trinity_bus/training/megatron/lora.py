@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training import tensors
 from trinity_bus.training.engines.adapters import initial_a, peft_names
 from trinity_bus.training.errors import CheckpointError
-from trinity_bus.training.families import ModelShape, tensors
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import (
     GPTModel,

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
+from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
-from trinity_bus.training.families import ModelShape, tensors
-from trinity_bus.training.families.hf_folder import readable, weights
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.attention import SDPAttention
 from trinity_bus.training.megatron.core import (
@@ -33,6 +33,7 @@ from trinity_bus.training.megatron.cpu_platform import on_cpu
 from trinity_bus.training.megatron.experts import Experts
 from trinity_bus.training.megatron.norm import Norm
 from trinity_bus.training.megatron.rotary import RotaryModel
+from trinity_bus.training.tensors import readable, weights
 
 _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _OUTPUT: Final = "output_layer.weight"
@@ -193,7 +194,7 @@ class StagedModel:
         return last.output_layer.weight if weight is None else weight
 
     def load(self, folder: Path) -> None:
-        """ConversionError where the folder does not hold this model and nothing else (see ``hf_folder``)."""
+        """ConversionError where the folder does not hold this model and nothing else (see ``tensors``)."""
         read = weights(folder, self._shape)
         with torch.no_grad(), readable(folder):
             for parameter, shard in self.shards_of(read, folder):

@@ -1,7 +1,7 @@
 """Rank 0's hold on the other ranks of a trainer: calling them, hearing of their ends, ending them.
 
 Where they come from is a :class:`RankSource`: child processes of this one (:class:`ChildRanks`), or processes that a
-launcher has started on this and other machines. Each is at the far end of a line (``rank_lines``)::
+launcher has started on this and other machines. Each is at the far end of a line (``RankLine``)::
 
     FOLLOWING --begin(call) .. settle(step)--> FOLLOWING
        |--a rank fails or dies--> LOST: watch() raises RankError at once, and so does the call that is under way
@@ -37,8 +37,7 @@ from trinity_bus.runtime.process import Child, how_ended
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks import rank_protocol as protocol
-from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
-from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, PendingCalls
+from trinity_bus.training.ranks.rank_protocol import LIMIT_S, Call, PairLine, PendingCalls, RankLine
 from trinity_bus.training.steps.token_figures import SampleFigures
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.ports import is_loopback
-from trinity_bus.runtime.rendezvous import serve_store
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -35,6 +34,7 @@ from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.parallel import World
 from trinity_bus.training.ranks.followers import Followers
+from trinity_bus.training.ranks.launch import serve_store
 from trinity_bus.training.ranks.rank_protocol import (
     LIMIT_S,
     MARK,

@@ -1,4 +1,4 @@
-"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a line (``rank_lines``) tells.
+"""A rank of a trainer other than the first: it makes the calls of ``rank_protocol`` that a ``RankLine`` tells.
 
 ::
 
@@ -29,14 +29,13 @@ from pathlib import Path
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.ports import is_loopback
-from trinity_bus.runtime.rendezvous import join_store
 from trinity_bus.telemetry.logs import FORMAT, console
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.ranks import rank_protocol
-from trinity_bus.training.ranks.rank_lines import PairLine, RankLine
+from trinity_bus.training.ranks.launch import join_store
 from trinity_bus.training.ranks.rank_protocol import (
     Build,
     Call,
@@ -47,6 +46,8 @@ from trinity_bus.training.ranks.rank_protocol import (
     Join,
     Leave,
     Load,
+    PairLine,
+    RankLine,
     Save,
     Train,
 )

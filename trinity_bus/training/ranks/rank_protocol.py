@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of a trainer, and what they answer. Pure; ``followers``, ``rank`` move the bytes.
+"""What rank 0 tells the other ranks of a trainer, and what they answer. ``followers`` and ``rank`` call it.
 
 All ranks run the same program: each makes the same *calls* on its own engine, in the same order, and they meet in the
 collectives within. Rank 0 decides which call comes next, sends it to the others, and makes it itself. A call is
@@ -20,10 +20,25 @@ collectives within. Rank 0 decides which call comes next, sends it to the others
                             '-------------------'--Failed, or an end: LOST, for good; RankError says rank and reason
 
 Join has no collective in it: whoever cannot take part is refused before anything waits for it. All are messages on a
-line (``rank_lines``), which loses none and keeps their order; the samples of a rank's shard are messages of their own.
+``RankLine``, which loses none and keeps their order; the samples of a rank's shard are messages of their own.
+
+A line carries whole messages, both ways, until one of the two ranks ends it.
+
+::
+
+    OPEN --send, receive--> OPEN
+      |--end(), or the other side's end-----------> ENDED: receive() is None, send() raises OSError
+      '--a message over its limit: ProtocolError--> whoever reads ends it
+
+A line to a process on this machine is a socket pair, here; one to a rank that a launcher has started is made by whoever
+knows how to tell it from a stranger. One thread reads, one writes, and any may end it.
 """
 
-from collections.abc import Callable
+import contextlib
+import socket
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +46,7 @@ import numpy as np
 from msgspec import Struct, msgpack, structs
 
 from schemas.experience import ExperienceGroup
-from trinity_bus.runtime.frames import Dialect
+from trinity_bus.runtime.frames import Dialect, head_of, read_frame
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.steps import token_figures
 from trinity_bus.training.steps.packing import TrainSample
@@ -215,3 +230,45 @@ class PendingCalls:
 
 def _name(call: Call | None) -> str:
     return type(call).__name__
+
+
+class RankLine(ABC):
+    @abstractmethod
+    def send(self, bodies: Sequence[bytes]) -> None:
+        """OSError where the other side has ended, or takes nothing; ProtocolError where one is too large."""
+
+    @abstractmethod
+    def receive(self, limit: int) -> bytes | None:
+        """Wait, however long; None where the other side has ended, ProtocolError for what is over the limit or none."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Wake who waits, on both sides. Safe to call twice."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it and let go of it, as the thread that reads."""
+
+
+class PairLine(RankLine):
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        # Of sends only: who reads waits as long as it takes.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LIMIT_S), 0))
+        self._file = end.makefile("rb")
+
+    def send(self, bodies: Sequence[bytes]) -> None:
+        for body in bodies:
+            self._socket.sendall(head_of(body, SAMPLE_BYTES) + body)
+
+    def receive(self, limit: int) -> bytes | None:
+        return read_frame(self._file, limit)
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.end()
+        self._file.close()
+        self._socket.close()

@@ -1,4 +1,4 @@
-"""What of a batch is trained on: which samples are left out, and why. Pure.
+"""What a step is made of: which samples are left out, and why, and which other groups are trained on. Pure.
 
 The rule needs the groups, the model's shape and one setting. It is applied once, before a step begins, and written to
 ``steps``; a step that is taken again takes what is written there (``schemas.step``).
@@ -14,27 +14,53 @@ of ``FlawKind``        no model of this shape can be trained on it: see ``schema
 ``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
 ``all_masked``         none of its response is the model's own, or none is to be trained on
-``waiting``            too few groups of the batch teach something: see ``strategies``
+``waiting``            too few groups of the batch teach something
 =====================  ===============================================================================================
 
 The others of its group are trained on as if such a sample had never been drawn. Of the three kinds before the last
 there is nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are
 told of.
+
+``trainer.strategy`` decides which groups a step learns from, beside or in place of those of its batch.
+
+``priority`` learns once more from groups of earlier steps, :func:`ranked`::
+
+    priority of a group = the step in which it was new - trainer.replay_decay * how often it was trained on since
+
+The ``trainer.replay_groups`` of the highest are taken, of those that were new in the last ``trainer.replay_steps``
+steps and that teach something. Equal ones are drawn by ``(seed, step)``. The order is that of Trinity-RFT's
+``linear_decay``.
+
+``dynamic_sampling`` trains on batches together, :func:`waiting` and :func:`has_to_wait`::
+
+    batch --enough groups teach something, those that wait included--> one step is trained on all of them
+      '----too few--> its step changes nothing, its samples are left out as WAITING, and its groups wait for the next
+
+Groups whose runs have equal rewards teach nothing, so a step of few others has a noisier gradient; DAPO goes on drawing
+until a batch is full of groups that do (Yu et al., arXiv:2503.14476, section 3.2). The weights stand still meanwhile:
+samples that wait are as much on policy as those that they wait for. It ends after ``trainer.effective_batches``
+batches, or with the last step: then there is training with what there is. A batch that is passed over counts among
+them.
+
+All of that stands on the log: on ``steps`` what earlier steps were made of, on ``experiences`` what the groups are. So
+a restart repeats the choice.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import numpy as np
 from msgspec.structs import replace
 
+from schemas import ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.event import Position
-from schemas.experience import Bool, ExperienceGroup
+from schemas.experience import Bool
 from schemas.groups.pieces import join_groups, piece
 from schemas.groups.trainable import Bounds, FlawKind, flaws
 from schemas.record import Metrics
-from schemas.step import MAX_WHY_CHARS, LeftOut, StepBegun
+from schemas.step import MAX_WHY_CHARS
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training.steps.examples import ExampleFlaw
 
 # The metric that counts samples that are left out; ``samples_left_out/<reason>`` counts those of a kind.
@@ -157,3 +183,48 @@ def counts(left: Sequence[LeftOut]) -> Metrics:
     for one in left:
         kinds[one.reason] += len(one.samples)
     return {LEFT_OUT: float(sum(kinds.values())), **{f"{LEFT_OUT}/{kind}": float(n) for kind, n in kinds.items()}}
+
+
+# Keeps these draws apart from those that shuffle the samples of the same seed and step
+_OWN_DRAWS = 1
+
+
+def ranked(begun: Iterable[StepBegun], settings: TrainerSettings, *, step: int) -> list[StepGroup]:
+    """``begun`` has what earlier steps were made of, each once, the oldest first."""
+    earlier = [record for record in begun if step - settings.replay_steps <= record.step < step]
+    uses = Counter(group.task_id for record in earlier for group in record.replayed)
+    new = [(record.step - settings.replay_decay * uses[group.task_id], group) for record in earlier
+           for group in record.groups]  # fmt: skip
+    lots = np.random.default_rng((settings.seed, step, _OWN_DRAWS)).permutation(len(new)).tolist()
+    order = sorted(range(len(new)), key=lambda i: (-new[i][0], lots[i]))
+    return [new[i][1] for i in order]
+
+
+def waiting(begun: Iterable[StepBegun], *, step: int) -> list[StepBegun]:
+    """Return the steps before one that changed nothing because of what was to come, the oldest first."""
+    found: list[StepBegun] = []
+    for record in sorted(begun, key=lambda record: record.step, reverse=True):
+        if record.step >= step:
+            continue
+        waits = any(one.reason == Unfit.WAITING.value for one in record.left_out)
+        if record.step != step - 1 - len(found) or not (record.skipped or waits):
+            break
+        found.append(record)
+    return found[::-1]
+
+
+def has_to_wait(
+    taught: Sequence[bool], settings: TrainerSettings, *, step: int, groups: int, before: Sequence[StepBegun]
+) -> bool:
+    """``taught``: which groups teach something, those that wait included; ``groups``: of its own batch."""
+    wanted = groups if settings.effective_groups is None else settings.effective_groups
+    is_last = settings.is_done(step) or len(before) + 1 >= settings.effective_batches
+    return not is_last and sum(taught) < wanted
+
+
+def left_waiting(groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
+    why = "too few groups of its step teach something: it is trained on with those of the next"
+    return [
+        LeftOut(task_id=group.task_id, reason=Unfit.WAITING.value, samples=list(range(len(group))), detail=why)
+        for group in groups
+    ]

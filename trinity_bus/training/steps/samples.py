@@ -14,7 +14,7 @@ from msgspec import structs
 from schemas.experience import ExperienceGroup, Float32, Sample
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.families.shape import ModelShape
+from trinity_bus.training.families import ModelShape
 from trinity_bus.training.objectives.advantage import Advantage, Float64, GroupAdvantages, ScoredSample
 from trinity_bus.training.steps.packing import TrainSample
 

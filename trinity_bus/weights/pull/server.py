@@ -32,12 +32,12 @@ import msgspec
 from opentelemetry import trace
 
 from schemas.model_version import ModelVersion
-from trinity_bus.telemetry.context import parent_context
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
+from trinity_bus.telemetry.spans import parent_context
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import HASH_BYTES
-from trinity_bus.weights.link.link import Backend, Link, gpu_of
+from trinity_bus.weights.link import Backend, Link, gpu_of
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.frames import HeldVersion

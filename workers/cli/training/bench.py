@@ -10,7 +10,7 @@ from trinity_bus.config import Settings
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import run_service
 from trinity_bus.training.checkpoint import steps
-from workers.bench.bench import PLOT, RESULTS, Bench, plot, run_bench, table
+from workers.bench import PLOT, RESULTS, Bench, plot, run_bench, table
 from workers.cli.console import console, say
 from workers.runs import new_run
 from workers.taskset.dataset import load

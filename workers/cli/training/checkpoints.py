@@ -13,8 +13,7 @@ from schemas.errors import printable
 from trinity_bus import hub
 from trinity_bus.config import Settings, required
 from trinity_bus.training.checkpoint import of_step
-from trinity_bus.training.checkpoint.conversion import convert
-from trinity_bus.training.checkpoint.listing import Listed, listed
+from trinity_bus.training.checkpoint.listing import Listed, convert, listed
 from trinity_bus.training.errors import CheckpointError
 from workers.cli.console import console, folding_table, say, show
 

@@ -17,7 +17,6 @@ from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, STEPS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.errors import TrinityError
 from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
 from trinity_bus.telemetry.spans import TRACES
 from trinity_bus.training import checkpoint
@@ -25,14 +24,10 @@ from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest
 from trinity_bus.view.lineage import Places, StepLineage, TaskLineage, lineage_of
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
-from workers.runs import newest_run
+from workers.runs import NoRunError, newest_run
 
 app = typer.Typer()
 out = console()
-
-
-class NoStepError(TrinityError, LookupError):
-    """Nothing is known of a step."""
 
 
 @app.command()
@@ -71,7 +66,7 @@ async def lineage(
 async def _record(bus: Bus, trainer: str, step: int) -> StepBegun:
     found = await _last(bus, STEPS, step_key(trainer, step), StepBegun)
     if found is None:
-        raise NoStepError(
+        raise NoRunError(
             f"nothing is known of step {step} of {trainer}: `steps` keeps the last thousand of each trainer; --trainer "
             "names another one"
         )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
-from schemas.skipped import MAX_PERSON_CHARS
+from schemas.record import MAX_PERSON_CHARS
 from schemas.topics import EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus.bus import Bus
 from trinity_bus.client import Synchronizer, VersionRow

@@ -29,8 +29,7 @@ from trinity_bus.coordination.limits import (
     parts_allowed,
     short_error,
 )
-from trinity_bus.coordination.state.memory import Memory
-from trinity_bus.coordination.state.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages, TaskPages
+from trinity_bus.coordination.state.memory import PAGE_BYTES, PAGE_ITEMS, Memory, ResultPages, TaskPages
 from trinity_bus.coordination.state.store import StateStore
 
 LARGE = (1 << 53) - 1

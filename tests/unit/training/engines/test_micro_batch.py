@@ -14,7 +14,7 @@ from schemas import ExperienceGroup
 from tests.unit.sizing.test_sizing import QWEN3_0_6B, QWEN25_7B
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.runtime.free_memory import free_bytes, total_bytes
+from trinity_bus.runtime.memory import free_bytes, total_bytes
 from trinity_bus.sizing.memory import GIB, MOST_TOKENS, micro_batch, trainer_need
 from trinity_bus.training.engines import micro_batch as module
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE
+from trinity_bus.training import tensors
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.errors import ConversionError
-from trinity_bus.training.families import FAMILIES, ModelShape, read_shape, tensors
-from trinity_bus.training.families.hf_folder import write_weights
+from trinity_bus.training.families import FAMILIES, ModelShape, read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.model import StagedModel
+from trinity_bus.training.tensors import write_weights
 
 
 @pytest.fixture(

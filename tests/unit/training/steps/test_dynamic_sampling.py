@@ -5,7 +5,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.steps import begun_step
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.steps import choice
-from trinity_bus.training.steps.strategies import has_to_wait, left_waiting, waiting
+from trinity_bus.training.steps.choice import has_to_wait, left_waiting, waiting
 
 
 def begun(step: int, *, waits: bool = False, skipped: str | None = None) -> StepBegun:

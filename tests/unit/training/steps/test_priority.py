@@ -3,7 +3,7 @@
 from schemas import Position, ResultPart, StepBegun, StepGroup
 from tests.support.fakes.steps import begun_step
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.steps.strategies import ranked
+from trinity_bus.training.steps.choice import ranked
 
 
 def group(task: str) -> StepGroup:

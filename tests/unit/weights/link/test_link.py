@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from trinity_bus.weights import link as module
 from trinity_bus.weights.channel import Channel
 from trinity_bus.weights.errors import LinkError
-from trinity_bus.weights.link import link as module
-from trinity_bus.weights.link.link import Link
+from trinity_bus.weights.link import Link
 
 BUCKET = 1 << 20
 SIZES = (BUCKET, BUCKET, BUCKET - 77, 5)

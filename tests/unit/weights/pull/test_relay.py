@@ -19,8 +19,8 @@ from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.layout import MAX_CHUNKS, PIECE, Bucket, chunk_bytes, spans
 from trinity_bus.weights.pull import frames, transport
 from trinity_bus.weights.pull.fan_out import FanOut
-from trinity_bus.weights.pull.relay import Relay
 from trinity_bus.weights.pull.server import WeightServer
+from trinity_bus.weights.pull.transport import Relay
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source, source_of
 from trinity_bus.weights.wire import WeightsRequest

@@ -12,12 +12,12 @@ from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import (
     EQUAL_RUNS,
     GROUPS_OF_STEP,
+    OF_LAST_RUN,
     of_groups,
     page_values,
     row_page,
     values_of,
 )
-from trinity_bus.console.index.queries.trainers import OF_LAST_RUN
 from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, MAX_LIMIT, PageAsk, SampleFilter
 from trinity_bus.console.index.schema import (
     PROMPT,

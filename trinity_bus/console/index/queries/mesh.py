@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from trinity_bus.console.index import answers
-from trinity_bus.console.index.queries.conditions import page_values, row_page
+from trinity_bus.console.index.queries.conditions import Whose, page_values, row_page, whose
 from trinity_bus.console.index.queries.groups import groups_of_task
-from trinity_bus.console.index.queries.trainers import Whose, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, Axis, PageAsk
 from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
 

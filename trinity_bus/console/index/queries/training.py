@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from schemas.record import BatchType
 from trinity_bus.console.index import answers
-from trinity_bus.console.index.queries.conditions import page_values, row_page
+from trinity_bus.console.index.queries.conditions import OF_LAST_RUN, page_values, row_page, whose
 from trinity_bus.console.index.queries.groups import left_out
-from trinity_bus.console.index.queries.trainers import OF_LAST_RUN, whose
 from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, PageAsk
 from trinity_bus.console.index.schema import last_number, time_in_sql, time_of
 

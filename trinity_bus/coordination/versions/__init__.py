@@ -1,1 +1,0 @@
-"""Versions: which version the mesh serves, and the members of each weight sync."""

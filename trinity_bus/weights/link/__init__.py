@@ -1,1 +1,0 @@
-"""Links: process groups of two, over gloo or NCCL, that carry versions."""

@@ -1,1 +1,0 @@
-"""Bench: evaluates every checkpoint of a run on the same task sets."""
