@@ -197,6 +197,7 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     assert asked(summary["model"], "copy 3 1 4 =").stderr == ""
 
 
+@pytest.mark.nightly
 def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> None:
     made = subprocess.run(["tools/smollm2.sh"], cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     if made.returncode == 3:

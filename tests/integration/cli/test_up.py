@@ -30,7 +30,7 @@ from trinity_bus.runtime.process import tail
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LIMIT_S = 240.0
-TASKS = 120
+TASKS = 64
 TASKS_IN_BATCH = 4
 FROZEN_S = float(os.environ.get("FROZEN_S", "30"))
 """Longer than each limit below; five minutes with the limits as they are by default, where the environment says so."""

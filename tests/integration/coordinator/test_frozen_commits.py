@@ -12,6 +12,7 @@ from schemas.topics import RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import BrokerSettings, Settings
 
@@ -34,13 +35,19 @@ INSTANTS = [
 ]
 
 
-async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(tmp_path: Path) -> None:
+SOME = [INSTANTS[number] for number in (1, 4, 7)]
+
+
+@pytest.mark.parametrize("instants", [SOME, at_night(INSTANTS)], ids=["some", "all"])
+async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(
+    tmp_path: Path, instants: list[tuple[str, str, bool, float]]
+) -> None:
     cache = Settings().broker.cache_dir
     with EmbeddedBroker(BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)) as broker:
         mesh = Mesh(broker.kafka_settings(), tmp_path)
         environment = {
             "BROKER_PID": str(broker.pid),
-            "FREEZE_AT": json.dumps(INSTANTS),
+            "FREEZE_AT": json.dumps(instants),
             "FREEZE_S": str(FREEZE_S),
             "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
         }

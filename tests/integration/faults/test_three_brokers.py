@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tests.support.faults.mesh import FaultMesh
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
@@ -165,7 +166,14 @@ async def one_transaction(settings: KafkaSettings, name: str) -> AsyncIterator[C
     assert sorted(found) == sorted(sent)
 
 
-async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothing(tmp_path: Path) -> None:
+SOME = (Disturbance.kill_leaders, Disturbance.silence, Disturbance.leave_one)
+ALL = (*SOME[:2], Disturbance.restart_all, Disturbance.fill_disk, SOME[2])
+
+
+@pytest.mark.parametrize("faults", [SOME, at_night(ALL)], ids=["some", "all"])
+async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothing(
+    tmp_path: Path, faults: Sequence[Callable[[Disturbance], Awaitable[None]]]
+) -> None:
     health_port = free_port()
     with broker_cluster(tmp_path / "brokers", disk_mib=DISK_MIB) as cluster:
         mesh = FaultMesh(
@@ -173,18 +181,15 @@ async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothin
             explorers=1,
             coordinator={"max_staleness": 1, "tick_s": 0.25, "explorer_timeout_s": 10, "group_size": GROUP_SIZE},
             explorer={"slots": 4, "heartbeat_s": 1.0},
-            engine_delay_s=3.0,
+            engine_delay_s=1.5,
             broker=cluster,
             environment={**TIMES, "TRINITY_BUS_HEALTH__PORT": str(health_port)},
         )
         async with at_work(FaultClient, mesh, request_timeout_s=REQUEST_S) as client:
             disturbance = Disturbance(cluster, mesh, client, health_port)
             await client.until(MORE)
-            await disturbance.kill_leaders()
-            await disturbance.silence()
-            await disturbance.restart_all()
-            await disturbance.fill_disk()
-            await disturbance.leave_one()
+            for befall in faults:
+                await befall(disturbance)
         log = client.log
         incarnations = {service.name: service.incarnations for service in mesh.services.values()}
     said = (tmp_path / "mesh" / "coordinator-0.log").read_text()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ import pytest
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import environment, unused
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import PROGRAM, environment, unused
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Process, tail
 
 pytestmark = pytest.mark.integration
 
@@ -44,14 +44,14 @@ class Files:
         )
 
     @contextlib.contextmanager
-    def service(self, module: str, **settings: object) -> Iterator[Child]:
-        env = environment(self.kafka, **settings)
-        command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
+    def service(self, module: str, **settings: object) -> Iterator[Process]:
+        env = environment(self.kafka, **settings) | {"PYTHONWARNINGS": "error"}
         log = self.folder / f"{module}.log"
-        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
-            yield child
+        process = forked(PROGRAM, "run", module, name=module, env=env, output=log)
+        with process, log_shown_on_failure(process, log):
+            yield process
 
-    def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
+    def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Process]:
         return self.service(
             "taskset",
             taskset__path=self.sets,

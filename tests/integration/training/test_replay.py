@@ -7,8 +7,6 @@ import asyncio
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +35,8 @@ from tests.integration.training.trainers import (
 )
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
-from tests.support.mesh.mesh import unused
+from tests.support.mesh.forks import finished
+from tests.support.mesh.mesh import PROGRAM, unused
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
@@ -258,14 +257,7 @@ async def test_a_shadow_leaves_the_live_run_as_it_is(run: Run) -> None:
 
 def test_as_a_command_it_goes_on_from_the_newest_checkpoint_before_the_step(run: Run) -> None:
     command = ["replay", "--from-step", "5", "--set", "objective.loss=gspo"]
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", *command],
-        env=run.live.environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = finished(PROGRAM, *command, env=run.live.environment, limit_s=DEADLINE_S, kind="engines")
     assert done.returncode == 0, done.stderr
     own = run.live.folder / "checkpoints-replay-5"
     assert f"step 5 is trained: checkpoints and metrics.jsonl are in {own}" in done.stdout

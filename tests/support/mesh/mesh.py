@@ -13,7 +13,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import Task
 from schemas.topics import TASKS
-from tests.support.mesh.forks import forked
+from tests.support.mesh.forks import finished, forked
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.client.connection import administrator
@@ -42,9 +42,7 @@ def environment(kafka: KafkaSettings, **settings: object) -> dict[str, str]:
 
 def trinity_bus(kafka: KafkaSettings, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
     """A command, as a user runs it in a namespace."""
-    command = [sys.executable, "-m", "workers.cli.app", *arguments]
-    env = environment(kafka, **settings) | {"COLUMNS": "160"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return finished(PROGRAM, *arguments, env=environment(kafka, **settings) | {"COLUMNS": "160"})
 
 
 class Mesh:
