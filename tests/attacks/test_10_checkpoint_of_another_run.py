@@ -14,8 +14,8 @@ import pytest
 
 from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus, LogIdentity
+from tests.support.mesh.mesh import unused, with_topics
+from trinity_bus.bus import LogIdentity
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
@@ -125,8 +125,7 @@ async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) ->
     settings = unused(kafka)
 
     async def identity() -> LogIdentity:
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics([BATCHES])
+        async with with_topics(settings, [BATCHES]) as bus:
             return await bus.identity(BATCHES)
 
     first, again = await identity(), await identity()

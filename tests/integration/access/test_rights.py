@@ -23,7 +23,7 @@ from schemas import BatchRecord, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, TOPICS
 from tests.support.mesh.forks import finished, forked
-from tests.support.mesh.mesh import PROGRAM
+from tests.support.mesh.mesh import PROGRAM, make_topics
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
@@ -86,8 +86,7 @@ class Cluster:
     async def prepared(self, namespace: str) -> None:
         """Users, rights and topics of a namespace, as an operator makes them."""
         await apply_access(self.root(namespace), self.passwords)
-        async with Bus(self.user(namespace, ADMIN), client_id="admin") as bus:
-            await bus.ensure_topics()
+        await make_topics(self.user(namespace, ADMIN))
 
 
 @pytest.fixture(scope="module")

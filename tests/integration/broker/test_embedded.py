@@ -15,7 +15,7 @@ import pytest
 
 from schemas.topics import TASKS
 from tests.support.mesh.forks import finished
-from tests.support.mesh.mesh import PROGRAM
+from tests.support.mesh.mesh import PROGRAM, with_topics
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.errors import DataFolderUnusableError, PortInUseError
@@ -47,11 +47,9 @@ def settings(tmp_path: Path) -> BrokerSettings:
 
 
 async def produce(broker: EmbeddedBroker, values: list[bytes]) -> None:
-    async with Bus(broker.kafka_settings(), client_id="test") as bus:
-        await bus.ensure_topics([TASKS])
-        async with bus.producer() as producer:
-            for value in values:
-                await (await producer.send_raw(TASKS, "k", value))
+    async with with_topics(broker.kafka_settings(), [TASKS]) as bus, bus.producer() as producer:
+        for value in values:
+            await (await producer.send_raw(TASKS, "k", value))
 
 
 async def consume(broker: EmbeddedBroker) -> list[bytes]:

@@ -12,6 +12,7 @@ import pytest
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, TASKS
+from tests.support.mesh.mesh import with_topics
 from tests.support.mesh.records import record_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
@@ -29,10 +30,12 @@ async def broker(tmp_path: Path) -> AsyncIterator[EmbeddedBroker]:
     cache = Settings().broker.cache_dir
     own = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)
     async with EmbeddedBroker(own) as broker:
-        async with Bus(broker.kafka_settings(), client_id="warm-up") as bus:
-            await bus.ensure_topics()
-            async with bus.producer(transactional_id="warm-up") as producer, producer.transaction():
-                await producer.send_raw(BATCHES, "k", b"warm-up")
+        async with (
+            with_topics(broker.kafka_settings()) as bus,
+            bus.producer(transactional_id="warm-up") as producer,
+            producer.transaction(),
+        ):
+            await producer.send_raw(BATCHES, "k", b"warm-up")
         yield broker
 
 

@@ -7,6 +7,7 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
+from tests.support.mesh.mesh import with_topics
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.bus.client.internals import client_of
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
-    async with Bus(empty, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(empty) as bus:
         await bus.ensure_topics()
         assert await bus.end_offsets(EXPERIENCES) == dict.fromkeys(range(EXPERIENCES.partitions), 0)
     async with administrator(empty, "test") as admin:

@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.topics import TASKS, TOPICS
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus
+from tests.support.mesh.mesh import make_topics, unused
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import UnknownTopicError
@@ -52,8 +51,7 @@ def there(kafka: KafkaSettings) -> KafkaSettings:
     mine = unused(kafka)
 
     async def make() -> None:
-        async with Bus(mine, client_id="fixture") as bus:
-            await bus.ensure_topics([TASKS])
+        await make_topics(mine, [TASKS])
 
     asyncio.run(make())
     return mine

@@ -17,7 +17,7 @@ from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
 from tests.support.mesh.forks import finished, forked
-from tests.support.mesh.mesh import PROGRAM, environment, unused
+from tests.support.mesh.mesh import PROGRAM, environment, unused, with_topics
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
@@ -167,8 +167,7 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
 
 
 async def test_killed_and_run_again_an_export_has_each_sample_once(settings: KafkaSettings, tmp_path: Path) -> None:
-    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
-        await bus.ensure_topics()
+    async with with_topics(settings) as bus, bus.producer() as producer:
         for number in range(3500):
             await producer.send(EXPERIENCES, f"t-{number}", group(f"t-{number}", [number, 0.5]))
         await producer.send_raw(TASKS, b"t-x", b"nonsense")

@@ -22,7 +22,7 @@ from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUT
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.mesh.forks import forked
-from tests.support.mesh.mesh import environment
+from tests.support.mesh.mesh import environment, with_topics
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside
@@ -103,10 +103,12 @@ def fork_server() -> Iterator[ForkServer]:
 
 @asynccontextmanager
 async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
-    async with Bus(settings.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
-            yield Mesh(settings, bus, producer, events)
+    async with (
+        with_topics(settings.kafka) as bus,
+        bus.producer() as producer,
+        bus.reader(EXPLORER_EVENTS, start="end") as events,
+    ):
+        yield Mesh(settings, bus, producer, events)
 
 
 @asynccontextmanager

@@ -141,20 +141,6 @@ async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(alone: Me
     assert await alone.experiences() == []
 
 
-async def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(alone: Mesh) -> None:
-    alone.engine.open.clear()
-    await alone.send(dispatch(alone.incarnation, "innocent"))
-    await until(lambda: alone.engine.waiting == 1)
-    await alone.send(dispatch(alone.incarnation, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
-    died = await alone.event(RolloutFinished)
-    assert (died.task_id, died.status) == ("culprit", "failed")
-    assert died.error == "RunnerDiedError: its runner was ended by SIGSEGV"
-    alone.engine.open.set()
-    answered = await alone.event(RolloutFinished)
-    assert (answered.task_id, answered.status) == ("innocent", "completed")
-    assert [group.task_id for group in await alone.experiences()] == ["innocent"]
-
-
 async def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(
     settings: Settings, fork_server: ForkServer
 ) -> None:

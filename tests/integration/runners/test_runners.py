@@ -205,16 +205,6 @@ async def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_
         assert await all_of_it.pids() == before
 
 
-async def test_a_runner_is_replaced_after_so_many_attempts(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runner_max_attempts=2) as all_of_it:
-        seen = set()
-        for i in range(6):
-            await all_of_it.begin("math", f"t{i}")
-            seen |= set(await all_of_it.pids())
-        await all_of_it.until_there_is_one()
-        assert len(seen | set(await all_of_it.pids())) >= 4
-
-
 async def test_a_runner_in_which_a_call_hangs_in_a_thread_is_replaced_and_ended(fork_server: ForkServer) -> None:
     async with rig(fork_server, cancel_grace_s=0.5) as all_of_it:
         (before,) = await all_of_it.pids()
@@ -331,14 +321,6 @@ async def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp
     assert asked == [rollout, f"00-{1:032x}-{span.span_id}-01"]
 
 
-async def test_attempts_are_spread_over_the_runners(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runners=3, slots=6) as all_of_it:
-        innocents = await all_of_it.innocents(6)
-        assert [len(state.running) for state in all_of_it.runners.states()] == [2, 2, 2]
-        assert len(set(await all_of_it.pids())) == 3
-        await all_of_it.acquit(innocents)
-
-
 async def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
     settings = Settings(explorer=ExplorerSettings(workflow_modules="no_such_module_of_mine"))
     told = "No module named 'no_such_module_of_mine'; see TRINITY_BUS_EXPLORER__WORKFL"
@@ -408,14 +390,3 @@ async def test_a_runner_says_of_each_sample_how_it_was_drawn(fork_server: ForkSe
         plain = await running.begin("math")
         group = decode(plain.group, ExperienceGroup)
     assert [one.sampling for one in group.samples()] == [SampledWith(1.0, 1, 0, 0)]
-
-
-async def test_a_workflow_asks_other_pools_and_is_told_why_it_cannot(fork_server: ForkServer) -> None:
-    async with rig(fork_server) as here:
-        group = decode((await here.begin("consult", prompt="judge")).group, ExperienceGroup)
-        (sample,) = group.samples()
-        assert (sample.reward, group.metrics[0]["drawn"]) == (5.0, 2.0)
-        assert sample.teacher_logprobs is not None
-        assert sample.teacher_logprobs.tolist() == pytest.approx([-ord("4") / 1000, -ord("2") / 1000])
-        with pytest.raises(WorkflowRaisedError, match="UnknownPoolError: there is no pool 'nobody'"):
-            await here.begin("consult", prompt="nobody")

@@ -36,7 +36,7 @@ from tests.integration.training.trainers import (
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.mesh.forks import finished
-from tests.support.mesh.mesh import PROGRAM, unused
+from tests.support.mesh.mesh import PROGRAM, unused, with_topics
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
@@ -137,8 +137,7 @@ async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
         alone = await said_of(bus, undisturbed)
     live = Trainer(kafka, folder / "live", model, keep_checkpoints=KEPT, **own)
     shadow = Trainer(kafka, folder / "shadow", model, name="shadow-0", role="shadow", **own, **GSPO)
-    async with Bus(kafka, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(kafka) as bus:
         with shadow.running("trained", "3") as process:  # which waits, as nothing has begun
             await produce(bus, batches)
             said = await train_to_the_end(bus, live, STEPS_TRAINED)
@@ -296,8 +295,7 @@ async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_
     directory = tmp_path / "live" / "checkpoints"
     (directory / "step-00000002").mkdir(parents=True)
     (directory / ".run").write_text("0" * 32)
-    async with Bus(ours, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(ours) as bus:
         async with bus.producer() as producer:
             for step in range(1, 5):
                 one = make_group(seed=step, task_id=f"task-{step}")
