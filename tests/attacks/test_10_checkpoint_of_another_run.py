@@ -38,10 +38,11 @@ def start(
     **changes: Any,
 ) -> int:
     """As the service does it; trains some steps of nothing, and makes a checkpoint. Gives the step it began at."""
+    own = {"model_path": str(model), "checkpoint_dir": directory, "threads": 1, "engine": "torch", **changes}
     settings = Settings(
         kafka=KafkaSettings(namespace=namespace),
         mesh=MeshSettings(model=name),
-        trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1, **changes),
+        trainer=TrainerSettings.model_validate(own),
     )
     engine = load_engine(settings, directory, None, log)
     publisher = open_publisher(settings, directory, engine)
@@ -108,7 +109,7 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
     start(directory, model, train=1)
     monkeypatch.setattr(engines, "_make", lambda *_: pytest.fail("it was loaded"))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"engine": "torch"}, "engine=megatron, here torch"),
+        ({"engine": "megatron"}, "engine=torch, here megatron"),
         ({"namespace": "other"}, "namespace trinity, here other"),
         ({"name": "other"}, "mesh.model: policy -> other"),
         ({"lora_rank": 2}, "trainer.lora_rank=0, here 2"),

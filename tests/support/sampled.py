@@ -12,11 +12,12 @@ SEED = int(os.environ.get("SAMPLE_SEED", "0"))
 
 
 def sampled(cases: Sequence[Any], count: int) -> list[Any]:
-    """Parameters of a test with one argument, of which ``count`` are drawn for each change."""
+    """Parameters of a test, of which ``count`` are drawn for each change: ``pytest.param`` or the one argument."""
     drawn = random.Random(SEED).sample(range(len(cases)), count)  # noqa: S311 - no secret
-    return [case if place in drawn else at_night(case) for place, case in enumerate(cases)]
+    named = [case if hasattr(case, "marks") else pytest.param(case) for case in cases]
+    return [case if place in drawn else at_night(*case.values, name=case.id) for place, case in enumerate(named)]
 
 
-def at_night(*values: Any) -> Any:
+def at_night(*values: Any, name: Any = None) -> Any:
     """Parameters of a test that are not run for each change."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
+    return pytest.param(*values, marks=pytest.mark.nightly, id=name)

@@ -46,14 +46,10 @@ def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     return mine
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def there(kafka: KafkaSettings) -> KafkaSettings:
     mine = unused(kafka)
-
-    async def make() -> None:
-        await make_topics(mine, [TASKS])
-
-    asyncio.run(make())
+    asyncio.run(make_topics(mine, [TASKS]))
     return mine
 
 
