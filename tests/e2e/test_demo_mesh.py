@@ -227,6 +227,7 @@ def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> No
     assert demo.ended() == 130, demo.said()
 
 
+@pytest.mark.nightly  # `up` has the same for each change, with an engine and a trainer that are none
 def test_a_service_and_a_broker_that_die_are_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
     # The other subject, so that it is run at all: turns, and calls of a tool.
     demo = start("tools", "--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)

@@ -46,8 +46,6 @@ SMALL = {
 
 
 KEY = "a-key-of-the-recipes"
-UNLIKE = {"agent", "distillation"}
-"""Run for each change: one behind a gateway, and one with explorers of two pools."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def preloads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize(
-    "recipe", [path if path.name in UNLIKE else at_night(path) for path in RECIPES], ids=lambda path: path.name
+    "recipe", [path if path.name == "agent" else at_night(path) for path in RECIPES], ids=lambda path: path.name
 )
 def test_a_recipe_trains_for_two_steps(
     recipe: Path, kafka: KafkaSettings, model: Path, preloads: tuple[Preload, Preload], tmp_path: Path

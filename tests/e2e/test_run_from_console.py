@@ -18,6 +18,7 @@ import pytest
 from tests.support.mesh.mesh import environment
 from tests.support.mesh.processes import assert_all_gone, marked_processes
 from tests.support.mesh.waiting import wait_until
+from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
 from workers.demo.model import MAX_LENGTH, make_model
@@ -91,8 +92,9 @@ def console(kafka: KafkaSettings, tmp_path: Path) -> Iterator[ConsoleProcess]:
             process.kill()
 
 
+@pytest.mark.parametrize("is_stopped", [False, at_night(True)])
 def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
-    console: ConsoleProcess, tmp_path: Path
+    console: ConsoleProcess, tmp_path: Path, is_stopped: bool
 ) -> None:
     answers = {
         "mesh.namespace": f"console-runs-{os.getpid()}",
@@ -117,13 +119,14 @@ def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
 
     running = console.services()
     assert len(running) >= len(("coordinator", "trainer", "explorer", "taskset"))
-    assert "Nothing that was started from this console runs" in console.page("/configuration/stop", {})
-    assert_all_gone(running, 30)
-    assert console.services() == []
-
-    # It goes on from where it was; and a console that dies takes it along.
-    console.page("/configuration/run", answers)
-    wait_until(lambda: console.says("/configuration/mesh", "running"), "mesh that was launched again", LIMIT_S, 0.2)
-    running = console.services()
+    if is_stopped:
+        assert "Nothing that was started from this console runs" in console.page("/configuration/stop", {})
+        assert_all_gone(running, 30)
+        assert console.services() == []
+        # It goes on from where it was.
+        console.page("/configuration/run", answers)
+        wait_until(lambda: console.says("/configuration/mesh", "running"), "mesh that was launched again", LIMIT_S, 0.2)
+        running = console.services()
+    # A console that dies takes it along.
     os.kill(console.process.pid, signal.SIGKILL)
     assert_all_gone(running, 60)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +17,7 @@ from tests.support.mesh.forks import finished
 from tests.support.mesh.mesh import PROGRAM, with_topics
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.broker.errors import DataFolderUnusableError, PortInUseError
-from trinity_bus.broker.jars import install, jar_folder, read_lock
-from trinity_bus.broker.layout import Folder, cache_dir
+from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim
 from trinity_bus.bus import Bus
 from trinity_bus.config import BrokerSettings, Settings
@@ -97,39 +94,6 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
     assert settings.data_dir is not None
     with claim(Folder(settings.data_dir)):
         """Nothing holds the data folder any more."""
-
-
-def test_two_brokers_never_share_a_folder_or_a_port(settings: BrokerSettings, tmp_path: Path) -> None:
-    with EmbeddedBroker(settings) as first:
-        port = int(first.bootstrap_servers[10:])
-        with pytest.raises(DataFolderUnusableError, match=f"process {first.pid} on port {port}"):
-            EmbeddedBroker(settings).start()
-        other = settings.model_copy(update={"port": port, "data_dir": tmp_path / "other"})
-        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
-            EmbeddedBroker(other).start()
-        assert first.poll() is None
-
-
-def test_a_half_filled_cache_is_healed(
-    settings: BrokerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = jar_folder(cache_dir(settings))
-    install(cache_dir(settings))
-    cache = tmp_path / "cache"
-    damaged = jar_folder(cache)
-    damaged.mkdir(parents=True)
-    repository = tmp_path / "m2"
-    monkeypatch.setenv("M2_REPO", str(repository))
-    for number, jar in enumerate(read_lock()):
-        place = repository.joinpath(*jar.group.split("."), jar.artifact, jar.version, jar.filename)
-        place.parent.mkdir(parents=True)
-        place.symlink_to(good / jar.filename)
-        if number % 3 == 0:
-            shutil.copyfile(good / jar.filename, damaged / jar.filename)
-        elif number % 3 == 1:
-            (damaged / jar.filename).write_bytes((good / jar.filename).read_bytes()[:1000])
-    with EmbeddedBroker(settings.model_copy(update={"cache_dir": cache})) as broker:
-        assert broker.poll() is None
 
 
 @pytest.fixture
