@@ -14,13 +14,13 @@ import pytest
 
 from schemas.topics import TASKS
 from tests.support.mesh.forks import finished
-from tests.support.mesh.mesh import PROGRAM, with_topics
+from tests.support.mesh.mesh import PROGRAM, own_broker, with_topics
 from tests.support.mesh.processes import assert_all_gone, family_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, Settings
+from trinity_bus.config import BrokerSettings
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ with broker:
 @pytest.fixture
 def settings(tmp_path: Path) -> BrokerSettings:
     """A broker of its own."""
-    return BrokerSettings(port=0, data_dir=tmp_path / "data", cache_dir=Settings().broker.cache_dir, heap_mib=192)
+    return own_broker(tmp_path / "data")
 
 
 async def produce(broker: EmbeddedBroker, values: list[bytes]) -> None:

@@ -19,12 +19,13 @@ import pytest
 
 from schemas import BatchLifecycleState
 from tests.support.mesh.log import MeshLog
+from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.processes import assert_all_gone, family_of
 from tests.support.mesh.stand_in import command
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.process import tail
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -90,9 +91,7 @@ class Up:
 
     async def check(self) -> None:
         """Nothing is lost, nothing counts twice."""
-        own = BrokerSettings(
-            port=0, data_dir=self.run_dir / "broker", cache_dir=Settings().broker.cache_dir, start_timeout_s=LIMIT_S
-        )
+        own = own_broker(self.run_dir / "broker", start_timeout_s=LIMIT_S)
         async with EmbeddedBroker(own) as broker, Bus(broker.kafka_settings(KafkaSettings()), client_id="test") as bus:
             log = await MeshLog.read(bus)
         log.check(max_staleness=2, max_inflight_batches=Settings().coordinator.max_inflight_batches)

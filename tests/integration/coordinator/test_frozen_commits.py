@@ -10,11 +10,10 @@ import pytest
 from schemas import TaskResult
 from schemas.topics import RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
 from tests.support.mesh.waiting import until
 from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, Settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
@@ -42,8 +41,7 @@ SOME = [INSTANTS[number] for number in (1, 4, 7)]
 async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(
     tmp_path: Path, instants: list[tuple[str, str, bool, float]]
 ) -> None:
-    cache = Settings().broker.cache_dir
-    with EmbeddedBroker(BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)) as broker:
+    with EmbeddedBroker(own_broker(tmp_path / "broker")) as broker:
         mesh = Mesh(broker.kafka_settings(), tmp_path)
         environment = {
             "BROKER_PID": str(broker.pid),

@@ -30,8 +30,8 @@ from schemas.topics import (
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
+    assert_same,
     batches_of,
-    deterministic,
     entry_of,
     produce,
     step_is,
@@ -81,12 +81,7 @@ async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], Kafka
     # One announcement at each of five starts (two of them of untrained weights), and the steps between.
     assert [step.step for step in disturbed] == [0, 0, 1, 1, 2, 2, 3, 4, 5]
     assert len({step.incarnation for step in disturbed}) == 5
-    by_step = {step.step: step for step in undisturbed}
-    for step in disturbed:
-        assert step.checksum == by_step[step.step].checksum
-        if step.batch_id is not None:
-            assert step.batch_id == by_step[step.step].batch_id
-            assert deterministic(step) == deterministic(by_step[step.step])
+    assert_same(disturbed, undisturbed)
     checkpoints = tmp_path / "disturbed" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
         ".lock",

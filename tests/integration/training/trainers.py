@@ -161,6 +161,16 @@ def deterministic(step: StepTrained) -> dict[str, float]:
     return {name: value for name, value in step.metrics.items() if name != "seconds"}
 
 
+def assert_same(told: Sequence[StepTrained], undisturbed: Sequence[StepTrained]) -> None:
+    """Whatever was killed, each step has the weights and figures that it has where nothing is."""
+    expected = {step.step: step for step in undisturbed}
+    for step in told:
+        assert step.checksum == expected[step.step].checksum
+        if step.batch_id is not None:
+            assert step.batch_id == expected[step.step].batch_id
+            assert deterministic(step) == deterministic(expected[step.step])
+
+
 async def until_logged(trainer: Trainer, text: str, process: Process) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while text not in trainer.log.read_text():
