@@ -57,7 +57,7 @@ def start(
         publisher.close()
 
 
-def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> None:
+def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
     start(directory, model, train=2)
     # The same model elsewhere is the same model.
@@ -65,6 +65,10 @@ def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> Non
     for file in model.iterdir():
         (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
     assert start(directory, tmp_path / "moved") == 2
+    with caplog.at_level(logging.WARNING):
+        assert start(directory, model, learning_rate=0.02, clip_high=0.3) == 2
+    changed = [line for line in caplog.messages if line.startswith("settings changed after step 2: ")]
+    assert [line.split()[5] for line in changed] == ["trainer.learning_rate:", "trainer.clip_high:"]
     other_model = write_model(tmp_path / "other-model", seed=1)
     other_family = write_model(tmp_path / "other-family", family="llama")
     attacks: list[tuple[dict[str, Any], str, str]] = [

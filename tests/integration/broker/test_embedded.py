@@ -16,6 +16,7 @@ from schemas.topics import TASKS
 from tests.support.mesh.forks import finished
 from tests.support.mesh.mesh import PROGRAM, own_broker, with_topics
 from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim
@@ -75,8 +76,15 @@ async def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSetting
         assert await consume(broker) == values
 
 
-@pytest.mark.parametrize("moment", ["while it starts", "while it serves"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("while it starts", signal.SIGINT),
+        ("while it serves", signal.SIGKILL),
+        at_night("while it starts", signal.SIGKILL),
+        at_night("while it serves", signal.SIGINT),
+    ],
+)
 def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number: signal.Signals) -> None:
     command = [sys.executable, "-c", OWNER, str(settings.data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:

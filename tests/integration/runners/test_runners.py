@@ -185,15 +185,6 @@ async def test_one_that_ignores_its_cancellation_loses_its_runner_and_the_others
         await all_of_it.acquit(innocents)
 
 
-async def test_a_restart_does_not_wait_for_any_grace(fork_server: ForkServer) -> None:
-    async with rig(fork_server, cancel_grace_s=600) as all_of_it:
-        ignoring = all_of_it.begin("ignore")
-        await until(lambda: all_of_it.runners.states()[0].pid != 0)
-        all_of_it.runners.stop_at_once(("t", 1))
-        ignoring.cancel()
-        await until(lambda: [state.restarts for state in all_of_it.runners.states()] == [1])
-
-
 async def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_on(fork_server: ForkServer) -> None:
     async with rig(fork_server) as all_of_it:
         (one,) = await all_of_it.innocents(1)
@@ -246,14 +237,6 @@ async def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_s
         all_of_it.engine.generate = refuse  # type: ignore[method-assign, assignment]
         with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
             await all_of_it.begin("math")
-
-
-async def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(fork_server: ForkServer) -> None:
-    async with rig(fork_server) as all_of_it:
-        some = await all_of_it.begin("some", repeat_times=5)
-        assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
-        assert some.error == "ValueError: run 2 broke off"
-        assert (await all_of_it.begin("some", repeat_times=2)).error is None
 
 
 async def test_the_last_turn_of_a_run_that_fails_is_kept_before_its_failure_is_told(fork_server: ForkServer) -> None:
