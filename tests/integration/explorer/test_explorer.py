@@ -21,7 +21,7 @@ from schemas import (
     Turn,
     WeightsSynced,
 )
-from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, ROLLOUTS, TURNS
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, TURNS
 from tests.integration.explorer.explorers import (
     LIMIT_S,
     MODULES,
@@ -41,7 +41,6 @@ from tests.support.mesh.mesh import Mesh as Coordinated
 from tests.support.mesh.mesh import send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
@@ -92,18 +91,6 @@ async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
             await send_tasks(mesh._producer, 4, "more")
             await mesh.event(ExplorerHeartbeat, lambda beat: beat.slots == 2)
             await until(lambda: engine.waiting == 2, LIMIT_S)
-
-
-async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(alone: Mesh) -> None:
-    await alone.send(dispatch("former-life", "void"))
-    other = dispatch(alone.incarnation, "other").model_copy(update={"explorer": "explorer-1"})
-    await (await alone._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
-    await alone.send(dispatch(alone.incarnation, "mine"))
-    await alone.send(dispatch(alone.incarnation, "mine"))
-    await alone.send(dispatch(alone.incarnation, "last"))
-    results = [await alone.event(RolloutFinished) for _ in range(2)]
-    assert sorted(result.task_id for result in results) == ["last", "mine"]
-    assert sorted(group.task_id for group in await alone.experiences()) == ["last", "mine"]
 
 
 async def test_eval_batches_publish_no_experiences(alone: Mesh) -> None:
