@@ -23,14 +23,16 @@ from trinity_bus.runtime.process import Process, tail
 type Kind = Literal["services", "engines", "vllm"]
 
 ROOT: Final = Path(__file__).parents[3]
-LOAD_S: Final = 280.0
-"""A machine at its limit takes minutes to import Megatron."""
+LOAD_S: Final = 120.0
 _ERRORS: Final = "FORKED_ERRORS"
 """A variable that names the file for what a command prints as errors, where that is not to be with the rest."""
 
 
 def forked(*arguments: str, name: str, env: Mapping[str, str], output: Path, kind: Kind = "services") -> Process:
-    """Start a module with arguments; with ``PYTHONWARNINGS=error`` its warnings are errors."""
+    """Start a module with arguments; with ``PYTHONWARNINGS=error`` its warnings are errors.
+
+    But for services it is forked when somebody asks for it, ``poll`` or ``pid``, after all is imported.
+    """
     return _preload(kind).start(arguments, name=name, env=env, output=output)
 
 
@@ -55,9 +57,10 @@ def _preload(kind: Kind) -> Preload:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     begun = Preload.begin([f"{__name__}:{kind}"], name=kind, main=f"{__name__}:main", env=env, output=Path(log))
     atexit.register(begun.close)
-    wait_until(lambda: begun.loaded or begun.process.poll() is not None, f"imports of {kind}", LOAD_S, 0.01)
-    assert begun.loaded, tail(Path(log))
-    Path(log).unlink()
+    if kind == "services":
+        wait_until(lambda: begun.loaded or begun.process.poll() is not None, "imports of services", LOAD_S, 0.01)
+        assert begun.loaded, tail(Path(log))
+        Path(log).unlink()
     return begun
 
 
