@@ -56,11 +56,11 @@ def _preload(kind: Kind) -> Preload:
     os.close(descriptor)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     begun = Preload.begin([f"{__name__}:{kind}"], name=kind, main=f"{__name__}:main", env=env, output=Path(log))
+    atexit.register(Path(log).unlink)
     atexit.register(begun.close)
     if kind == "services":
         wait_until(lambda: begun.loaded or begun.process.poll() is not None, "imports of services", LOAD_S, 0.01)
         assert begun.loaded, tail(Path(log))
-        Path(log).unlink()
     return begun
 
 
