@@ -95,6 +95,7 @@ def begun(folder: Path, limits: Mapping[str, float] | None = None, data: str = "
         up.ended(LIMIT_S)
 
 
+@pytest.mark.nightly
 async def test_a_machine_that_stands_still_comes_back_by_itself(tmp_path: Path) -> None:
     with begun(tmp_path, LIMITS if FROZEN_S < 300 else None) as up:
         up.until_trained(3)

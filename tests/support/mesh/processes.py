@@ -47,7 +47,7 @@ class Program:
     def ended(self, limit_s: float) -> int:
         """Its status, once it and all that it has started have ended."""
         code = self.process.wait(limit_s)
-        wait_until(lambda: not self.family(), "end of every process", 60.0)
+        wait_until(lambda: not self.family(), "end of every process", 60.0, 0.1)
         return code
 
     def kill(self) -> None:
