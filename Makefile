@@ -46,7 +46,7 @@ demo: setup ## Run the whole mesh and watch a model learn. Options: NAME=sums or
 test: check ## Lint and types, then unit, integration and e2e tests. Options: ARGS='...'
 	@$(BIN)/pytest $(TESTS) -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: ## The same, and short runs of all benchmarks.
+test-all: ## The same, with all cases of tests that `make test` samples, and short runs of all benchmarks.
 	@$(MAKE) test MARKED=
 
 stack-test: setup ## Build the images, bring the compose stack up, test and break it. Needs Docker. Options: ARGS='...'

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from schemas.topic import DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON
 from schemas.topics import DEAD_LETTERS, TASKS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import packed_with, signed
-from tests.support.mesh.mesh import Mesh, environment, own_broker, send_tasks, unused
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import PROGRAM, Mesh, environment, own_broker, send_tasks, unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.probe import probe
 from tests.support.mesh.records import record_of, take
@@ -26,7 +26,6 @@ from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus, Reader, Undecodable
 from trinity_bus.bus.read.received import header
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child
 
 pytestmark = pytest.mark.integration
 CODECS = ("gzip", "snappy", "lz4", "zstd")
@@ -180,9 +179,9 @@ def test_who_works_and_who_stands_by_stay_ready_while_there_is_nothing_to_read(
     own = unused(kafka)
     with contextlib.ExitStack() as stack:
         for port in ports:
-            env = environment(own, health__port=port, health__unread_s=2)
-            command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", "coordinator"]
-            stack.enter_context(Child(command, env=env, output=tmp_path / f"{port}.log"))
+            env = environment(own, health__port=port, health__unread_s=2) | {"PYTHONWARNINGS": "error"}
+            output = tmp_path / f"{port}.log"
+            stack.enter_context(forked(PROGRAM, "run", "coordinator", name=output.stem, env=env, output=output))
         for port in ports:
             wait_until(lambda port=port: probe(port)[0] == 200, "ready", 60)  # type: ignore[misc]  # of a lambda with a default
         until_s = time.monotonic() + 6

@@ -28,6 +28,7 @@ from schemas import (
 )
 from schemas.codec import DecodeError, decode, encode
 from schemas.fields.free_form import MAX_CONTAINERS, MAX_VALUES
+from tests.support.sampled import sampled
 
 LIMIT_S = 0.1
 YARDSTICK_S = 0.011
@@ -136,7 +137,10 @@ def attacks() -> Iterator[Any]:
     yield attack("a large header", lambda: b"\x92\x81\xa1a" + array(b"\x80", 15 << 20) + b"\xc4\x00", ExperienceGroup)
 
 
-@pytest.mark.parametrize(("make", "expect"), list(attacks()))
+ATTACKS = list(attacks())
+
+
+@pytest.mark.parametrize(("make", "expect"), [ATTACKS[0], *sampled(ATTACKS[1:], 16)])
 def test_no_record_costs_more_than_it_may(make: Callable[[], bytes], expect: tuple[type[Any], ...]) -> None:
     value = make()
     assert len(value) <= max(cls.MAX_BYTES for cls in expect), "over the limit, this would prove nothing"

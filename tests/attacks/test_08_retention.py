@@ -20,7 +20,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.mesh_records import finalized
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.faults.raw_batches import aged_segment
-from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
+from tests.support.mesh.mesh import Mesh, make_topics, own_broker, send_tasks, with_topics
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker, layout
@@ -67,8 +67,7 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
 
     async with administrator(settings, "test") as admin:
         await admin.create_topics([NewTopic(name, TASKS.partitions, 1, topic_configs=earlier)])
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics([TASKS])
+        await make_topics(settings, [TASKS])
         wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
         entries: dict[str, Any] = {}
         # What a controller has accepted reaches the brokers a moment later.
@@ -186,14 +185,12 @@ async def test_a_backup_that_is_ten_days_old_has_all_that_it_needs(
     control = f"{namespace}.control"
 
     async def write(kafka: KafkaSettings) -> None:
-        async with Bus(kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                await send_tasks(producer, 5)
-                sent = await producer.send(EXPERIENCES, "t", make_group(task_id="t"))
-                part = ResultPart(attempt=1, samples=4, position=await sent)
-                untrained = finalized(1, manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])])
-                await (await producer.send(BATCHES, untrained.batch_id, untrained))
+        async with with_topics(kafka) as bus, bus.producer() as producer:
+            await send_tasks(producer, 5)
+            sent = await producer.send(EXPERIENCES, "t", make_group(task_id="t"))
+            part = ResultPart(attempt=1, samples=4, position=await sent)
+            untrained = finalized(1, manifest=[ManifestEntry(task_id="t", status="completed", parts=[part])])
+            await (await producer.send(BATCHES, untrained.batch_id, untrained))
         async with administrator(kafka, "test") as admin:
             configs = {"retention.ms": str(7 * DAY_MS), "message.timestamp.type": "LogAppendTime"}
             await admin.create_topics([NewTopic(control, 1, 1, topic_configs=configs)])

@@ -20,6 +20,7 @@ from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus, unused
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside, until
+from tests.support.sampled import at_night
 from trinity_bus.bus import Bus, LogIdentity, Producer, Reader
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TasksetSettings, TrainerSettings
@@ -43,7 +44,7 @@ async def make_anew(settings: KafkaSettings, *topics: Topic) -> None:
         await bus.ensure_topics(topics)
 
 
-@pytest.mark.parametrize("decision", [None, "beginning", "end"])
+@pytest.mark.parametrize("decision", [None, "end", at_night("beginning")])
 async def test_topics_that_were_made_anew_do_not_stop_the_mesh(mesh: Mesh, decision: str | None) -> None:
     # With nothing remembered the rule cannot tell, and the operator has to.
     settings: dict[str, Any] = {"batch_size": 1, "dedup_window": 100 if decision is None else 1}

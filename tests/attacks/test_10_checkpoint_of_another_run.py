@@ -14,8 +14,8 @@ import pytest
 
 from schemas.topics import BATCHES
 from tests.support.fakes.tiny_trainer import write_model
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus, LogIdentity
+from tests.support.mesh.mesh import unused, with_topics
+from trinity_bus.bus import LogIdentity
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
@@ -38,10 +38,11 @@ def start(
     **changes: Any,
 ) -> int:
     """As the service does it; trains some steps of nothing, and makes a checkpoint. Gives the step it began at."""
+    own = {"model_path": str(model), "checkpoint_dir": directory, "threads": 1, "engine": "torch", **changes}
     settings = Settings(
         kafka=KafkaSettings(namespace=namespace),
         mesh=MeshSettings(model=name),
-        trainer=TrainerSettings(model_path=str(model), checkpoint_dir=directory, threads=1, **changes),
+        trainer=TrainerSettings.model_validate(own),
     )
     engine = load_engine(settings, directory, None, log)
     publisher = open_publisher(settings, directory, engine)
@@ -56,7 +57,7 @@ def start(
         publisher.close()
 
 
-def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> None:
+def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, directory = write_model(tmp_path / "model"), tmp_path / "checkpoints"
     start(directory, model, train=2)
     # The same model elsewhere is the same model.
@@ -64,6 +65,10 @@ def test_a_trainer_goes_on_with_its_own_checkpoints_alone(tmp_path: Path) -> Non
     for file in model.iterdir():
         (tmp_path / "moved" / file.name).write_bytes(file.read_bytes())
     assert start(directory, tmp_path / "moved") == 2
+    with caplog.at_level(logging.WARNING):
+        assert start(directory, model, learning_rate=0.02, clip_high=0.3) == 2
+    changed = [line for line in caplog.messages if line.startswith("settings changed after step 2: ")]
+    assert [line.split()[5] for line in changed] == ["trainer.learning_rate:", "trainer.clip_high:"]
     other_model = write_model(tmp_path / "other-model", seed=1)
     other_family = write_model(tmp_path / "other-family", family="llama")
     attacks: list[tuple[dict[str, Any], str, str]] = [
@@ -108,7 +113,7 @@ def test_settings_that_cannot_be_right_are_refused_before_anything_loads(
     start(directory, model, train=1)
     monkeypatch.setattr(engines, "_make", lambda *_: pytest.fail("it was loaded"))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"engine": "torch"}, "engine=megatron, here torch"),
+        ({"engine": "megatron"}, "engine=torch, here megatron"),
         ({"namespace": "other"}, "namespace trinity, here other"),
         ({"name": "other"}, "mesh.model: policy -> other"),
         ({"lora_rank": 2}, "trainer.lora_rank=0, here 2"),
@@ -125,8 +130,7 @@ async def test_a_topic_that_is_made_anew_is_another_log(kafka: KafkaSettings) ->
     settings = unused(kafka)
 
     async def identity() -> LogIdentity:
-        async with Bus(settings, client_id="test") as bus:
-            await bus.ensure_topics([BATCHES])
+        async with with_topics(settings, [BATCHES]) as bus:
             return await bus.identity(BATCHES)
 
     first, again = await identity(), await identity()

@@ -13,7 +13,7 @@ from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.engines.megatron_engine import MegatronEngine
+from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import CheckpointError
 
 
@@ -73,7 +73,7 @@ def test_a_number_that_was_changed_in_what_a_checkpoint_says_of_itself_is_found(
 
 
 def test_an_engine_does_not_load_it_and_the_one_before_it_is_named(tmp_path: Path) -> None:
-    engine = MegatronEngine(TrainerSettings(model_path=str(write_model(tmp_path / "model")), threads=1))
+    engine = TorchEngine(TrainerSettings(model_path=str(write_model(tmp_path / "model")), threads=1))
     directory = tmp_path / "checkpoints"
     for _ in range(2):
         engine.train_step([])

@@ -25,7 +25,7 @@ from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
 from tests.support.effects import written
 from tests.support.fakes.tiny_trainer import write_model
-from tests.support.mesh.mesh import trinity_bus, unused
+from tests.support.mesh.mesh import trinity_bus, unused, with_topics
 from tests.support.mesh.records import first
 from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
@@ -237,22 +237,21 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
     def step(version: int, incarnation: str, rollback: Rollback | None = None) -> StepTrained:
         return step_trained(version, incarnation, rollback=rollback)
 
-    async with Bus(settings.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with (
-            beside(Coordinator(settings, bus).run()),
-            bus.producer() as producer,
-            bus.reader(COORDINATOR_EVENTS, start="beginning") as events,
-        ):
-            await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
-            unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
-            assert unsure.returncode == 2
-            assert "say --discard" in unsure.stderr
-            asking = asyncio.create_task(
-                asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
-            )
-            wanted = (await first(events, VersionWanted, lambda asked: asked.rollback is not None)).rollback
-            assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
-            await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
-            done = await asking
-            assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")
+    async with (
+        with_topics(settings.kafka) as bus,
+        beside(Coordinator(settings, bus).run()),
+        bus.producer() as producer,
+        bus.reader(COORDINATOR_EVENTS, start="beginning") as events,
+    ):
+        await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
+        unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
+        assert unsure.returncode == 2
+        assert "say --discard" in unsure.stderr
+        asking = asyncio.create_task(
+            asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
+        )
+        wanted = (await first(events, VersionWanted, lambda asked: asked.rollback is not None)).rollback
+        assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
+        await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
+        done = await asking
+        assert (done.returncode, done.stderr.strip()) == (0, "Training goes on from version 2.")

@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 from schemas import Task
 from schemas.topics import BATCHES, TASKS, TOPICS
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
-from tests.support.mesh.mesh import described
+from tests.support.mesh.mesh import described, make_topics, with_topics
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.bus import Bus
@@ -96,8 +96,7 @@ def settings(cluster: BrokerCluster, request: pytest.FixtureRequest) -> KafkaSet
 
 
 async def prepare(settings: KafkaSettings) -> None:
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics()
+    await make_topics(settings)
 
 
 @pytest.mark.integration
@@ -156,8 +155,7 @@ async def test_a_start_asks_another_broker_where_the_one_that_it_would_ask_is_go
 async def test_brokers_tell_of_disks_sizes_and_copies_and_the_loss_of_one_is_seen(
     cluster: BrokerCluster, settings: KafkaSettings
 ) -> None:
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(settings) as bus:
         async with bus.producer() as producer:
             await (await producer.send_raw(TASKS, "k", b"v" * 10_000))
         observer = await bus.cluster_observer()

@@ -8,8 +8,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from schemas.topics import EXPLORER_EVENTS
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus, Producer
+from tests.support.mesh.mesh import unused, with_topics
+from trinity_bus.bus import Producer
 from trinity_bus.bus.client.internals import MAX_SEQUENCE
 from trinity_bus.config import KafkaSettings
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.integration
 async def test_numbers_begin_again_at_zero(kafka: KafkaSettings, transactional: bool, left: int) -> None:
     """The first record of a producer may have any number: brokers know nothing of it yet."""
     settings = unused(kafka).model_copy(update={"outage_s": 20.0})
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics([EXPLORER_EVENTS])
+    async with with_topics(settings, [EXPLORER_EVENTS]) as bus:
         async with bus.producer(transactional_id="numbers" if transactional else None) as producer:
             place = TopicPartition(EXPLORER_EVENTS.full_name(settings.namespace), 0)
             client = producer._running

@@ -5,7 +5,6 @@ broker's limit was a failed attempt, again and again. Now ``mesh.max_record_mib`
 a group is several records, which a manifest names together. Here the brokers take 5 MiB.
 """
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -131,7 +130,8 @@ async def test_an_explorer_that_is_killed_amid_the_pieces_leaves_nothing_half_tr
         variables = {"ANSWER": "4", "TIMES": str(TOKENS), "TRINITY_BUS_MESH__MAX_RECORD_MIB": str(RECORD_MIB)}
         async with process_of(small, "dies", **variables) as process:
             await ask(mesh)
-            assert await asyncio.wait_for(process.wait(), 120) == -signal.SIGKILL
+            await until(lambda: process.poll() is not None)
+            assert process.poll() == -signal.SIGKILL
         (orphan,) = await mesh.experiences()
         assert (orphan.attempt, len(orphan)) == (1, 4)
         assert trainer.trained == []

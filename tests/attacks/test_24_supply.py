@@ -155,6 +155,7 @@ def test_the_licence_of_a_jar_is_what_the_jar_says(tmp_path: Path, files: dict[s
     assert sbom.jar_licence(tmp_path / "a.jar") == licence
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_the_tools_themselves_make_a_valid_bill_of_an_environment(tmp_path: Path) -> None:
     """Of their own, which is small; ``make sbom`` does the same with the whole project's."""

@@ -36,7 +36,7 @@ def endpoint() -> Iterator[HealthServer]:
 def test_connections_that_say_nothing_take_no_probes_place_and_few_threads(endpoint: HealthServer) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as strangers:
-        for _ in range(300):
+        for _ in range(2 * health.MAX_CONNECTIONS):
             strangers.enter_context(socket.create_connection(("127.0.0.1", endpoint.port)))
         assert probe(endpoint.port, "/livez")[0] == 200
         wait_until(lambda: threading.active_count() <= before + health.MAX_CONNECTIONS)

@@ -15,8 +15,7 @@ from schemas.topics import TURNS
 from schemas.turn import chain
 from tests.support.fakes.mesh_records import dispatch
 from tests.support.fakes.turns import turn
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus
+from tests.support.mesh.mesh import unused, with_topics
 from trinity_bus.config import KafkaSettings
 from workers.explorer.turns import TurnKeeper
 
@@ -52,10 +51,8 @@ async def test_turns_where_none_can_lie_cost_an_explorer_nothing(kafka: KafkaSet
         Position(partition=0, offset=1),
         Position(partition=0, offset=MAX_COUNT),
     ]
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics([TURNS])
-        async with bus.producer() as producer:
-            keeper = TurnKeeper(bus, producer, on_first=lambda: None)
-            async with asyncio.timeout(LIMIT_S):
-                for place in places:
-                    assert await keeper.done(dispatch(turns=place)) == [], place
+    async with with_topics(settings, [TURNS]) as bus, bus.producer() as producer:
+        keeper = TurnKeeper(bus, producer, on_first=lambda: None)
+        async with asyncio.timeout(LIMIT_S):
+            for place in places:
+                assert await keeper.done(dispatch(turns=place)) == [], place

@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.mesh.processes import marked_processes
-from tests.support.mesh.waiting import wait_until
+from tests.support.mesh.processes import Program
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -29,74 +28,35 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 300)]
 
 STEPS = 3
 EXPLORERS = {"explorer-0", "explorer-1"}
-MARK = "XDG_DEMO_UNDER_TEST"
-"""A variable that every process of a run inherits, runners too: by it they are found, whatever they are called."""
 
 
-def processes(mark: str) -> list[psutil.Process]:
-    """All living processes of the run that carries this mark."""
-    return marked_processes(MARK, mark)
-
-
-class Demo:
-    """A demo as a user starts it, without a terminal."""
-
+class Demo(Program):
     def __init__(self, kafka: KafkaSettings, run_dir: Path, *options: str, embedded: bool = False) -> None:
         self.run_dir = run_dir
-        self.mark = f"mark-{run_dir.name}-{os.getpid()}"
         self.kafka = kafka.model_copy(update={"namespace": f"{kafka.namespace}.{run_dir.name}"})
-        self.output = run_dir.with_suffix(".out")
         environment = {
             **os.environ,
             "TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers or "",
             "TRINITY_BUS_MESH__NAMESPACE": kafka.namespace,
-            MARK: self.mark,
         }
         if embedded:
             del environment["TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS"]
             # Its broker is killed: on a busy machine it may take a minute to come back.
             environment["TRINITY_BUS_KAFKA__OUTAGE_S"] = "240"
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers.cli.app", "demo", "--run-dir", str(run_dir), *options],
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def said(self) -> str:
-        return self.output.read_text()
+        command = [sys.executable, "-m", "workers.cli.app", "demo", "--run-dir", str(run_dir), *options]
+        super().__init__(command, run_dir.with_suffix(".out"), environment)
 
     def log(self, service: str) -> Path:
         return self.run_dir / "logs" / f"{service}.log"
 
     def service(self, name: str) -> psutil.Process | None:
         """The process of a service itself, not that of its guard."""
-        for process in processes(self.mark):
+        for process in self.family():
             # It may end between the listing and the look.
             with contextlib.suppress(psutil.NoSuchProcess):
                 if " ".join(process.cmdline()).split() == ["trinity-bus:", name]:
                     return process
         return None
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for a condition, as long as the demo runs."""
-        wait_until(lambda: condition() or self.process.poll() is not None, what, LIMIT_S, 0.05)
-        assert self.process.poll() is None, f"it ended with {self.process.poll()} before {what}:\n{self.said()}"
-
-    def ended(self) -> int:
-        code = self.process.wait(LIMIT_S)
-        wait_until(lambda: not processes(self.mark), "end of every process", 30.0)
-        return code
-
-    def clean_up(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for process in processes(self.mark):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 @pytest.fixture
@@ -114,7 +74,7 @@ def start(namespaced: KafkaSettings, tmp_path: Path) -> Iterator[Callable[..., D
 
     yield run
     for demo in started:
-        demo.clean_up()
+        demo.kill()
 
 
 async def seen(kafka: KafkaSettings) -> MeshState:
@@ -137,7 +97,7 @@ def asked(model: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     demo = start("--steps", str(STEPS), "--seed", "3", "--limit", f"{LIMIT_S:g}")
-    assert demo.ended() == 0, demo.said()
+    assert demo.ended(LIMIT_S) == 0, demo.said()
 
     summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
     assert {key: summary[key] for key in ("seed", "explorers", "model_version", "held_out_tasks")} == {
@@ -197,13 +157,14 @@ async def test_tasks_become_a_better_model(start: Callable[..., Demo]) -> None:
     assert asked(summary["model"], "copy 3 1 4 =").stderr == ""
 
 
+@pytest.mark.nightly
 def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> None:
     made = subprocess.run(["tools/smollm2.sh"], cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S)
     if made.returncode == 3:
         pytest.skip(f"not run, for its model cannot be had: {made.stderr.strip().splitlines()[-1]}")
     assert made.returncode == 0, made.stderr
     demo = start("sums", "--steps", str(STEPS), "--limit", f"{LIMIT_S:g}")
-    assert demo.ended() == 0, demo.said()
+    assert demo.ended(LIMIT_S) == 0, demo.said()
 
     summary: dict[str, Any] = json.loads((demo.run_dir / "summary.json").read_text())
     assert (summary["subject"], summary["model_version"], summary["held_out_tasks"]) == ("sums", STEPS, 200)
@@ -219,29 +180,30 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
 def test_ctrl_c_leaves_no_process(start: Callable[..., Demo], moment: str) -> None:
     demo = start("--limit", f"{LIMIT_S:g}")
     if moment == "at once":
-        demo.until(demo.log("demo").exists, "its log was there")
+        demo.until(demo.log("demo").exists, "its log was there", LIMIT_S)
     else:
-        demo.until(lambda: demo.service("explorer-0") is not None, "there was an explorer")
+        demo.until(lambda: demo.service("explorer-0") is not None, "there was an explorer", LIMIT_S)
     demo.process.send_signal(signal.SIGINT)
-    assert demo.ended() == 130, demo.said()
+    assert demo.ended(LIMIT_S) == 130, demo.said()
 
 
+@pytest.mark.nightly  # `up` has the same for each change, with an engine and a trainer that are none
 def test_a_service_and_a_broker_that_die_are_started_again_and_the_demo_goes_on(start: Callable[..., Demo]) -> None:
     # The other subject, so that it is run at all: turns, and calls of a tool.
     demo = start("tools", "--steps", "1", "--limit", f"{LIMIT_S:g}", embedded=True)
-    demo.until(lambda: demo.service("trainer") is not None, "there was a trainer")
+    demo.until(lambda: demo.service("trainer") is not None, "there was a trainer", LIMIT_S)
     trainer = demo.service("trainer")
     assert trainer is not None
     trainer.kill()
-    demo.until(lambda: "test before" in demo.said(), "its services served")
-    (kafka,) = [process for process in processes(demo.mark) if process.name() == "java"]
+    demo.until(lambda: "test before" in demo.said(), "its services served", LIMIT_S)
+    (kafka,) = [process for process in demo.family() if process.name() == "java"]
     kafka.kill()
-    assert demo.ended() == 0, demo.said()
+    assert demo.ended(LIMIT_S) == 0, demo.said()
     assert re.search(r"trainer was ended by SIGKILL.*; it is started again", demo.said())
     assert re.search(r"Kafka was ended by SIGKILL.*; it is started again, and the services wait for it", demo.said())
 
 
 def test_a_limit_that_is_too_short_says_so(start: Callable[..., Demo]) -> None:
     demo = start("--limit", "3")
-    assert demo.ended() == 1
+    assert demo.ended(LIMIT_S) == 1
     assert "not done after 3 s (--limit); so far: " in demo.said()

@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from schemas import ExperienceGroup, Turn
 from schemas.topics import EXPERIENCES, TURNS
 from schemas.turn import DrawnResponse
 from tests.support.fakes.weights_trainer import WeightsTrainer
-from tests.support.mesh.mesh import Mesh, environment
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import PROGRAM, Mesh, environment
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
@@ -29,7 +29,7 @@ from tests.support.reference import mismatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.chat.wire import logprobs_of, tokens_of
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Process, tail
 
 pytestmark = pytest.mark.e2e
 
@@ -69,19 +69,25 @@ class Stack:
         self._environment = environment(mesh.kafka, **settings) | {"OMP_NUM_THREADS": "1"}
 
     @contextlib.asynccontextmanager
-    async def services(self) -> AsyncIterator[dict[str, Child]]:
+    async def services(self) -> AsyncIterator[dict[str, Process]]:
         """Two explorers and two gateways by name, which have started side by side."""
         environments = {f"explorer-{i}": {"TRINITY_BUS_EXPLORER__NAME": f"explorer-{i}"} for i in range(2)} | {
             f"gateway-{i}": {"TRINITY_BUS_GATEWAY__NAME": f"gateway-{i}", "TRINITY_BUS_GATEWAY__PORT": str(port)}
             for i, port in enumerate(self.ports)
         }
         with contextlib.ExitStack() as stack:
-            children: dict[str, Child] = {}
+            children: dict[str, Process] = {}
             for name, own in environments.items():
                 log = self.mesh.folder / f"{name}.log"
-                command = [sys.executable, "-m", "workers.cli.app", "run", name.partition("-")[0]]
-                child = stack.enter_context(Child(command, env={**self._environment, **own}, output=log))
-                children[name] = child
+                service = name.partition("-")[0]
+                child = forked(
+                    *(PROGRAM, "run", service),
+                    name=name,
+                    env={**self._environment, **own},
+                    output=log,
+                    kind="vllm" if service == "explorer" else "services",
+                )
+                children[name] = stack.enter_context(child)
                 stack.enter_context(log_shown_on_failure(child, log))
             for name, child in children.items():
                 log = self.mesh.folder / f"{name}.log"
@@ -227,7 +233,7 @@ class Agents:
 
 
 async def weights_roll_and_an_explorer_dies(
-    stack: Stack, bus: Bus, trainer: WeightsTrainer, producer: Producer, explorer: Child
+    stack: Stack, bus: Bus, trainer: WeightsTrainer, producer: Producer, explorer: Process
 ) -> None:
     """No request is refused, no stream breaks off, and each token has the version that drew it."""
     agents = Agents(stack)
@@ -282,7 +288,7 @@ async def alone(stack: Stack, bus: Bus) -> str:
     return str(answer.id)
 
 
-async def a_gateway_dies(stack: Stack, bus: Bus, gateway: Child) -> None:
+async def a_gateway_dies(stack: Stack, bus: Bus, gateway: Process) -> None:
     """Amid a stream: its client is told by the connection, and goes on at the other with the tokens that were drawn.
 
     What it had answered without a session is rewarded there, and what it had contributed of it counts no more.

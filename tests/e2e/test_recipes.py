@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
+from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
 from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.runtime.ports import free_port
@@ -71,7 +72,9 @@ def preloads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield trainers, others
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "recipe", [path if path.name == "agent" else at_night(path) for path in RECIPES], ids=lambda path: path.name
+)
 def test_a_recipe_trains_for_two_steps(
     recipe: Path, kafka: KafkaSettings, model: Path, preloads: tuple[Preload, Preload], tmp_path: Path
 ) -> None:

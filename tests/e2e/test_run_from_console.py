@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from html import unescape
@@ -16,8 +15,9 @@ import psutil
 import pytest
 
 from tests.support.mesh.mesh import environment
-from tests.support.mesh.processes import assert_all_gone, marked_processes
+from tests.support.mesh.processes import Program, assert_all_gone
 from tests.support.mesh.waiting import wait_until
+from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
 from workers.demo.model import MAX_LENGTH, make_model
@@ -27,29 +27,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 LIMIT_S = 300.0
 TOKEN = "the-token-of-operators"  # noqa: S105 - of a test
-MARK = "CONSOLE_UNDER_TEST"
-"""A variable that all processes of the console inherit."""
 TASKS = Path(__file__).parents[2] / "workers" / "demo" / "tasks" / "train.jsonl"
 
 
-class ConsoleProcess:
+class ConsoleProcess(Program):
     """A console as a service of its own, asked over HTTP as an operator's browser asks it."""
 
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.address = f"http://127.0.0.1:{free_port()}"
-        self.mark = f"mark-{folder.name}-{os.getpid()}"
-        self.output = folder / "console.out"
         own = {"folder": folder / "index", "port": self.address.rpartition(":")[2], "token": TOKEN}
-        env = environment(kafka, **{f"console__{name}": value for name, value in own.items()}) | {MARK: self.mark}
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers.cli.app", "run", "console"],
-                env=env,
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        env = environment(kafka, **{f"console__{name}": value for name, value in own.items()})
+        super().__init__(
+            [sys.executable, "-m", "workers.cli.app", "run", "console"], folder / "console.out", env, folder
+        )
 
     def page(self, path: str, form: dict[str, str] | None = None) -> str:
         """What a page says; the one that a form leads to. Raises URLError where nobody answers or it is refused."""
@@ -64,7 +54,7 @@ class ConsoleProcess:
 
     def says(self, path: str, text: str) -> bool:
         """Whether a page can be had, and has a text in it."""
-        assert self.process.poll() is None, self.output.read_text()
+        assert self.process.poll() is None, self.said()
         try:
             return text in self.page(path)
         except (URLError, TimeoutError, ConnectionError):
@@ -72,7 +62,7 @@ class ConsoleProcess:
 
     def services(self) -> list[psutil.Process]:
         """All living processes but the console's own."""
-        return [one for one in marked_processes(MARK, self.mark) if one.pid != self.process.pid]
+        return [one for one in self.family() if one.pid != self.process.pid]
 
 
 @pytest.fixture
@@ -82,17 +72,15 @@ def console(kafka: KafkaSettings, tmp_path: Path) -> Iterator[ConsoleProcess]:
     try:
         yield started
     except BaseException:
-        print(started.output.read_text())
+        print(started.said())
         raise
     finally:
-        started.process.kill()
-        started.process.wait()
-        for process in started.services():
-            process.kill()
+        started.kill()
 
 
+@pytest.mark.parametrize("is_stopped", [False, at_night(True)])
 def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
-    console: ConsoleProcess, tmp_path: Path
+    console: ConsoleProcess, tmp_path: Path, is_stopped: bool
 ) -> None:
     answers = {
         "mesh.namespace": f"console-runs-{os.getpid()}",
@@ -117,13 +105,14 @@ def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
 
     running = console.services()
     assert len(running) >= len(("coordinator", "trainer", "explorer", "taskset"))
-    assert "Nothing that was started from this console runs" in console.page("/configuration/stop", {})
-    assert_all_gone(running, 30)
-    assert console.services() == []
-
-    # It goes on from where it was; and a console that dies takes it along.
-    console.page("/configuration/run", answers)
-    wait_until(lambda: console.says("/configuration/mesh", "running"), "mesh that was launched again", LIMIT_S, 0.2)
-    running = console.services()
+    if is_stopped:
+        assert "Nothing that was started from this console runs" in console.page("/configuration/stop", {})
+        assert_all_gone(running, 30)
+        assert console.services() == []
+        # It goes on from where it was.
+        console.page("/configuration/run", answers)
+        wait_until(lambda: console.says("/configuration/mesh", "running"), "mesh that was launched again", LIMIT_S, 0.2)
+        running = console.services()
+    # A console that dies takes it along.
     os.kill(console.process.pid, signal.SIGKILL)
     assert_all_gone(running, 60)

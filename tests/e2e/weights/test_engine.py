@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
+from tests.support.mesh.waiting import beside, until
 from tests.support.reference import mismatch
 from trinity_bus.chat.messages import Completion
-from trinity_bus.config import ExplorerSettings
+from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
@@ -33,8 +35,11 @@ from trinity_bus.inference.errors import EngineDeadError, EngineStartError, Requ
 from trinity_bus.inference.launch import _configuration, launch
 from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
+from workers.trainer.engines import Publisher, make_publisher
 
 pytestmark = [
     pytest.mark.e2e,
@@ -63,8 +68,10 @@ class Rig:
 
         paths = [make_tiny_qwen3(folder / str(seed), seed=seed) for seed in range(2)]
         self.models: list[Model] = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in paths]
+        self.paths = paths
         self.path = paths[0]
         self.runner = runner
+        self.checkpoints = folder / "checkpoints"
         self.publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=SYNC_S, method="gloo")
         self.engine = InferenceEngine(
             ExplorerSettings(
@@ -89,8 +96,29 @@ class Rig:
         checksum = self.publisher.stage(self.version, tensors)
         return announcement(self.publisher, self.version, checksum, NAME, epoch=self.version)
 
-    async def transfer(self, announced: ModelVersion) -> SyncOutcome:
-        return await self.engine.sync_weights(announced, announced.members[0])
+    @cached_property
+    def publishers(self) -> dict[str, Publisher]:
+        """One for each way by which versions come."""
+        trainer = TrainerSettings(bucket_mib=1)
+        return {
+            method: make_publisher(
+                trainer, SynchronizerSettings(sync_method=method, sync_timeout_s=SYNC_S), self.checkpoints, "cpu"
+            )
+            for method in ("nccl", "memory", "checkpoint")
+        }
+
+    def announce_by(self, method: str, model: int, explorer: str = NAME) -> ModelVersion:
+        """Save and stage a model's weights as the next version, which comes by one of the ways."""
+        self.version += 1
+        self.models[model].save_pretrained(checkpoint.begin(self.checkpoints, self.version))
+        progress = TrainingProgress(step=self.version, version=self.version)
+        folder = checkpoint.commit(self.checkpoints, progress, WrittenBy(dtype="float32"), keep=2)
+        publisher = self.publishers[method]
+        checksum = publisher.stage(self.version, self.models[model].state_dict().items())
+        return announcement(publisher, self.version, checksum, explorer, epoch=self.version, folder=folder)
+
+    async def transfer(self, announced: ModelVersion, engine: InferenceEngine | None = None) -> SyncOutcome:
+        return await (engine or self.engine).sync_weights(announced, announced.members[0])
 
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))
@@ -116,7 +144,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         runner.run(made.engine.start())
         yield made
         runner.run(made.engine.stop())
-        made.publisher.close()
+        for publisher in (made.publisher, *made.publishers.values()):
+            publisher.close()
 
 
 def test_options_that_are_refused_are_options_and_all_that_is_decided_is_among_them(rig: Rig) -> None:
@@ -394,6 +423,64 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     assert attributes["gen_ai.response.time_to_first_chunk"] > 0
     assert attributes["rl.engine.queue_s"] >= 0
     assert attributes["gen_ai.usage.output_tokens"] == 6
+
+
+def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_generating(rig: Rig) -> None:
+    """A version by each method: over a link of the joiner's own, pulled, and read."""
+    rig.sync(0)
+    served = rig.version
+    joiner = InferenceEngine(
+        ExplorerSettings(name="explorer-1", model_path=str(rig.paths[1]), dtype="float32", max_model_len=512, seed=1),
+        sync_timeout_s=SYNC_S,
+    )
+    spans: list[list[tuple[int, int]]] = []
+
+    async def generate_on() -> None:
+        while True:
+            drawn = await rig.engine.generate(PROMPT, Sampling(max_tokens=24), 2)
+            spans.extend(completion.versions for completion in drawn)
+
+    async def join() -> None:
+        async with beside(generate_on()):
+            await joiner.start()
+            for method in rig.publishers:
+                announced = rig.announce_by(method, 1, "explorer-1")
+                counted = rig.engine.tokens_generated
+                outcome = await rig.transfer(announced, joiner)
+                assert outcome.checksum == announced.checksum
+                assert joiner.model_version == announced.version
+                # Its first rollout is drawn from it, every token of it.
+                drawn = await joiner.generate(PROMPT, Sampling(max_tokens=24), 2)
+                rig.assert_draws_from(1, drawn)
+                assert [completion.versions for completion in drawn] == [[(0, announced.version)]] * 2
+                await until(lambda counted=counted: rig.engine.tokens_generated > counted)  # type: ignore[misc]
+                # Back to other weights by another way: the next method must really bring them.
+                await rig.transfer(rig.announce_by("memory", 0, "explorer-1"), joiner)
+            # Nobody has touched the other: it has drawn from its version all the time.
+            await until(lambda: bool(spans))
+        assert all(versions == [(0, served)] for versions in spans)
+
+    try:
+        rig.run(join())
+    finally:
+        rig.run(joiner.stop())
+
+
+def test_a_version_that_is_gone_leaves_the_old_one_serving_and_the_newest_can_be_taken(rig: Rig) -> None:
+    rig.sync(0)
+    served = rig.version
+    gone = [rig.announce_by(method, 1) for method in ("memory", "checkpoint")]
+    for _ in range(3):
+        rig.announce_by("memory", 0)
+        rig.announce_by("checkpoint", 0)
+    for announced in gone:
+        with pytest.raises(WeightTransferError, match="VersionGoneError"):
+            rig.run(rig.transfer(announced))
+        completions = rig.generate()
+        assert completions[0].versions == [(0, served)]
+        rig.assert_draws_from(0, completions)
+    rig.run(rig.transfer(rig.announce_by("checkpoint", 1)))
+    rig.assert_draws_from(1, rig.generate())
 
 
 def test_an_engine_that_dies_is_an_error_of_its_own(rig: Rig) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ from pydantic import SecretStr
 from schemas import BatchRecord, Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, TOPICS
+from tests.support.mesh.forks import finished, forked
+from tests.support.mesh.mesh import PROGRAM, make_topics
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
@@ -33,7 +34,7 @@ from trinity_bus.bus.client.connection import administrator
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Process, tail
 from workers.doctor.facts import gather
 
 pytestmark = [
@@ -85,8 +86,7 @@ class Cluster:
     async def prepared(self, namespace: str) -> None:
         """Users, rights and topics of a namespace, as an operator makes them."""
         await apply_access(self.root(namespace), self.passwords)
-        async with Bus(self.user(namespace, ADMIN), client_id="admin") as bus:
-            await bus.ensure_topics()
+        await make_topics(self.user(namespace, ADMIN))
 
 
 @pytest.fixture(scope="module")
@@ -261,26 +261,19 @@ class Services:
         }
 
     @contextlib.contextmanager
-    def run(self, user: str, *arguments: str, **settings: object) -> Iterator[Child]:
-        command = [sys.executable, "-m", *arguments]
-        log = self.folder / f"{user}.log"
-        with Child(command, env=self.environment(user, **settings), output=log) as child:
-            yield child
+    def run(self, user: str, *arguments: str, **settings: object) -> Iterator[Process]:
+        env, log = self.environment(user, **settings), self.folder / f"{user}.log"
+        with forked(*arguments, name=user, env=env, output=log) as process:
+            yield process
 
     def said(self) -> str:
         return "\n".join(f"{path.name}:\n{tail(path, 30)}" for path in sorted(self.folder.glob("*.log")))
 
     async def command(self, user: str, *arguments: str) -> str:
         """What ``trinity-bus`` prints, run by a user."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "workers.cli.app", *arguments),
-            env=self.environment(user),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said = (await process.communicate())[0].decode()
-        assert process.returncode == 0, said
-        return said
+        done = await asyncio.to_thread(finished, PROGRAM, *arguments, env=self.environment(user))
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
 
 
 async def as_a_trainer_reads(kafka: KafkaSettings) -> list[BatchRecord]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +13,15 @@ import psutil
 import pytest
 
 from schemas.topics import TASKS
+from tests.support.mesh.forks import finished
+from tests.support.mesh.mesh import PROGRAM, own_broker, with_topics
 from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.broker.jars import install, jar_folder, read_lock
-from trinity_bus.broker.layout import Folder, cache_dir
+from trinity_bus.broker.layout import Folder
 from trinity_bus.broker.node import claim
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, Settings
-from trinity_bus.errors import DataFolderUnusableError, PortInUseError
+from trinity_bus.config import BrokerSettings
 
 pytestmark = pytest.mark.integration
 
@@ -41,15 +41,13 @@ with broker:
 @pytest.fixture
 def settings(tmp_path: Path) -> BrokerSettings:
     """A broker of its own."""
-    return BrokerSettings(port=0, data_dir=tmp_path / "data", cache_dir=Settings().broker.cache_dir, heap_mib=192)
+    return own_broker(tmp_path / "data")
 
 
 async def produce(broker: EmbeddedBroker, values: list[bytes]) -> None:
-    async with Bus(broker.kafka_settings(), client_id="test") as bus:
-        await bus.ensure_topics([TASKS])
-        async with bus.producer() as producer:
-            for value in values:
-                await (await producer.send_raw(TASKS, "k", value))
+    async with with_topics(broker.kafka_settings(), [TASKS]) as bus, bus.producer() as producer:
+        for value in values:
+            await (await producer.send_raw(TASKS, "k", value))
 
 
 async def consume(broker: EmbeddedBroker) -> list[bytes]:
@@ -78,8 +76,15 @@ async def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSetting
         assert await consume(broker) == values
 
 
-@pytest.mark.parametrize("moment", ["while it starts", "while it serves"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("while it starts", signal.SIGINT),
+        ("while it serves", signal.SIGKILL),
+        at_night("while it starts", signal.SIGKILL),
+        at_night("while it serves", signal.SIGINT),
+    ],
+)
 def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number: signal.Signals) -> None:
     command = [sys.executable, "-c", OWNER, str(settings.data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
@@ -99,39 +104,6 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
         """Nothing holds the data folder any more."""
 
 
-def test_two_brokers_never_share_a_folder_or_a_port(settings: BrokerSettings, tmp_path: Path) -> None:
-    with EmbeddedBroker(settings) as first:
-        port = int(first.bootstrap_servers[10:])
-        with pytest.raises(DataFolderUnusableError, match=f"process {first.pid} on port {port}"):
-            EmbeddedBroker(settings).start()
-        other = settings.model_copy(update={"port": port, "data_dir": tmp_path / "other"})
-        with pytest.raises(PortInUseError, match=f"port {port} is in use"):
-            EmbeddedBroker(other).start()
-        assert first.poll() is None
-
-
-def test_a_half_filled_cache_is_healed(
-    settings: BrokerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = jar_folder(cache_dir(settings))
-    install(cache_dir(settings))
-    cache = tmp_path / "cache"
-    damaged = jar_folder(cache)
-    damaged.mkdir(parents=True)
-    repository = tmp_path / "m2"
-    monkeypatch.setenv("M2_REPO", str(repository))
-    for number, jar in enumerate(read_lock()):
-        place = repository.joinpath(*jar.group.split("."), jar.artifact, jar.version, jar.filename)
-        place.parent.mkdir(parents=True)
-        place.symlink_to(good / jar.filename)
-        if number % 3 == 0:
-            shutil.copyfile(good / jar.filename, damaged / jar.filename)
-        elif number % 3 == 1:
-            (damaged / jar.filename).write_bytes((good / jar.filename).read_bytes()[:1000])
-    with EmbeddedBroker(settings.model_copy(update={"cache_dir": cache})) as broker:
-        assert broker.poll() is None
-
-
 @pytest.fixture
 def environment(settings: BrokerSettings) -> Iterator[dict[str, str]]:
     """For the command line, with a data folder of its own; whatever is started in the background is stopped."""
@@ -142,6 +114,9 @@ def environment(settings: BrokerSettings) -> Iterator[dict[str, str]]:
 
 
 def cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    if arguments != ("broker", "start"):
+        return finished(PROGRAM, *arguments, env=environment)
+    # What it starts outlives it, and nothing that is forked does.
     command = [str(Path(sys.executable).with_name("trinity-bus")), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 

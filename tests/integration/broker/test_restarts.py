@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from schemas.topics import TASKS
+from tests.support.mesh.mesh import with_topics
 from tests.support.mesh.waiting import wait_until
-from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
 from trinity_bus.runtime.supervisor import Restarts, ServiceDiedError
 from workers.local import Broker, broker
@@ -31,8 +31,7 @@ async def test_the_demos_broker_comes_back_at_its_address_and_is_given_up_when_i
 
     async with broker(Settings(), tmp_path / "run", notes.append) as found:
         patient = found.kafka.model_copy(update={"outage_s": LIMIT_S})
-        async with Bus(patient, client_id="test") as bus:
-            await bus.ensure_topics()
+        async with with_topics(patient) as bus:
             async with bus.producer() as producer:
                 await (await producer.send_raw(TASKS, "k", b"before"))
                 java(tmp_path).kill()

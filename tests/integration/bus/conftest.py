@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.mesh.mesh import unused
+from tests.support.mesh.mesh import make_topics, unused
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.config import KafkaSettings
 
@@ -18,8 +18,7 @@ def empty(kafka: KafkaSettings) -> KafkaSettings:
 @pytest.fixture
 async def settings(empty: KafkaSettings) -> KafkaSettings:
     """A namespace with all topics."""
-    async with Bus(empty, client_id="fixture") as bus:
-        await bus.ensure_topics()
+    await make_topics(empty)
     return empty
 
 

@@ -12,10 +12,11 @@ import pytest
 from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, TASKS
+from tests.support.mesh.mesh import own_broker, with_topics
 from tests.support.mesh.records import record_of
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
 
 pytestmark = pytest.mark.integration
@@ -26,13 +27,13 @@ LIMIT_S = 120.0
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[EmbeddedBroker]:
     """One of its own, that has done everything once that it does slowly the first time: limits can be short."""
-    cache = Settings().broker.cache_dir
-    own = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)
-    async with EmbeddedBroker(own) as broker:
-        async with Bus(broker.kafka_settings(), client_id="warm-up") as bus:
-            await bus.ensure_topics()
-            async with bus.producer(transactional_id="warm-up") as producer, producer.transaction():
-                await producer.send_raw(BATCHES, "k", b"warm-up")
+    async with EmbeddedBroker(own_broker(tmp_path / "broker")) as broker:
+        async with (
+            with_topics(broker.kafka_settings()) as bus,
+            bus.producer(transactional_id="warm-up") as producer,
+            producer.transaction(),
+        ):
+            await producer.send_raw(BATCHES, "k", b"warm-up")
         yield broker
 
 

@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from schemas.event import Position
-from schemas.topics import EXPERIENCES, RESULTS, TASKS
+from schemas.topics import RESULTS
 from tests.support.fakes.mesh_records import task_result
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import RecordGoneError, TopicMismatchError
+from trinity_bus.errors import RecordGoneError
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 60.0
@@ -66,14 +66,3 @@ async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings:
         assert again == read
         sizes = await bus.sizes([RESULTS])
         assert {partition for _, partition in sizes} == set(range(MORE))
-
-
-async def test_a_topic_that_has_grown_is_as_it_should_be_and_others_are_left_alone(settings: KafkaSettings) -> None:
-    async with Bus(settings, client_id="test") as bus:
-        await bus.grow(EXPERIENCES, EXPERIENCES.partitions + 1)
-        await bus.ensure_topics()
-        with pytest.raises(TopicMismatchError, match="Kafka takes none away"):
-            await bus.grow(EXPERIENCES, EXPERIENCES.partitions)
-        with pytest.raises(TopicMismatchError, match="tasks has 8 partitions for good"):
-            await bus.grow(TASKS, 9)
-        assert len(await bus.end_offsets(TASKS)) == TASKS.partitions

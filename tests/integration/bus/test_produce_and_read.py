@@ -12,23 +12,19 @@ import uvloop
 from aiokafka import AIOKafkaProducer
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.util import calc_crc32c
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import NonRecordingSpan
 
 from benchmarks._records import equal_samples
 from schemas.event import ExplorerLeft, Position
 from schemas.experience import ExperienceGroup
 from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, ROLLOUTS, TASKS
+from tests.support.mesh.mesh import with_topics
 from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus, Producer, Reader, Received, Undecodable, lane_partition, partition_of
 from trinity_bus.bus.read.received import header
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import RecordGoneError, RecordTooLargeError
-from trinity_bus.telemetry import parent_context, span_context, traceparent
 
 pytestmark = pytest.mark.integration
 LIMIT_S = 30.0
@@ -251,22 +247,24 @@ def test_cancelled_waits_lose_nothing(empty: KafkaSettings) -> None:
     """On the event loop of the services."""
 
     async def scenario() -> None:
-        async with Bus(empty, client_id="test") as bus:
-            await bus.ensure_topics([TASKS])
-            async with bus.producer() as producer, bus.reader(TASKS, start="end", max_records=7) as reader:
-                sending = asyncio.create_task(send_slowly(producer))
-                found: list[Received[Any]] = []
-                async with asyncio.timeout(LIMIT_S):
-                    while len(found) < 300:
-                        waiting = asyncio.create_task(reader.batch(5.0))
-                        done, _ = await asyncio.wait([waiting], timeout=0.003)
-                        if not done:
-                            waiting.cancel()
-                            await asyncio.wait([waiting])
-                        if not waiting.cancelled():
-                            found += waiting.result()
-                await sending
-                assert sorted(int(task_id[1:]) for task_id in ids_of(found)) == list(range(300))
+        async with (
+            with_topics(empty, [TASKS]) as bus,
+            bus.producer() as producer,
+            bus.reader(TASKS, start="end", max_records=7) as reader,
+        ):
+            sending = asyncio.create_task(send_slowly(producer))
+            found: list[Received[Any]] = []
+            async with asyncio.timeout(LIMIT_S):
+                while len(found) < 300:
+                    waiting = asyncio.create_task(reader.batch(5.0))
+                    done, _ = await asyncio.wait([waiting], timeout=0.003)
+                    if not done:
+                        waiting.cancel()
+                        await asyncio.wait([waiting])
+                    if not waiting.cancelled():
+                        found += waiting.result()
+            await sending
+            assert sorted(int(task_id[1:]) for task_id in ids_of(found)) == list(range(300))
 
     async def send_slowly(producer: Producer) -> None:
         for number in range(300):
@@ -288,38 +286,6 @@ async def test_who_looks_whether_a_record_has_come_takes_none(bus: Bus, producer
         for _ in range(2):
             await arrival(reader)
         assert ids_of(await take(reader, 3)) == ["t0", "t1", "t2"]
-
-
-async def test_trace_context_travels(bus: Bus, producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = provider.get_tracer("test")
-    monkeypatch.setattr("trinity_bus.bus.write.delivery._TRACER", tracer)
-
-    async with bus.reader(TASKS, EXPLORER_EVENTS, BATCHES, start="beginning") as reader:
-        with tracer.start_as_current_span("outer") as outer:
-            position = await (await producer.send(TASKS, "t0", task(0)))
-            await (await producer.send(EXPLORER_EVENTS, "e", ExplorerLeft(explorer="e", incarnation="i")))
-        given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        await (await producer.send_raw(BATCHES, "b", None, traceparent=given))
-        found = {record.topic.name: record for record in await take(reader, 3)}
-    (send,) = [span for span in exporter.get_finished_spans() if span.name == "send tasks"]
-    assert span_context(found["tasks"].traceparent) is not None
-    assert parent_context(found["tasks"].traceparent) is not None
-    assert found["tasks"].traceparent == traceparent(_as_span(send))
-    assert send.parent is not None
-    assert send.parent.span_id == outer.get_span_context().span_id
-    assert (send.attributes or {})["messaging.kafka.offset"] == position.offset
-    assert found["explorer-events"].traceparent == traceparent(outer)
-    assert found["batches"].traceparent == given
-    provider.shutdown()
-
-
-def _as_span(ended: ReadableSpan) -> NonRecordingSpan:
-    context = ended.get_span_context()
-    assert context is not None
-    return NonRecordingSpan(context)
 
 
 async def test_manifests_are_read_by_position(bus: Bus, producer: Producer) -> None:

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from schemas.task import Task
 from schemas.topics import TASKS
+from tests.support.mesh.mesh import with_topics
 from tests.support.mesh.records import record_of
 from tests.support.mesh.secure_broker import secure_broker
 from tests.support.mesh.waiting import until
@@ -100,8 +101,7 @@ def settings_for(brokers: dict[str, str], certificates: Path, protocol: str, **m
 
 
 async def there_and_back(settings: KafkaSettings) -> None:
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics([TASKS])
+    async with with_topics(settings, [TASKS]) as bus:
         async with bus.producer() as producer, bus.producer(transactional_id="t") as transactional:
             position = await (await producer.send(TASKS, "t", Task(task_id="t", workflow="math", prompt="x")))
             async with transactional.transaction():

@@ -3,22 +3,21 @@
 import asyncio
 
 import pytest
-from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.topics import BATCHES, EXPERIENCES, TASKS, TOPICS
+from tests.support.mesh.mesh import with_topics
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.bus.client.internals import client_of
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BusError, TopicMismatchError
+from trinity_bus.errors import BusError
 
 pytestmark = pytest.mark.integration
 
 
 async def test_topics_are_made_with_their_configuration(empty: KafkaSettings) -> None:
-    async with Bus(empty, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(empty) as bus:
         await bus.ensure_topics()
         assert await bus.end_offsets(EXPERIENCES) == dict.fromkeys(range(EXPERIENCES.partitions), 0)
     async with administrator(empty, "test") as admin:
@@ -40,32 +39,6 @@ async def test_no_client_asks_for_the_topics_of_others(empty: KafkaSettings) -> 
         for client in (await bus._administrator(), (await bus._position_reader())._client):
             assert await client_of(client).force_metadata_update()
             assert client_of(client).cluster.topics() <= {BATCHES.full_name(empty.namespace)}
-
-
-@pytest.mark.parametrize(
-    ("partitions", "cleanup", "problem"),
-    [
-        (3, "delete", "it has 3 partitions and needs exactly 8"),
-        (8, "compact", "its cleanup.policy is compact and must be delete"),
-    ],
-)
-async def test_an_unsuitable_topic_is_told_and_left_alone(
-    empty: KafkaSettings, partitions: int, cleanup: str, problem: str
-) -> None:
-    name = TASKS.full_name(empty.namespace)
-
-    async with administrator(empty, "test") as admin:
-        configs = TASKS.config() | {"cleanup.policy": cleanup}
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
-        async with Bus(empty, client_id="test") as bus:
-            with pytest.raises(TopicMismatchError) as caught:
-                await bus.ensure_topics([TASKS, BATCHES])
-        assert str(caught.value) == (
-            f"topic {name} exists but {problem}: change or delete it, or choose another namespace than "
-            f"{empty.namespace!r}"
-        )
-        (described,) = await admin.describe_topics([name])
-        assert len(described["partitions"]) == partitions
 
 
 async def test_a_cluster_that_is_too_small_says_so(empty: KafkaSettings) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from schemas import (
     ExplorerHeartbeat,
     RunnersReport,
     RunnerState,
-    RunningAttempt,
     Task,
 )
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPLORER_EVENTS, PREFERENCES, TASKS
-from tests.support.mesh.mesh import trinity_bus, unused
+from tests.support.mesh.mesh import trinity_bus, unused, with_topics
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus
@@ -48,10 +46,8 @@ def train_batch(name: str, state: BatchLifecycleState, **more: Any) -> BatchReco
 
 
 async def tasks_in(log: KafkaSettings) -> list[str]:
-    async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics([TASKS])
-        async with bus.reader(TASKS, start="beginning") as reader:
-            return sorted([record_of(received).task_id async for received in reader.replay()])
+    async with with_topics(log, [TASKS]) as bus, bus.reader(TASKS, start="beginning") as reader:
+        return sorted([record_of(received).task_id async for received in reader.replay()])
 
 
 async def test_produced_tasks_are_in_the_log_and_their_trace_begins(log: KafkaSettings, tmp_path: Path) -> None:
@@ -100,8 +96,7 @@ async def test_produced_examples_are_in_the_log_in_the_order_of_their_lines(log:
 
 
 async def test_dead_letters_are_listed_with_their_reasons(log: KafkaSettings) -> None:
-    async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(log) as bus:
         assert "No dead letters." in trinity_bus(log, "dead-letters").stdout
         async with bus.producer() as producer:
             await (await producer.send_raw(TASKS, "k1", b"{oops", partition=0))
@@ -138,11 +133,9 @@ async def test_status_tells_of_batches_explorers_and_lag(log: KafkaSettings) -> 
 
 
 async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> None:
-    async with Bus(log, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer:
-            batch = train_batch("1", BatchLifecycleState.FINALIZED, sequence=1)
-            await (await producer.send(BATCHES, batch.batch_id, batch))
+    async with with_topics(log) as bus, bus.producer() as producer:
+        batch = train_batch("1", BatchLifecycleState.FINALIZED, sequence=1)
+        await (await producer.send(BATCHES, batch.batch_id, batch))
     unknown = trinity_bus(log, "abort", "2", "--reason", "enough")
     assert unknown.returncode == 1
     assert unknown.stderr.startswith("No batch is called '2'")
@@ -153,51 +146,18 @@ async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> N
 
 
 async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
-    busy = RunnerState(
-        runner="explorer-9/0",
-        state="busy",
-        pid=4242,
-        running=[RunningAttempt(task_id="1#t", attempt=1), RunningAttempt(task_id="1#u", attempt=1)],
-        completed=17,
-        restarts=2,
-        rss_mib=123.4,
-        values=[{"workflow_id": "1/1#t/0", "model_version": 3, "running_time": 75.0, "board": "a b"}],
-    )
-    idle = RunnerState(runner="explorer-9/1", state="idle", pid=4243)
-    starting = RunnerState(runner="explorer-8/0", state="starting", pid=4244)
-    reports = [
-        RunnersReport(explorer="explorer-9", incarnation="a", runners=[busy, idle]),
-        RunnersReport(explorer="explorer-8", incarnation="a", runners=[starting]),
-    ]
-
     async def report(bus: Bus) -> None:
         """As explorers do, because whoever falls silent is not listed."""
         async with bus.producer() as producer:
             while True:
-                for one in reports:
-                    await (await producer.send(EXPLORER_EVENTS, one.explorer, one))
+                for name in ("explorer-9", "explorer-8"):
+                    runner = RunnerState(runner=f"{name}/0", state="idle", pid=4242)
+                    told = RunnersReport(explorer=name, incarnation="a", runners=[runner])
+                    await (await producer.send(EXPLORER_EVENTS, name, told))
                 await asyncio.sleep(0.5)
 
-    async def ask() -> list[subprocess.CompletedProcess[str]]:
-        async with Bus(log, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with beside(report(bus)):
-                return [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
-
-    shown, listed = await ask()
-    lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    assert [row[0] for row in cells] == ["explorer-8/0", "explorer-9/0", "explorer-9/1"]
-    assert cells[1][1:] == ["busy", "4242", "1/1#t/0 and 1 more", "3", "75 s", "17", "2", "123 MiB"]
-    told = [json.loads(line) for line in listed.stdout.splitlines()]
-    assert [(r["runner"], r["state"], r["pid"]) for r in told][1] == ("explorer-9/0", "busy", 4242)
-    assert told[1]["model_version"] == 3
-
-
-def test_no_broker_is_one_line(log: KafkaSettings) -> None:
-    nobody = log.model_copy(update={"bootstrap_servers": "127.0.0.1:9"})
-    done = trinity_bus(nobody, "status", "--once")
-    assert done.returncode == 2
-    assert done.stderr.startswith("trinity-bus: ")
-    assert "127.0.0.1:9" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    async with with_topics(log) as bus, beside(report(bus)):
+        shown, listed = [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
+    rows = [line.strip("│").split()[0] for line in shown.stdout.splitlines() if line.startswith("│")]
+    told = [json.loads(line)["runner"] for line in listed.stdout.splitlines()]
+    assert rows == told == ["explorer-8/0", "explorer-9/0"]

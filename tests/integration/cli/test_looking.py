@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.topics import TASKS, TOPICS
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus
+from tests.support.mesh.mesh import make_topics, unused
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import UnknownTopicError
@@ -47,15 +46,10 @@ def mistyped(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     return mine
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def there(kafka: KafkaSettings) -> KafkaSettings:
     mine = unused(kafka)
-
-    async def make() -> None:
-        async with Bus(mine, client_id="fixture") as bus:
-            await bus.ensure_topics([TASKS])
-
-    asyncio.run(make())
+    asyncio.run(make_topics(mine, [TASKS]))
     return mine
 
 

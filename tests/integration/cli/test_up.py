@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,18 +18,18 @@ import pytest
 
 from schemas import BatchLifecycleState
 from tests.support.mesh.log import MeshLog
-from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.mesh.mesh import own_broker
+from tests.support.mesh.processes import Program
 from tests.support.mesh.stand_in import command
-from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.runtime.process import tail
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 LIMIT_S = 240.0
-TASKS = 120
+TASKS = 64
 TASKS_IN_BATCH = 4
 FROZEN_S = float(os.environ.get("FROZEN_S", "30"))
 """Longer than each limit below; five minutes with the limits as they are by default, where the environment says so."""
@@ -43,7 +42,7 @@ LIMITS: Mapping[str, float] = {
 }
 
 
-class Up:
+class Up(Program):
     def __init__(self, folder: Path, limits: Mapping[str, float], data: str) -> None:
         self.run_dir = folder / "run"
         (self.run_dir / "logs").mkdir(parents=True)
@@ -53,46 +52,31 @@ class Up:
         ]
         (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "tasks.toml").write_text(f'[[train]]\npath = "{data}"\n')
-        self.output = self.run_dir / "logs" / "up.log"
-        with self.output.open("wb") as file:
-            self.process = subprocess.Popen(
-                command("up", str(self.run_dir), "2"),
-                stdout=file,
-                stderr=file,
-                env={
-                    **os.environ,
-                    "TRINITY_BUS_BROKER__HEAP_MIB": "384",
-                    "TRINITY_BUS_BROKER__START_TIMEOUT_S": "240",
-                    "TRINITY_BUS_TASKSET__PATH": str(folder / "tasks.toml"),
-                    "TRINITY_BUS_TASKSET__EPOCHS": "1",
-                    "TRINITY_BUS_COORDINATOR__BATCH_SIZE": str(TASKS_IN_BATCH),
-                    "TRINITY_BUS_COORDINATOR__GROUP_SIZE": "2",
-                    "TRINITY_BUS_COORDINATOR__MAX_STALENESS": "2",
-                    "TRINITY_BUS_EXPLORER__SLOTS": "2",
-                    "FAKE_ENGINE_DELAY_S": "0.5",
-                    **{name: str(value) for name, value in limits.items()},
-                },
-            )
-
-    def said(self) -> str:
-        return self.output.read_text()
+        env = {
+            **os.environ,
+            "TRINITY_BUS_BROKER__HEAP_MIB": "384",
+            "TRINITY_BUS_BROKER__START_TIMEOUT_S": "240",
+            "TRINITY_BUS_TASKSET__PATH": str(folder / "tasks.toml"),
+            "TRINITY_BUS_TASKSET__EPOCHS": "1",
+            "TRINITY_BUS_COORDINATOR__BATCH_SIZE": str(TASKS_IN_BATCH),
+            "TRINITY_BUS_COORDINATOR__GROUP_SIZE": "2",
+            "TRINITY_BUS_COORDINATOR__MAX_STALENESS": "2",
+            "TRINITY_BUS_EXPLORER__SLOTS": "2",
+            "FAKE_ENGINE_DELAY_S": "0.5",
+            **{name: str(value) for name, value in limits.items()},
+        }
+        super().__init__(command("up", str(self.run_dir), "2"), self.run_dir / "logs" / "up.log", env)
 
     def trained(self) -> int:
         path = self.run_dir / "checkpoint.json"
         return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
-    def until(self, step: int) -> None:
-        wait_until(lambda: self.trained() >= step or self.process.poll() is not None, f"step {step}", LIMIT_S)
-        assert self.process.poll() is None, self.said()
-
-    def end(self) -> None:
-        assert self.process.wait(LIMIT_S) == 0, self.said()
+    def until_trained(self, step: int) -> None:
+        self.until(lambda: self.trained() >= step, f"step {step}", LIMIT_S, 0.005)
 
     async def check(self) -> None:
         """Nothing is lost, nothing counts twice."""
-        own = BrokerSettings(
-            port=0, data_dir=self.run_dir / "broker", cache_dir=Settings().broker.cache_dir, start_timeout_s=LIMIT_S
-        )
+        own = own_broker(self.run_dir / "broker", start_timeout_s=LIMIT_S)
         async with EmbeddedBroker(own) as broker, Bus(broker.kafka_settings(KafkaSettings()), client_id="test") as bus:
             log = await MeshLog.read(bus)
         log.check(max_staleness=2, max_inflight_batches=Settings().coordinator.max_inflight_batches)
@@ -107,16 +91,15 @@ def begun(folder: Path, limits: Mapping[str, float] | None = None, data: str = "
     try:
         yield up
     finally:
-        family = [] if up.process.poll() is not None else family_of(up.process.pid)
         up.process.kill()
-        up.process.wait()
-        assert_all_gone(family, 60)
+        up.ended(LIMIT_S)
 
 
+@pytest.mark.nightly
 async def test_a_machine_that_stands_still_comes_back_by_itself(tmp_path: Path) -> None:
     with begun(tmp_path, LIMITS if FROZEN_S < 300 else None) as up:
-        up.until(3)
-        family = family_of(up.process.pid)
+        up.until_trained(3)
+        family = up.family()
         assert len([one for one in family if one.name() == "java"]) == 1
         for one in family:
             one.suspend()
@@ -125,9 +108,9 @@ async def test_a_machine_that_stands_still_comes_back_by_itself(tmp_path: Path) 
         before, began = up.trained(), time.monotonic()
         for one in family:
             one.resume()
-        up.until(before + 1)
+        up.until_trained(before + 1)
         print(f"stood still for {FROZEN_S:g} s at step {before}; the next step {time.monotonic() - began:.1f} s after")
-        up.end()
+        assert up.ended(LIMIT_S) == 0, up.said()
         assert "again" not in up.said(), up.said()
         await up.check()
 
@@ -135,10 +118,10 @@ async def test_a_machine_that_stands_still_comes_back_by_itself(tmp_path: Path) 
 async def test_what_is_killed_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     with begun(tmp_path) as up:
         for step, what in ((2, "explorer-1"), (4, "coordinator"), (6, "trainer"), (8, "java")):
-            up.until(step)
-            killed = next(one for one in family_of(up.process.pid) if _is(one, what))
+            up.until_trained(step)
+            killed = next(one for one in up.family() if _is(one, what))
             os.kill(killed.pid, signal.SIGKILL)
-        up.end()
+        assert up.ended(LIMIT_S) == 0, up.said()
         said = " ".join(up.said().split())
         for name in ("explorer-1", "coordinator", "trainer", "Kafka"):
             assert f"{name} was ended by SIGKILL" in said
@@ -147,7 +130,7 @@ async def test_what_is_killed_is_started_again_and_nothing_is_lost(tmp_path: Pat
 
 def test_a_setting_that_is_wrong_is_said_once_and_ends_all(tmp_path: Path) -> None:
     with begun(tmp_path, data="missing.jsonl") as up:
-        assert up.process.wait(LIMIT_S) != 0
+        assert up.ended(LIMIT_S) != 0
         said = up.said()
         assert "taskset ended with status 78: a setting is wrong" in " ".join(said.split())
         assert "missing.jsonl" in tail(up.run_dir / "logs" / "taskset.log")

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mesh.client_fleet import fleet, held, program, tasks
-from tests.support.mesh.mesh import Mesh
+from tests.support.mesh.client_fleet import Fleet, fleet, held, program, tasks
+from tests.support.mesh.mesh import Mesh, trinity_bus
 from trinity_bus.client import RolloutCoordinator
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
+
+
+async def command(fleet: Fleet, *arguments: str) -> str:
+    """What a command of ``trinity-bus`` prints."""
+    done = await asyncio.to_thread(trinity_bus, fleet.mesh.kafka, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.timeout(300)  # It starts six processes, one after the other where cores are few.
@@ -34,18 +41,17 @@ async def test_programs_of_the_documents_and_of_other_clients_run_as_they_stand(
         result = json.loads(plain)
         assert (result["batch_id"], result["state"], result["finished_task_count"]) == ("plain", "finalized", 2)
 
-        listed = await program(mesh_of, sys.executable, "-m", "workers.cli.app", "batches", "--json")
+        listed = await command(mesh_of, "batches", "--json")
         states = {batch["batch_id"]: batch["state"] for batch in map(json.loads, listed.splitlines())}
         assert states["1"] == states["1/sums"] == states["plain"] == "finalized"
 
 
 async def test_a_batch_is_aborted_from_the_command_line(mesh: Mesh) -> None:
-    cli = (sys.executable, "-m", "workers.cli.app")
     async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
         await client.submit_batch(batch_id="b", tasks=[*tasks(1), *held(1)], batch_type="train")
         await mesh_of.orders("b#h0")
         await mesh_of.counted("b#t0")
-        await program(mesh_of, *cli, "abort", "b", "--reason", "enough of it", "--keep-partial-results")
+        await command(mesh_of, "abort", "b", "--reason", "enough of it", "--keep-partial-results")
         assert (await client.finalize_train_batch("b"))["finished_task_count"] == 1
-        (batch,) = map(json.loads, (await program(mesh_of, *cli, "batches", "--json")).splitlines())
+        (batch,) = map(json.loads, (await command(mesh_of, "batches", "--json")).splitlines())
         assert (batch["state"], batch["reason"], batch["aborted"]) == ("aborted", "enough of it", 1)

@@ -89,20 +89,6 @@ async def test_an_aborted_batch_is_never_trained_on_and_answers_who_waits(mesh: 
         assert [cancel.task_id for cancel in mesh_of.explorer.cancelled] == ["1#h0"]
 
 
-async def test_a_coordinator_that_is_killed_is_answered_for_by_the_next(mesh: Mesh) -> None:
-    async with fleet(mesh) as mesh_of, RolloutCoordinator(mesh_of.settings) as client:
-        await client.submit_batch(batch_id=1, tasks=[*tasks(3), *held(1)], batch_type="train")
-        waiting = asyncio.create_task(client.finalize_train_batch(1))
-        await mesh_of.orders("1#h0")
-        with mesh.coordinator(explorer_timeout_s=60, group_size=1, max_staleness=8, name="coordinator-1"):
-            await asyncio.to_thread(mesh_of.kill_coordinator)
-            submitting = client.submit_batch(batch_id=2, tasks=tasks(2), batch_type="train")
-            await submitting
-            await mesh_of.answer("1#h0")
-            assert (await waiting)["finished_task_count"] == 4
-            assert (await client.finalize_train_batch(2))["finished_task_count"] == 2
-
-
 async def test_what_a_scheduler_gave_is_trained_on_once_it_is_processed(mesh: Mesh) -> None:
     async with (
         fleet(mesh, batch_size=3) as mesh_of,

@@ -16,7 +16,8 @@ from schemas import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
-from tests.support.mesh.mesh import environment, unused
+from tests.support.mesh.forks import finished, forked
+from tests.support.mesh.mesh import PROGRAM, environment, unused, with_topics
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
@@ -165,18 +166,16 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
 
 
 async def test_killed_and_run_again_an_export_has_each_sample_once(settings: KafkaSettings, tmp_path: Path) -> None:
-    async with Bus(settings, client_id="test") as bus, bus.producer() as producer:
-        await bus.ensure_topics()
+    async with with_topics(settings) as bus, bus.producer() as producer:
         for number in range(3500):
             await producer.send(EXPERIENCES, f"t-{number}", group(f"t-{number}", [number, 0.5]))
         await producer.send_raw(TASKS, b"t-x", b"nonsense")
     env = environment(settings, console__folder=tmp_path / "index", console__read_mib_s=1)
-    command = [sys.executable, "-m", "workers.cli.app", "export", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, env=env)
-    await until(lambda: committed(tmp_path / "index" / settings.namespace) > 0)
-    process.kill()
-    process.wait()
-    done = subprocess.run(command, env=env, check=True, timeout=120, stderr=subprocess.PIPE, text=True)
+    command = [PROGRAM, "export", "--out", str(tmp_path / "out")]
+    with forked(*command, name="export", env=env, output=tmp_path / "export.log"):
+        await until(lambda: committed(tmp_path / "index" / settings.namespace) > 0)
+    done = finished(*command, env=env)
+    assert done.returncode == 0, done.stderr
     assert "Records that are not shown: 1 of tasks could not be read." in " ".join(done.stderr.split())
     samples = parquet.read_table(tmp_path / "out" / "samples.parquet").to_pydict()
     assert sorted(zip(samples["task_id"], samples["number"], samples["reward"], strict=True)) == sorted(

@@ -10,10 +10,10 @@ import pytest
 from schemas import TaskResult
 from schemas.topics import RESULTS
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, Settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(540)]
 
@@ -34,13 +34,18 @@ INSTANTS = [
 ]
 
 
-async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(tmp_path: Path) -> None:
-    cache = Settings().broker.cache_dir
-    with EmbeddedBroker(BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)) as broker:
+SOME = [INSTANTS[number] for number in (1, 4, 7)]
+
+
+@pytest.mark.parametrize("instants", [SOME, at_night(INSTANTS)], ids=["some", "all"])
+async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(
+    tmp_path: Path, instants: list[tuple[str, str, bool, float]]
+) -> None:
+    with EmbeddedBroker(own_broker(tmp_path / "broker")) as broker:
         mesh = Mesh(broker.kafka_settings(), tmp_path)
         environment = {
             "BROKER_PID": str(broker.pid),
-            "FREEZE_AT": json.dumps(INSTANTS),
+            "FREEZE_AT": json.dumps(instants),
             "FREEZE_S": str(FREEZE_S),
             "TRINITY_BUS_KAFKA__OUTAGE_S": str(OUTAGE_S),
         }

@@ -6,9 +6,8 @@ import pytest
 
 from schemas import ExplorerLeft, Task
 from schemas.topics import EXPLORER_EVENTS, TASKS
-from tests.support.mesh.mesh import unused
+from tests.support.mesh.mesh import unused, with_topics
 from tests.support.mesh.records import record_of
-from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.coordination.commit_schedule import MAX_TASKS
 from workers.coordinator.input_reader import InputReader
@@ -22,8 +21,7 @@ async def test_events_come_before_tasks_and_tasks_only_when_wanted(kafka: KafkaS
     settings = unused(kafka)
     count = 3 * MAX_TASKS
 
-    async with Bus(settings, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(settings) as bus:
         async with bus.producer() as producer:
             for number in range(count):
                 task = Task(task_id=f"task-{number}", workflow="math", prompt="1 + 1")

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import Mesh, send_tasks
+from tests.support.mesh.mesh import Mesh, own_broker, send_tasks
 from tests.support.mesh.waiting import until
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, Settings
 
 pytestmark = pytest.mark.integration
 
@@ -20,9 +19,6 @@ SILENCE_S = 8  # well over what the coordinator waits for an explorer, and below
 
 
 async def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_may_be(tmp_path: Path) -> None:
-    cache = Settings().broker.cache_dir
-    settings = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=cache, heap_mib=256)
-
     async def main(broker: EmbeddedBroker) -> None:
         mesh = Mesh(broker.kafka_settings(), tmp_path)
         async with mesh.connected() as (bus, producer):
@@ -42,5 +38,5 @@ async def test_explorers_outlive_a_broker_that_is_silent_for_longer_than_they_ma
                     await until(lambda: "joined" in mesh.log())
         assert "lost" not in mesh.log(), mesh.log()
 
-    with EmbeddedBroker(settings) as broker:
+    with EmbeddedBroker(own_broker(tmp_path / "broker")) as broker:
         await main(broker)

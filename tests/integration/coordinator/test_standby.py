@@ -19,6 +19,7 @@ from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
 from trinity_bus.coordination import Leader
@@ -51,7 +52,7 @@ def counted(trainer: FakeTrainer) -> Counter[str]:
     return Counter(entry.task_id for batch in trainer.trained for entry in batch.manifest)
 
 
-@pytest.mark.parametrize("waiting", [0, 3000])
+@pytest.mark.parametrize("waiting", [at_night(0), 3000])
 async def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiting: int) -> None:
     """With none, and with thousands of open tasks in the changelog."""
 
@@ -88,7 +89,7 @@ async def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiti
         )
 
 
-@pytest.mark.parametrize("moment", ["at any moment", "amid a transaction"])
+@pytest.mark.parametrize("moment", [at_night("at any moment"), "amid a transaction"])
 async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh: Mesh, moment: str) -> None:
     batches = 30
 

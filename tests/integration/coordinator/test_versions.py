@@ -11,6 +11,7 @@ import pytest
 from tests.support.fakes.workers import FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import CoordinatorSettings, Settings, SynchronizerSettings
 from trinity_bus.coordination import SyncPolicy
@@ -29,8 +30,8 @@ def settings(mesh: Mesh) -> Settings:
     [
         ({"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1}, None, [0, 2, 4, 6], [0, 0, 0, 2, 2, 4]),
         ({"sync_style": "explorer_driven", "sync_interval": 2}, 1, None, [0, 0, 1, 2, 3, 4]),
-        ({"sync_style": "trainer_driven", "sync_interval": 2}, 3, [0, 2, 4, 6], None),
-        ({"sync_style": "fully_async"}, 2, [0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3]),
+        at_night({"sync_style": "trainer_driven", "sync_interval": 2}, 3, [0, 2, 4, 6], None),
+        at_night({"sync_style": "fully_async"}, 2, [0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 2, 3]),
     ],
     ids=["fixed", "explorer_driven", "trainer_driven", "fully_async"],
 )

@@ -6,8 +6,7 @@ import socket
 import pytest
 
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
-from tests.support.mesh.mesh import unused
-from trinity_bus.bus import Bus
+from tests.support.mesh.mesh import make_topics, unused, with_topics
 from trinity_bus.config import KafkaSettings, Settings
 from workers.doctor.facts import gather
 from workers.doctor.findings import findings
@@ -22,8 +21,7 @@ async def test_a_broker_is_looked_at_and_not_changed(kafka: KafkaSettings) -> No
         facts = await gather(settings, ["coordinator"])
         assert facts.broker.error is None
         assert list(facts.broker.absent) == [topic.name for topic in TOPICS]
-    async with Bus(own, client_id="test") as bus:
-        await bus.ensure_topics()
+    await make_topics(own)
     facts = await gather(settings, ["coordinator"])
     assert (list(facts.broker.absent), list(facts.broker.refused)) == ([], [])
     assert (facts.broker.ahead_s, list(facts.broker.unknown)) == (None, []), "nobody speaks here"
@@ -38,8 +36,7 @@ async def test_clocks_are_compared_by_what_a_coordinator_says(
     own = unused(kafka)
     settings = Settings().model_copy(update={"kafka": own})
     monkeypatch.setattr("workers.doctor.facts._HEARD_S", 60.0)
-    async with Bus(own, client_id="test") as bus, bus.producer() as producer:
-        await bus.ensure_topics()
+    async with with_topics(own) as bus, bus.producer() as producer:
 
         async def speak() -> None:
             while True:

@@ -1,10 +1,11 @@
 """An explorer over a real broker, on a FAKE engine, in this process or its own; a test plays the coordinator."""
 
 import asyncio
-import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +21,16 @@ from schemas import (
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS, MODEL_VERSIONS, ROLLOUTS
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.engine import TOKENIZER, FakeEngine
-from tests.support.mesh.mesh import environment
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import environment, with_topics
+from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside
 from trinity_bus.bus import Bus, Producer, Reader, lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runtime.process import Process
 from trinity_bus.runtime.service import first_error
 from workers.explorer.service import ExplorerService
 
@@ -99,10 +103,12 @@ def fork_server() -> Iterator[ForkServer]:
 
 @asynccontextmanager
 async def mesh_of(settings: Settings) -> AsyncIterator[Mesh]:
-    async with Bus(settings.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.producer() as producer, bus.reader(EXPLORER_EVENTS, start="end") as events:
-            yield Mesh(settings, bus, producer, events)
+    async with (
+        with_topics(settings.kafka) as bus,
+        bus.producer() as producer,
+        bus.reader(EXPLORER_EVENTS, start="end") as events,
+    ):
+        yield Mesh(settings, bus, producer, events)
 
 
 @asynccontextmanager
@@ -134,17 +140,14 @@ async def alone(settings: Settings, fork_server: ForkServer) -> AsyncIterator[Me
 
 
 @asynccontextmanager
-async def process_of(settings: Settings, kind: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process_of(settings: Settings, kind: str, **variables: str) -> AsyncIterator[Process]:
     """An explorer in a process of its own, which is killed at the end of the block."""
     own = {"explorer__name": NAME, "explorer__heartbeat_s": 0.2, "explorer__workflow_modules": MODULES}
     env = environment(settings.kafka, **own) | variables
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.support.fakes.explorer", kind, env=env)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    with tempfile.NamedTemporaryFile(prefix="explorer-", suffix=".log") as file:
+        process = forked("tests.support.fakes.explorer", kind, name=NAME, env=env, output=Path(file.name))
+        with process, log_shown_on_failure(process, Path(file.name)):
+            yield process
 
 
 def dispatch(incarnation: str, task_id: str = "t", **changes: Any) -> Dispatch:

@@ -21,7 +21,7 @@ from schemas import (
     Turn,
     WeightsSynced,
 )
-from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, ROLLOUTS, TURNS
+from schemas.topics import EXPERIENCES, EXPLORER_DEAD_LETTERS, TURNS
 from tests.integration.explorer.explorers import (
     LIMIT_S,
     MODULES,
@@ -41,7 +41,6 @@ from tests.support.mesh.mesh import Mesh as Coordinated
 from tests.support.mesh.mesh import send_tasks
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import lane_partition
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
@@ -94,18 +93,6 @@ async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
             await until(lambda: engine.waiting == 2, LIMIT_S)
 
 
-async def test_orders_to_others_and_to_former_lives_are_void_and_an_order_counts_once(alone: Mesh) -> None:
-    await alone.send(dispatch("former-life", "void"))
-    other = dispatch(alone.incarnation, "other").model_copy(update={"explorer": "explorer-1"})
-    await (await alone._producer.send(ROLLOUTS, "explorer-1", other, partition=lane_partition(NAME)))
-    await alone.send(dispatch(alone.incarnation, "mine"))
-    await alone.send(dispatch(alone.incarnation, "mine"))
-    await alone.send(dispatch(alone.incarnation, "last"))
-    results = [await alone.event(RolloutFinished) for _ in range(2)]
-    assert sorted(result.task_id for result in results) == ["last", "mine"]
-    assert sorted(group.task_id for group in await alone.experiences()) == ["last", "mine"]
-
-
 async def test_eval_batches_publish_no_experiences(alone: Mesh) -> None:
     await alone.send(dispatch(alone.incarnation, batch_type="eval", batch_id="0/held-out"))
     result = await alone.event(RolloutFinished)
@@ -139,20 +126,6 @@ async def test_a_broken_workflow_is_a_typed_failure_and_never_a_reward(alone: Me
         assert result.error is not None
         assert result.error.startswith(error)
     assert await alone.experiences() == []
-
-
-async def test_a_workflow_that_kills_its_runner_is_a_typed_failure_and_the_others_are_answered(alone: Mesh) -> None:
-    alone.engine.open.clear()
-    await alone.send(dispatch(alone.incarnation, "innocent"))
-    await until(lambda: alone.engine.waiting == 1)
-    await alone.send(dispatch(alone.incarnation, task=Task(task_id="culprit", workflow="segfault", prompt="x")))
-    died = await alone.event(RolloutFinished)
-    assert (died.task_id, died.status) == ("culprit", "failed")
-    assert died.error == "RunnerDiedError: its runner was ended by SIGSEGV"
-    alone.engine.open.set()
-    answered = await alone.event(RolloutFinished)
-    assert (answered.task_id, answered.status) == ("innocent", "completed")
-    assert [group.task_id for group in await alone.experiences()] == ["innocent"]
 
 
 async def test_a_blocked_attempt_is_answered_when_its_time_is_up_and_the_states_of_runners_tell_of_it(

@@ -94,6 +94,7 @@ async def test_a_broker_that_is_killed_again_and_again_and_topics_that_grow_end_
     assert {received.key for received in client.log.rollouts if received.partition >= ROLLOUTS.partitions} == {ANEW}
 
 
+@pytest.mark.nightly
 async def test_of_two_coordinators_either_may_end_when_the_broker_does_and_nobody_else(tmp_path: Path) -> None:
     mesh = FaultMesh(tmp_path / "mesh", coordinators=2)
     async with at_work(FaultClient, mesh) as client:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tests.support.faults.mesh import FaultMesh
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
 from tests.support.mesh.waiting import until
+from tests.support.sampled import at_night
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.ports import free_port
@@ -30,8 +31,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 GROUP_SIZE = 2
 LIMIT_S = 120.0
-DISK_MIB = 192
-"""Of each broker, where this process may mount one: several times what the test writes."""
 MORE = 2
 """Batches that must end during a fault, and again after it."""
 AS_USERS_HAVE_IT = KafkaSettings()
@@ -111,8 +110,7 @@ class Disturbance:
     async def fill_disk(self) -> None:
         """No byte more can be written by a leader of tasks."""
         victim = await self._cluster.leader(TASKS.full_name(self._mesh.kafka.namespace), 1)
-        how = "ENOSPC" if self._cluster.has_disks else "EFBIG: without root it has no disk of its own"
-        async with self._during(f"disk of broker {victim} full ({how})"):
+        async with self._during(f"disk of broker {victim} full"):
             self._cluster.fill(victim)
             await until(lambda: self._cluster.poll() is not None)
         await self._back()
@@ -165,26 +163,30 @@ async def one_transaction(settings: KafkaSettings, name: str) -> AsyncIterator[C
     assert sorted(found) == sorted(sent)
 
 
-async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothing(tmp_path: Path) -> None:
+SOME = (Disturbance.kill_leaders, Disturbance.silence, Disturbance.leave_one)
+ALL = (*SOME[:2], Disturbance.restart_all, Disturbance.fill_disk, SOME[2])
+
+
+@pytest.mark.parametrize("faults", [SOME, at_night(ALL)], ids=["some", "all"])
+async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothing(
+    tmp_path: Path, faults: Sequence[Callable[[Disturbance], Awaitable[None]]]
+) -> None:
     health_port = free_port()
-    with broker_cluster(tmp_path / "brokers", disk_mib=DISK_MIB) as cluster:
+    with broker_cluster(tmp_path / "brokers") as cluster:
         mesh = FaultMesh(
             tmp_path / "mesh",
             explorers=1,
             coordinator={"max_staleness": 1, "tick_s": 0.25, "explorer_timeout_s": 10, "group_size": GROUP_SIZE},
             explorer={"slots": 4, "heartbeat_s": 1.0},
-            engine_delay_s=3.0,
+            engine_delay_s=3.0 if is_three() else 1.5,
             broker=cluster,
             environment={**TIMES, "TRINITY_BUS_HEALTH__PORT": str(health_port)},
         )
         async with at_work(FaultClient, mesh, request_timeout_s=REQUEST_S) as client:
             disturbance = Disturbance(cluster, mesh, client, health_port)
             await client.until(MORE)
-            await disturbance.kill_leaders()
-            await disturbance.silence()
-            await disturbance.restart_all()
-            await disturbance.fill_disk()
-            await disturbance.leave_one()
+            for befall in faults:
+                await befall(disturbance)
         log = client.log
         incarnations = {service.name: service.incarnations for service in mesh.services.values()}
     said = (tmp_path / "mesh" / "coordinator-0.log").read_text()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mesh.mesh import environment, unused
+from tests.support.mesh.mesh import environment, own_broker, unused
 from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.probe import probe
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import EmbeddedBroker
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail
 
 pytestmark = pytest.mark.integration
@@ -47,9 +47,8 @@ def until_answered(child: Child, port: int, path: str, answer: int, log: Path) -
 
 
 def test_a_lost_broker_fails_readiness_only(tmp_path: Path) -> None:
-    settings = BrokerSettings(port=0, data_dir=tmp_path / "broker", cache_dir=Settings().broker.cache_dir, heap_mib=256)
     [port], log = quiet_ports(1), tmp_path / "log"
-    with EmbeddedBroker(settings) as broker:
+    with EmbeddedBroker(own_broker(tmp_path / "broker")) as broker:
         kafka = broker.kafka_settings(KafkaSettings())
         with service(kafka, port, ["-c", WEDGED], log) as child:
             until_answered(child, port, "/readyz", 200, log)

@@ -185,15 +185,6 @@ async def test_one_that_ignores_its_cancellation_loses_its_runner_and_the_others
         await all_of_it.acquit(innocents)
 
 
-async def test_a_restart_does_not_wait_for_any_grace(fork_server: ForkServer) -> None:
-    async with rig(fork_server, cancel_grace_s=600) as all_of_it:
-        ignoring = all_of_it.begin("ignore")
-        await until(lambda: all_of_it.runners.states()[0].pid != 0)
-        all_of_it.runners.stop_at_once(("t", 1))
-        ignoring.cancel()
-        await until(lambda: [state.restarts for state in all_of_it.runners.states()] == [1])
-
-
 async def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_on(fork_server: ForkServer) -> None:
     async with rig(fork_server) as all_of_it:
         (one,) = await all_of_it.innocents(1)
@@ -203,16 +194,6 @@ async def test_a_cancelled_attempt_is_aborted_in_the_engine_and_its_runner_goes_
         all_of_it.engine.open.set()
         await all_of_it.begin("math", "next")
         assert await all_of_it.pids() == before
-
-
-async def test_a_runner_is_replaced_after_so_many_attempts(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runner_max_attempts=2) as all_of_it:
-        seen = set()
-        for i in range(6):
-            await all_of_it.begin("math", f"t{i}")
-            seen |= set(await all_of_it.pids())
-        await all_of_it.until_there_is_one()
-        assert len(seen | set(await all_of_it.pids())) >= 4
 
 
 async def test_a_runner_in_which_a_call_hangs_in_a_thread_is_replaced_and_ended(fork_server: ForkServer) -> None:
@@ -256,14 +237,6 @@ async def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_s
         all_of_it.engine.generate = refuse  # type: ignore[method-assign, assignment]
         with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
             await all_of_it.begin("math")
-
-
-async def test_single_runs_that_succeed_are_kept_and_the_first_error_is_told(fork_server: ForkServer) -> None:
-    async with rig(fork_server) as all_of_it:
-        some = await all_of_it.begin("some", repeat_times=5)
-        assert rewards(some) == [0.0, 1.0, 3.0, 4.0]
-        assert some.error == "ValueError: run 2 broke off"
-        assert (await all_of_it.begin("some", repeat_times=2)).error is None
 
 
 async def test_the_last_turn_of_a_run_that_fails_is_kept_before_its_failure_is_told(fork_server: ForkServer) -> None:
@@ -329,14 +302,6 @@ async def test_one_trace_leads_through_a_workflows_own_spans_into_the_engine(tmp
     (span,) = load_spans(tmp_path)
     assert (span.name, span.trace_id, span.parent_id) == ("think", f"{1:032x}", f"{2:016x}")
     assert asked == [rollout, f"00-{1:032x}-{span.span_id}-01"]
-
-
-async def test_attempts_are_spread_over_the_runners(fork_server: ForkServer) -> None:
-    async with rig(fork_server, runners=3, slots=6) as all_of_it:
-        innocents = await all_of_it.innocents(6)
-        assert [len(state.running) for state in all_of_it.runners.states()] == [2, 2, 2]
-        assert len(set(await all_of_it.pids())) == 3
-        await all_of_it.acquit(innocents)
 
 
 async def test_a_module_that_cannot_be_imported_says_which_setting_to_mend() -> None:
@@ -408,14 +373,3 @@ async def test_a_runner_says_of_each_sample_how_it_was_drawn(fork_server: ForkSe
         plain = await running.begin("math")
         group = decode(plain.group, ExperienceGroup)
     assert [one.sampling for one in group.samples()] == [SampledWith(1.0, 1, 0, 0)]
-
-
-async def test_a_workflow_asks_other_pools_and_is_told_why_it_cannot(fork_server: ForkServer) -> None:
-    async with rig(fork_server) as here:
-        group = decode((await here.begin("consult", prompt="judge")).group, ExperienceGroup)
-        (sample,) = group.samples()
-        assert (sample.reward, group.metrics[0]["drawn"]) == (5.0, 2.0)
-        assert sample.teacher_logprobs is not None
-        assert sample.teacher_logprobs.tolist() == pytest.approx([-ord("4") / 1000, -ord("2") / 1000])
-        with pytest.raises(WorkflowRaisedError, match="UnknownPoolError: there is no pool 'nobody'"):
-            await here.begin("consult", prompt="nobody")

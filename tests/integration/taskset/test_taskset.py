@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 from schemas import Task
 from schemas.topics import TASKS
 from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
-from tests.support.mesh.mesh import environment, unused
+from tests.support.mesh.forks import forked
+from tests.support.mesh.mesh import PROGRAM, environment, unused, with_topics
 from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
-from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.process import Child, tail
+from trinity_bus.runtime.process import Process, tail
 
 pytestmark = pytest.mark.integration
 
@@ -44,14 +43,14 @@ class Files:
         )
 
     @contextlib.contextmanager
-    def service(self, module: str, **settings: object) -> Iterator[Child]:
-        env = environment(self.kafka, **settings)
-        command = [sys.executable, "-W", "error", "-m", "workers.cli.app", "run", module]
+    def service(self, module: str, **settings: object) -> Iterator[Process]:
+        env = environment(self.kafka, **settings) | {"PYTHONWARNINGS": "error"}
         log = self.folder / f"{module}.log"
-        with Child(command, env=env, output=log) as child, log_shown_on_failure(child, log):
-            yield child
+        process = forked(PROGRAM, "run", module, name=module, env=env, output=log)
+        with process, log_shown_on_failure(process, log):
+            yield process
 
-    def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Child]:
+    def taskset(self, **settings: object) -> contextlib.AbstractContextManager[Process]:
         return self.service(
             "taskset",
             taskset__path=self.sets,
@@ -71,8 +70,7 @@ def files(kafka: KafkaSettings, tmp_path: Path) -> Files:
 
 
 async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files) -> None:
-    async with Bus(files.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(files.kafka) as bus:
         with files.service("coordinator", coordinator__batch_size=4):
             async with (
                 FakeExplorer(bus, slots=8).alive(),
@@ -106,31 +104,15 @@ async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files
 
 
 async def test_a_second_taskset_of_a_name_fences_the_first(files: Files) -> None:
-    async with Bus(files.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.reader(TASKS, start="beginning") as reader:
-            # The second hears again what the first was answered.
-            with files.taskset(taskset__order="by_difficulty") as first:
-                assert await reader.batch(WAIT_S)
-                with files.taskset(taskset__order="by_difficulty") as second:
-                    await until(lambda: files.log().count("ready") == 2)
-                    async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
-                        with files.service("coordinator", coordinator__batch_size=4):
-                            await until(lambda: first.poll() is not None and second.poll() is not None)
-                    assert (first.poll() or 0) > 0
-                    assert second.poll() == 0, files.log()
+    async with with_topics(files.kafka) as bus, bus.reader(TASKS, start="beginning") as reader:
+        # The second hears again what the first was answered.
+        with files.taskset(taskset__order="by_difficulty") as first:
+            assert await reader.batch(WAIT_S)
+            with files.taskset(taskset__order="by_difficulty") as second:
+                await until(lambda: files.log().count("ready") == 2)
+                async with FakeExplorer(bus).alive(), FakeTrainer(bus).alive():
+                    with files.service("coordinator", coordinator__batch_size=4):
+                        await until(lambda: first.poll() is not None and second.poll() is not None)
+                assert (first.poll() or 0) > 0
+                assert second.poll() == 0, files.log()
     assert "another taskset 'taskset-0' has started; this one stops" in files.log()
-
-
-async def test_a_dataset_that_was_changed_is_refused_with_what_to_do(files: Files) -> None:
-    async with Bus(files.kafka, client_id="test") as bus:
-        await bus.ensure_topics()
-        async with bus.reader(TASKS, start="beginning") as reader:
-            with files.taskset():
-                assert await reader.batch(WAIT_S)
-        files.train.write_text(files.train.read_text().replace("1 + 1", "1 + 2"))
-        with files.taskset() as child:
-            await until(lambda: child.poll() is not None)
-            assert (child.poll() or 0) > 0
-    assert "has produced 12 tasks of another dataset" in files.log()
-    assert "TRINITY_BUS_TASKSET__NAME" in files.log()

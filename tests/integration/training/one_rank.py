@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,15 @@ CHAINS = {
     "qwen3_moe": ("tp2, sequence", "dp2, ep2", "cp2, ep2"),
 }
 """Through which layouts, in their order above, training is handed on by checkpoints, from one rank and to one rank."""
+SOME = ("tp2", "pp2", "cp2", "dp2, ep2")
+"""Layouts that are tried for each change: one of each way to share the work."""
 CHAINED_WITH: dict[str, dict[str, Any]] = {"qwen2": {"advantage": "gae"}}
 """With which settings; the first has a critic to hand on, too."""
+
+
+def chain_of(family: str, layouts: Sequence[str]) -> list[str]:
+    """Of the layouts that are tried."""
+    return [name for name in CHAINS[family] if name in layouts]
 
 
 def chained(folder: Path, family: str, number: int) -> Path:
@@ -93,7 +101,7 @@ def go_on(engine: RankEngine, before: Path, after: Path) -> None:
     saved(engine, engine.save_checkpoint(after, engine.progress))
 
 
-def run(folder: Path, name: str, port: str) -> None:
+def run(folder: Path, name: str, port: str, layouts: Sequence[str]) -> None:
     layout, family_of_more = LAYOUTS[name]
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
@@ -122,7 +130,7 @@ def run(folder: Path, name: str, port: str) -> None:
         for family in [family for family, chain in CHAINS.items() if name in chain]:
             print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
             subject = Subject(MegatronEngine, folder / family, folder / "scratch", layout)
-            number = CHAINS[family].index(name) + 1
+            number = chain_of(family, layouts).index(name) + 1
             go_on(
                 subject.make(**CHAINED_WITH.get(family, {})),
                 chained(folder, family, number - 1),
@@ -132,5 +140,6 @@ def run(folder: Path, name: str, port: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for layout_and_port in zip(LAYOUTS, sys.argv[2:], strict=True):
-        run(Path(sys.argv[1]), *layout_and_port)
+    ports = dict(argument.split(":") for argument in sys.argv[2:])
+    for name, port in ports.items():
+        run(Path(sys.argv[1]), name, port, [*ports])

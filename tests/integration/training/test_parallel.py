@@ -1,18 +1,20 @@
 """Two ranks under gloo, splitting the layers, the data, or the model between them, do what one rank does."""
 
+import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.integration.training.one_rank import CHAINED_WITH, CHAINS, LAYOUTS, chained, go_on
+from tests.integration.training.one_rank import CHAINED_WITH, CHAINS, LAYOUTS, SOME, chain_of, chained, go_on
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.mesh.forks import forked
 from tests.support.mesh.ports import quiet_ports
+from tests.support.mesh.processes import log_shown_on_failure
 from tests.support.mesh.waiting import wait_until
+from tests.support.sampled import at_night
 from tests.support.training.conformance import LORA, VOCABULARY, Subject, batch, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -32,7 +34,10 @@ def layout() -> Iterator[Layout]:
         yield made
 
 
-def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_path: Path, layout: Layout) -> None:
+@pytest.mark.parametrize("layouts", [SOME, at_night(tuple(LAYOUTS))], ids=["some", "all"])
+def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(
+    tmp_path: Path, layout: Layout, layouts: tuple[str, ...]
+) -> None:
     subjects = {}
     for family in FAMILIES:
         # Where a pipeline's ends share the embedding it is added up over both.
@@ -42,31 +47,24 @@ def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_p
         engine = subjects[family].make(**CHAINED_WITH.get(family, {}))
         engine.train_step(batch(0))
         engine.save_checkpoint(chained(tmp_path, family, 0), engine.progress).result()
-    ports = list(map(str, quiet_ports(len(LAYOUTS))))  # both ranks get all
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.training.one_rank", str(tmp_path), *ports],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        for rank in range(2)
-    ]
-    try:
+    ports = quiet_ports(len(layouts))  # both ranks get all
+    places = [f"{name}:{port}" for name, port in zip(layouts, ports, strict=True)]
+    command = ("tests.integration.training.one_rank", str(tmp_path), *places)
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(2):
+            log, own = tmp_path / f"rank-{rank}.log", {**env, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
+            process = forked(*command, name=log.stem, env=own, output=log, kind="engines")
+            stack.enter_context(process)
+            stack.enter_context(log_shown_on_failure(process, log))
+            ranks.append(process)
         # One that fails leaves the other waiting for it.
         wait_until(lambda: any(rank.poll() for rank in ranks) or all(r.poll() == 0 for r in ranks), "ends", LIMIT_S)
         assert [rank.poll() for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
     go_on(subjects["qwen2"].make(**LORA), tmp_path / "scratch" / "tp2" / "qwen2" / "lora" / "checkpoints", tmp_path)
-    for family, chain in CHAINS.items():
+    for family in CHAINS:
+        chain = chain_of(family, layouts)
         handed_on, undisturbed = (subjects[family].make(**CHAINED_WITH.get(family, {})) for _ in range(2))
         go_on(handed_on, chained(tmp_path, family, len(chain)), tmp_path / "last" / family)
         for step in range(len(chain) + 2):

@@ -7,8 +7,6 @@ import asyncio
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +35,8 @@ from tests.integration.training.trainers import (
 )
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
-from tests.support.mesh.mesh import unused
+from tests.support.mesh.forks import finished
+from tests.support.mesh.mesh import PROGRAM, unused, with_topics
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
@@ -138,8 +137,7 @@ async def recorded(kafka: KafkaSettings, folder: Path) -> Run:
         alone = await said_of(bus, undisturbed)
     live = Trainer(kafka, folder / "live", model, keep_checkpoints=KEPT, **own)
     shadow = Trainer(kafka, folder / "shadow", model, name="shadow-0", role="shadow", **own, **GSPO)
-    async with Bus(kafka, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(kafka) as bus:
         with shadow.running("trained", "3") as process:  # which waits, as nothing has begun
             await produce(bus, batches)
             said = await train_to_the_end(bus, live, STEPS_TRAINED)
@@ -258,14 +256,7 @@ async def test_a_shadow_leaves_the_live_run_as_it_is(run: Run) -> None:
 
 def test_as_a_command_it_goes_on_from_the_newest_checkpoint_before_the_step(run: Run) -> None:
     command = ["replay", "--from-step", "5", "--set", "objective.loss=gspo"]
-    done = subprocess.run(
-        [sys.executable, "-m", "workers.cli.app", *command],
-        env=run.live.environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = finished(PROGRAM, *command, env=run.live.environment, limit_s=DEADLINE_S, kind="engines")
     assert done.returncode == 0, done.stderr
     own = run.live.folder / "checkpoints-replay-5"
     assert f"step 5 is trained: checkpoints and metrics.jsonl are in {own}" in done.stdout
@@ -304,8 +295,7 @@ async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_
     directory = tmp_path / "live" / "checkpoints"
     (directory / "step-00000002").mkdir(parents=True)
     (directory / ".run").write_text("0" * 32)
-    async with Bus(ours, client_id="test") as bus:
-        await bus.ensure_topics()
+    async with with_topics(ours) as bus:
         async with bus.producer() as producer:
             for step in range(1, 5):
                 one = make_group(seed=step, task_id=f"task-{step}")

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from schemas import ExperienceGroup, StepBegun, StepTrained
-from schemas.topics import EXPERIENCES
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
+    assert_same,
     batches_of,
     begun,
-    deterministic,
     drawn,
     produce,
     train_to_the_end,
@@ -92,11 +91,7 @@ async def test_a_step_that_is_taken_again_takes_what_was_written_of_it(
     assert [[g.task_id for g in record.replayed] for record in again] == once_more
     assert len({record.run for record in again}) == 1
     assert len({record.incarnation for record in again}) > 1
-    expected = {step.step: step for step in undisturbed}
-    for step in disturbed:
-        assert step.checksum == expected[step.step].checksum
-        if step.batch_id is not None:
-            assert deterministic(step) == deterministic(expected[step.step])
+    assert_same(disturbed, undisturbed)
 
 
 async def test_groups_wait_until_enough_of_them_teach_something(
@@ -138,21 +133,3 @@ async def test_updates_that_are_not_finite_again_and_again_end_the_trainer_with_
     assert "step 2: the gradient norm of an update is nan" in log
     assert "2 updates in a row, the last in step 3, were skipped because their loss or gradients were not finite" in log
     assert model_folders(tmp_path / "trainer") == {1: False, 2: False, 3: False}
-
-
-async def test_experiences_that_are_deleted_end_the_trainer_with_the_first_step_that_can_still_be_trained(
-    namespaced: Callable[[], KafkaSettings], tmp_path: Path
-) -> None:
-    kafka, batches = namespaced(), batches_of(3)
-    trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"), engine="torch")
-    async with Bus(kafka, client_id="test") as bus:
-        await produce(bus, batches[:1])
-        ends = await bus.end_offsets(EXPERIENCES)
-        await produce(bus, batches[1:], first=2)
-        await bus.delete_before({(EXPERIENCES.name, partition): end for partition, end in ends.items() if end})
-        with trainer.running() as process:
-            assert await asyncio.to_thread(process.wait, DEADLINE_S) == 1
-        assert await begun(bus) == []
-    line = trainer.log.read_text().splitlines()[-1]
-    assert "batch batch-1, step 1, cannot be trained on: " in line
-    assert "; the first that can still be is 2; `trinity-bus batches skip batch-1 --reason ...`" in line

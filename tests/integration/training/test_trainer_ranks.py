@@ -27,6 +27,7 @@ from tests.integration.training.trainers import (
     until,
 )
 from tests.support.fakes.tiny_trainer import write_model
+from tests.support.sampled import at_night
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.runtime.process import start_time
@@ -69,7 +70,7 @@ def compare(told: dict[str, TokenFigures], alone: list[SampleFigures], groups: l
         assert entropies.astype(float) == pytest.approx(np.frombuffer(one.entropies, FLOAT16).astype(float), abs=1e-2)
 
 
-@pytest.mark.parametrize("layout", ["tensor_parallel", "data_parallel"])
+@pytest.mark.parametrize("layout", ["tensor_parallel", at_night("data_parallel")])
 async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     layout: str, namespaced: Callable[[], KafkaSettings], tmp_path: Path
 ) -> None:

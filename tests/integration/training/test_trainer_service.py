@@ -30,8 +30,8 @@ from schemas.topics import (
 from tests.integration.training.trainers import (
     DEADLINE_S,
     Trainer,
+    assert_same,
     batches_of,
-    deterministic,
     entry_of,
     produce,
     step_is,
@@ -44,6 +44,7 @@ from tests.support.fakes.announcements import announced as announced_version
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from tests.support.faults.transfers import settled
+from tests.support.mesh.mesh import make_topics, with_topics
 from trinity_bus.bus import Bus, Producer, Reader
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Process
@@ -80,12 +81,7 @@ async def test_killed_anywhere_it_trains_the_same(namespaced: Callable[[], Kafka
     # One announcement at each of five starts (two of them of untrained weights), and the steps between.
     assert [step.step for step in disturbed] == [0, 0, 1, 1, 2, 2, 3, 4, 5]
     assert len({step.incarnation for step in disturbed}) == 5
-    by_step = {step.step: step for step in undisturbed}
-    for step in disturbed:
-        assert step.checksum == by_step[step.step].checksum
-        if step.batch_id is not None:
-            assert step.batch_id == by_step[step.step].batch_id
-            assert deterministic(step) == deterministic(by_step[step.step])
+    assert_same(disturbed, undisturbed)
     checkpoints = tmp_path / "disturbed" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
         ".lock",
@@ -126,8 +122,7 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         assert progress.state == "ready", progress.error
         return progress.checksum
 
-    async with Bus(kafka, client_id="setup") as bus:
-        await bus.ensure_topics()
+    await make_topics(kafka)
     async with mesh(kafka, trainer) as (producer, events, process):
         first = trained(await until(events, step_is(0), process))[0]
         announced = announced_version(
@@ -201,8 +196,7 @@ async def test_a_manifest_that_cannot_be_kept_stops_the_trainer(
     trainer = Trainer(kafka, tmp_path / "trainer", write_model(tmp_path / "model"))
 
     async def scenario() -> int | None:
-        async with Bus(kafka, client_id="test") as bus:
-            await bus.ensure_topics()
+        async with with_topics(kafka) as bus:
             good = make_group(task_id="task-1")
             async with bus.producer() as producer, bus.reader(TRAINER_EVENTS, start="end") as events:
                 position = await (await producer.send(EXPERIENCES, "task-1", good))

@@ -1,4 +1,4 @@
-"""The trainer service as a command that a preload forks; it may tell its points, or kill itself, hard, at one of them.
+"""The trainer service as a program; it may tell its points, or kill itself, hard, at one of them.
 
 Its arguments are ``POINT STEP``, where it dies, or ``--tell PIPE``, or none. Points to die at, in the order of a step:
 
@@ -29,13 +29,6 @@ from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from workers.trainer.service import run
 from workers.trainer.version_publisher import VersionPublisher
-
-
-def imports() -> None:
-    """What an engine imports when it is made."""
-    import transformers  # noqa: F401
-
-    import trinity_bus.training.engines.megatron_engine  # noqa: F401
 
 
 def die() -> None:
@@ -109,3 +102,7 @@ def main() -> None:
         case [point, step]:
             arm(point, int(step))
     run_service(lambda: run(Settings()))
+
+
+if __name__ == "__main__":
+    main()

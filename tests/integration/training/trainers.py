@@ -1,13 +1,11 @@
 """A trainer as a process, what it trains on, and what it says."""
 
 import asyncio
-import atexit
 import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +24,13 @@ from schemas import (
 )
 from schemas.topics import BATCHES, EXPERIENCES, STEPS, TRAINER_EVENTS
 from tests.support.fakes.experiences import make_group
+from tests.support.mesh.forks import forked
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.process import Process
 
 LINKED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 DEADLINE_S = 180.0  # a machine at its limit takes minutes to import Megatron
-
-
-@cache
-def preload() -> Preload:
-    """What all trainers of this session are forked from: torch and Megatron are imported once, not at each start."""
-    here = f"{__package__}.trainer_process"
-    begun = Preload.begin(
-        [f"{here}:imports"], name="trainers", main=f"{here}:main", env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    atexit.register(begun.close)
-    return begun
 
 
 class Trainer:
@@ -74,7 +61,8 @@ class Trainer:
     @contextlib.contextmanager
     def running(self, *arguments: str) -> Iterator[Process]:
         """It is up to ``trainer_process`` what the arguments are."""
-        with preload().start(arguments, name="trainer", env=self.environment, output=self.log) as process:
+        command = ("tests.integration.training.trainer_process", *arguments)
+        with forked(*command, name="trainer", env=self.environment, output=self.log, kind="engines") as process:
             yield process
 
     def dies(self, point: str, step: int) -> None:
@@ -171,6 +159,16 @@ async def train_to_the_end(bus: Bus, trainer: Trainer, steps: int) -> list[StepT
 
 def deterministic(step: StepTrained) -> dict[str, float]:
     return {name: value for name, value in step.metrics.items() if name != "seconds"}
+
+
+def assert_same(told: Sequence[StepTrained], undisturbed: Sequence[StepTrained]) -> None:
+    """Whatever was killed, each step has the weights and figures that it has where nothing is."""
+    expected = {step.step: step for step in undisturbed}
+    for step in told:
+        assert step.checksum == expected[step.step].checksum
+        if step.batch_id is not None:
+            assert step.batch_id == expected[step.step].batch_id
+            assert deterministic(step) == deterministic(expected[step.step])
 
 
 async def until_logged(trainer: Trainer, text: str, process: Process) -> None:

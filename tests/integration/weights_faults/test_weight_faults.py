@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks._weight_faults.mesh import FaultyMesh, every_kill, faults
 from benchmarks._weight_faults.workers import METHODS, FaultMethod
+from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
 
@@ -18,7 +19,7 @@ SYNC_TIMEOUT_S = 5.0
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["nccl", *map(at_night, METHODS[1:])])
 async def test_a_mesh_recovers_from_a_kill_of_either_at_every_phase_of_a_transfer(
     kafka: KafkaSettings, tmp_path: Path, method: FaultMethod
 ) -> None:

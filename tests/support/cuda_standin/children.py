@@ -410,7 +410,18 @@ def configured() -> None:
         )
 
 
-if __name__ == "__main__":
+def imports() -> None:
+    """What rehearsals of a trainer import, in the process that they are forked from."""
+    import transformers  # noqa: F401
+
+    import trinity_bus.training.engines.megatron_engine  # noqa: F401
+
+
+def main() -> None:
     result = globals()[sys.argv[1]](*sys.argv[2:])
     if asyncio.iscoroutine(result):
         asyncio.run(result)
+
+
+if __name__ == "__main__":
+    main()

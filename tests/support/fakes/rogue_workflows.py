@@ -184,14 +184,6 @@ async def turn_and_fail(task: Task, ctx: RolloutContext, run_id: int) -> Rollout
     raise ValueError("broke off")
 
 
-@rogue("some", single=True)
-async def some(task: Task, ctx: RolloutContext, run_id: int) -> Rollout:
-    """Every third run breaks off."""
-    if run_id % 3 == 2:
-        raise ValueError(f"run {run_id} broke off")
-    return one(float(run_id))
-
-
 @rogue("steps", single=True)
 async def steps(task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
     """Two experiences of each run, and the engine is asked for none."""

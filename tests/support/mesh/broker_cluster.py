@@ -25,7 +25,6 @@ from aiokafka.errors import KafkaError
 
 from tests.support.mesh.mesh import own_broker
 from tests.support.mesh.ports import quiet_ports
-from tests.support.mesh.small_disk import SmallDisk, can_mount
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.broker import java, layout
 from trinity_bus.broker.formatting import format_folder
@@ -48,14 +47,13 @@ TRANSACTION_PARTITIONS = 4
 class BrokerCluster:
     """Brokers, formatted and not started. Has what tests ask of an embedded broker: any of the nodes is meant then.
 
-    The last ``controllers`` of them are controllers, all where absent. Each has a disk of ``disk_mib`` of its own,
-    where this process may mount one.
+    The last ``controllers`` of them are controllers, all where absent.
     """
 
     size: Final = 3
     nodes: Final = range(1, size + 1)
 
-    def __init__(self, root: Path, *, controllers: int = size, disk_mib: int | None = None) -> None:
+    def __init__(self, root: Path, *, controllers: int = size) -> None:
         found = quiet_ports(2 * self.size)
         self.ports = found[: self.size]
         self.folders = [layout.Folder(root / f"broker-{node}") for node in self.nodes]
@@ -68,10 +66,6 @@ class BrokerCluster:
         quorum = dict(list(zip(self.nodes, found[self.size :], strict=True))[-controllers:])
         for node in self.nodes:
             self._format(node, quorum)
-        self._disks: dict[int, SmallDisk] = {}
-        if disk_mib is not None and can_mount():
-            for node in self.nodes:
-                self._disks[node] = SmallDisk(self.folders[node - 1].kafka, disk_mib)
 
     # -- as the embedded broker --------------------------------------------------------------------------------------
 
@@ -111,12 +105,6 @@ class BrokerCluster:
         """End all of them, by force: nobody reads what they hold any more."""
         while self.children:
             self.children.popitem()[1].kill()
-        while self._disks:
-            self._disks.popitem()[1].close()
-
-    @property
-    def has_disks(self) -> bool:
-        return bool(self._disks)
 
     # -- each of them ------------------------------------------------------------------------------------------------
 
@@ -133,15 +121,12 @@ class BrokerCluster:
         os.kill(self.children[node].pid, signal.SIGCONT)
 
     def fill(self, node: int) -> None:
-        """Fill its disk to the last byte; once it is started anew, it has room again.
+        """Leave it no room: no file of it can grow any more; once it is started anew, it has room again.
 
-        Without a disk of its own no file of it can grow any more: a write then fails with EFBIG rather than ENOSPC, for
-        Java an ``IOException`` as well, for which Kafka gives up its folder.
+        A write then fails with EFBIG rather than ENOSPC, for Java an ``IOException`` as well, for which Kafka gives up
+        its folder.
         """
-        if node in self._disks:
-            self._disks[node].fill()
-        else:
-            resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        resource.prlimit(self.children[node].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def alive(self) -> int:
         """Brokers that the cluster counts as alive, by the word of that one of them that knows of the fewest."""
@@ -223,9 +208,6 @@ class BrokerCluster:
             heap_mib=HEAP_MIB,
             options=archive_options(self._cache),
         )
-        if node in self._disks:
-            self._disks[node].empty()
-            command = self._disks[node].command(command, folder.root)
         self.children[node] = Child(command, cwd=folder.root, env=java.environment(), output=folder.jvm_log)
 
 

@@ -5,15 +5,16 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas import Task
-from schemas.topics import TASKS
-from tests.support.mesh.forks import forked
+from schemas.topic import Topic
+from schemas.topics import TASKS, TOPICS
+from tests.support.mesh.forks import finished, forked
 from tests.support.mesh.processes import log_shown_on_failure
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.bus.client.connection import administrator
@@ -42,9 +43,21 @@ def environment(kafka: KafkaSettings, **settings: object) -> dict[str, str]:
 
 def trinity_bus(kafka: KafkaSettings, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
     """A command, as a user runs it in a namespace."""
-    command = [sys.executable, "-m", "workers.cli.app", *arguments]
-    env = environment(kafka, **settings) | {"COLUMNS": "160"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return finished(PROGRAM, *arguments, env=environment(kafka, **settings) | {"COLUMNS": "160"})
+
+
+@contextlib.asynccontextmanager
+async def with_topics(kafka: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> AsyncIterator[Bus]:
+    """A client of a namespace in which there are these topics."""
+    async with Bus(kafka, client_id="test") as bus:
+        await bus.ensure_topics(topics)
+        yield bus
+
+
+async def make_topics(kafka: KafkaSettings, topics: Sequence[Topic] = TOPICS) -> None:
+    """Have these topics in a namespace."""
+    async with with_topics(kafka, topics):
+        pass
 
 
 class Mesh:
@@ -83,10 +96,8 @@ class Mesh:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[Bus, Producer]]:
-        async with Bus(self.kafka, client_id="test") as bus:
-            await bus.ensure_topics()
-            async with bus.producer() as producer:
-                yield bus, producer
+        async with with_topics(self.kafka) as bus, bus.producer() as producer:
+            yield bus, producer
 
 
 async def send_tasks(producer: Producer, count: int, prefix: str = "task", **fields: Any) -> None:

@@ -1,13 +1,62 @@
 """Looking at processes from outside."""
 
 import contextlib
+import os
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from tests.support.mesh.waiting import wait_until
 from trinity_bus.runtime.process import Process, tail
+
+MARK = "XDG_PROGRAM_UNDER_TEST"
+"""A variable that every process of a program inherits, runners too: by it they are found, whatever they are called."""
+
+
+class Program:
+    """A command as a user starts it, without a terminal; what it prints is in a file."""
+
+    def __init__(self, command: Sequence[str], output: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
+        self.output = output
+        self._mark = f"{output}-{os.getpid()}"
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                command,
+                env={**env, MARK: self._mark},
+                cwd=cwd,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        """All living processes of it, its own too."""
+        return marked_processes(MARK, self._mark)
+
+    def until(self, condition: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.05) -> None:
+        """Waits for a condition, as long as the program runs."""
+        wait_until(lambda: condition() or self.process.poll() is not None, what, limit_s, every_s)
+        assert self.process.poll() is None, f"it ended with {self.process.poll()} before {what}:\n{self.said()}"
+
+    def ended(self, limit_s: float) -> int:
+        """Its status, once it and all that it has started have ended."""
+        code = self.process.wait(limit_s)
+        wait_until(lambda: not self.family(), "end of every process", 60.0, 0.1)
+        return code
+
+    def kill(self) -> None:
+        """End whatever is left of it."""
+        self.process.kill()
+        self.process.wait()
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextlib.contextmanager
