@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(LIMIT_S + 100)]
 
 @pytest.fixture(scope="module")
 def layout() -> Iterator[Layout]:
-    with parallel.initialized(TrainerSettings()) as made:
-        yield made
+    yield parallel.initialize(TrainerSettings())
+    parallel.shut_down()
 
 
 def test_two_ranks_do_what_one_does_and_go_on_from_each_others_checkpoints(tmp_path: Path, layout: Layout) -> None:
