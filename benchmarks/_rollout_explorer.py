@@ -23,7 +23,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.runners.fork_server import ForkServer
 from workers.explorer.service import ExplorerService
 
@@ -61,9 +61,7 @@ class TimedEngine(InferenceEngine):
 
 
 async def bare(engine: InferenceEngine, asked: Bare) -> tuple[int, float]:
-    from vllm import SamplingParams
     from vllm.inputs import tokens_input
-    from vllm.sampling_params import RequestOutputKind
 
     llm: Any = engine.llm
     how = Sampling(ignore_eos=True)
@@ -73,8 +71,7 @@ async def bare(engine: InferenceEngine, asked: Bare) -> tuple[int, float]:
     async def client() -> int:
         tokens = 0
         for prompt in waiting:
-            parameters = SamplingParams(**arguments, output_kind=RequestOutputKind.FINAL_ONLY)
-            async for output in llm.generate(tokens_input(prompt), parameters, uuid.uuid4().hex):
+            async for output in llm.generate(tokens_input(prompt), vllm_parameters(arguments), uuid.uuid4().hex):
                 final = output
             tokens += sum(len(completion.token_ids) for completion in final.outputs)
         return tokens

@@ -103,12 +103,7 @@ def main() -> None:
             "short": options.short,
             "machine": machine,
             "parts": {
-                outcome.name: {
-                    "state": outcome.state,
-                    "why": outcome.why,
-                    "seconds": outcome.seconds,
-                    "output": outcome.output,
-                }
+                outcome.name: {key: getattr(outcome, key) for key in ("state", "why", "seconds", "output")}
                 for outcome in outcomes
             },
         },

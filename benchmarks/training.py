@@ -157,32 +157,26 @@ def two_ranks(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], r
 
 def publishing(load: Workload, folder: Path, groups: Sequence[ExperienceGroup], repeats: int) -> list[Row]:
     """Time what a step waits for when its version is saved, and when it is staged."""
-    with tempfile.TemporaryDirectory() as directory:
-        return _publishing(load, MegatronEngine(settings_of(load, folder)), Path(directory), groups, repeats)
-
-
-def _publishing(
-    load: Workload, engine: MegatronEngine, directory: Path, groups: Sequence[ExperienceGroup], repeats: int
-) -> list[Row]:
-    staging = Staging(bucket_bytes=16 << 20, retain=2)
-
-    def stage() -> None:
-        staging.stage(engine.progress.version, engine.hf_tensors())
-        checkpoint.note_told(directory, engine.progress)
-
-    def step() -> float:
-        return seconds(time.perf_counter, lambda: engine.train_step(groups))
-
-    step()
+    engine, staging = MegatronEngine(settings_of(load, folder)), Staging(bucket_bytes=16 << 20, retain=2)
     alone, waits, beside, staged = [], [], [], []
-    for _ in range(repeats):
-        alone.append(step())
-        began = time.perf_counter()
-        written = engine.save_checkpoint(directory, engine.progress)
-        waits.append(time.perf_counter() - began)
-        beside.append(step())
-        written.result()
-        staged.append(seconds(time.perf_counter, stage))
+    with tempfile.TemporaryDirectory() as directory:
+
+        def stage() -> None:
+            staging.stage(engine.progress.version, engine.hf_tensors())
+            checkpoint.note_told(Path(directory), engine.progress)
+
+        def step() -> float:
+            return seconds(time.perf_counter, lambda: engine.train_step(groups))
+
+        step()
+        for _ in range(repeats):
+            alone.append(step())
+            began = time.perf_counter()
+            written = engine.save_checkpoint(Path(directory), engine.progress)
+            waits.append(time.perf_counter() - began)
+            beside.append(step())
+            written.result()
+            staged.append(seconds(time.perf_counter, stage))
     engine.leave()
     a_step, a_save, a_staging = (statistics.median(column) for column in (alone, waits, staged))
     return [

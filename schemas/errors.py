@@ -33,6 +33,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def encodable(text: str) -> str:
+    """``text`` with each half of a character escaped, which no UTF-8 can hold."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def one_line(text: str) -> str:
     """``text`` as :func:`printable` gives it, of at most ``MAX_DETAIL_CHARS`` characters."""
     return printable(text if len(text) <= MAX_DETAIL_CHARS else text[: MAX_DETAIL_CHARS - 3] + "...")

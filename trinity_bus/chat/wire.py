@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from schemas.errors import encodable
 from schemas.experience import UInt8
 from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.record import MAX_VERSION
@@ -33,7 +34,6 @@ PROOF_PATH: Final = "/proof"
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_ROUTES_BYTES: Final = 32 << 20  # of one response over HTTP; what is larger is not told
-MAX_RESPONSES: Final = 1024  # of one request over HTTP
 
 type _Count = Annotated[int, msgspec.Meta(ge=0)]
 type _Size = Annotated[int, msgspec.Meta(ge=1)]
@@ -119,6 +119,11 @@ def decode_frame(body: bytes) -> Frame:
 
 def frame_reader() -> FrameReader:
     return FrameReader(MAX_FRAME_BYTES)
+
+
+def failed(error: Exception) -> FailedFrame:
+    """Return why a request has failed, as a frame: the text of an engine's error may be any."""
+    return FailedFrame(encodable(str(error)), type(error).__name__)
 
 
 def token_bytes(token_ids: Any) -> bytes:

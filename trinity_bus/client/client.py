@@ -26,7 +26,7 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from schemas import BatchResult, ExperienceGroup, Task, TaskResult
 from schemas.groups.pieces import join_groups
@@ -40,6 +40,8 @@ from trinity_bus.client.results import Rejection, refused, rejection_of
 from trinity_bus.client.tasks import BatchId, batch_name, batch_of_task, given_task_id, send_tasks, sent_by, tasks_of
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RecordGoneError, RefusedError
+
+_STOPPED: Final = "the client was stopped; the batch goes on"
 
 
 class Client(Connected):
@@ -57,7 +59,7 @@ class Client(Connected):
         connection.stack.push_async_callback(follower.stop)
 
     async def _closing(self) -> None:
-        self._fail(NotStartedError("the client was stopped; the batch goes on"))
+        self._fail(NotStartedError(_STOPPED))
         self._handles.clear()
 
     async def submit(
@@ -78,7 +80,11 @@ class Client(Connected):
         named = tasks_of(tasks, name, kind, len(tasks), producer=connection.channel.producer)
         enough = None if min_wait_num is None else min(min_wait_num, len(named))
         await connection.submit(given, kind, len(named), enough)
-        handle = self._handles[name] = BatchHandle(connection, given, kind, named)
+        handle = BatchHandle(connection, given, kind, named)
+        if self._connection is connection:
+            self._handles[name] = handle
+        else:
+            handle.fail(NotStartedError(_STOPPED))
         await send_tasks(connection.producer, named)
         return handle
 

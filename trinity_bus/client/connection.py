@@ -45,14 +45,16 @@ def check_reply(reply: CommandReply, batch_id: BatchId, expected: BatchType | No
     if reply.error in _OF_BATCHES:
         kind, text = _OF_BATCHES[reply.error]
         raise kind(text.format(batch_id))
+    # It has the batch's name on the log, which the caller may never have seen.
+    detail = reply.detail.replace(reply.batch_id, str(batch_id))
     if reply.error == "not_yours":
-        raise NotOwnerError(reply.detail)
+        raise NotOwnerError(detail)
     if reply.error == "batch_closed" and expected is not None:
-        raise UnknownBatchError(reply.detail)
+        raise UnknownBatchError(detail)
     if reply.error == "wrong_type" and expected is not None:
         actual = "eval" if expected == "train" else "train"
         raise RefusedError(f"Batch {batch_id} is {actual}, expected {expected}.")
-    raise RefusedError(reply.detail or f"Batch {batch_id}: {reply.error}.")
+    raise RefusedError(detail or f"Batch {batch_id}: {reply.error}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,7 @@ class Connection:
     channel: CommandChannel
     stack: AsyncExitStack  # what else is to be closed goes on it
 
-    async def submit(
-        self, batch_id: BatchId, kind: BatchType, count: int | None, min_wait_num: int | None = None
-    ) -> None:
+    async def submit(self, batch_id: BatchId, kind: BatchType, count: int, min_wait_num: int | None = None) -> None:
         reply = await self.channel.ask(
             SubmitBatch,
             batch_id=batch_name(batch_id),
@@ -116,6 +116,7 @@ class Connected:
         self._given = settings, bus, name, topics
         self._connection: Connection | None = None
         self._changing = asyncio.Lock()
+        self._stopping = False  # so that nothing is begun that nobody would answer
 
     async def start(self) -> None:
         """Connect. Nothing happens where that is done already. BusError or BrokerError: no broker can be reached."""
@@ -143,10 +144,11 @@ class Connected:
         """Disconnect. Nothing happens where it is done already; SendError where something sent may not be durable."""
         async with self._changing:
             if (connection := self._connection) is not None:
+                self._stopping = True
                 try:
                     await self._closing()
                 finally:
-                    self._connection = None
+                    self._connection, self._stopping = None, False
                     await connection.stack.aclose()
 
     async def __aenter__(self) -> Self:
@@ -159,7 +161,7 @@ class Connected:
     @property
     def connection(self) -> Connection:
         """What is open; NotStartedError where nothing is."""
-        if self._connection is None:
+        if self._connection is None or self._stopping:
             raise NotStartedError(f"{type(self).__name__} is {self._NOT_YET}")
         return self._connection
 

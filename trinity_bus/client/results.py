@@ -24,10 +24,9 @@ from typing import Any, Final, NamedTuple
 
 from schemas import Position, Task, TaskResult
 from schemas.record import Metrics
-from schemas.topic import DLQ_DETAIL, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.read.received import header
+from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.client.tasks import BatchId, batch_of_task, given_task_id
 
 CLEANUP = "Remaining runs were cancelled during scheduler cleanup."
@@ -94,10 +93,10 @@ class Rejection(NamedTuple):
 def rejection_of(letter: Received[Any]) -> Rejection | None:
     """Return what a dead letter says of a task; None where it is of something else, or of a task that came twice."""
     # Such a task is refused once and run once.
-    reason = header(letter.headers, DLQ_REASON)
-    if header(letter.headers, DLQ_TOPIC) != TASKS.name or letter.key is None or reason in {None, _DUPLICATE}:
+    found = refusal_of(letter)
+    if found.topic != TASKS.name or letter.key is None or found.reason in {"?", _DUPLICATE}:
         return None
-    return Rejection(letter.key, f"{reason}: {header(letter.headers, DLQ_DETAIL) or 'see the dead letters'}")
+    return Rejection(letter.key, f"{found.reason}: {found.detail or 'see the dead letters'}")
 
 
 @dataclass(slots=True)

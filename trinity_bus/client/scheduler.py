@@ -33,6 +33,7 @@ the coordinator refuses a task      its status says so; it is in the dead letter
 a payload cannot be read            the error is raised and no result is taken: the next call has all of them
 a caller gives up waiting           nothing is lost; the next call has all results
 another client aborts the batch     the statuses of its tasks say so
+the scheduler is stopped            ``NotStartedError`` from calls, and from waits for a batch that stays open
 this process dies                   its open batches stay until they are aborted (``trinity-bus abort``); their tasks
                                     run to their ends, and the results are on the log
 ==================================  ===================================================================================
@@ -56,6 +57,7 @@ from schemas import (
     ExplorerLeft,
     Position,
     RunnersReport,
+    SubmitBatch,
     Task,
     TaskResult,
 )
@@ -64,7 +66,7 @@ from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLOR
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower, Undecodable
 from trinity_bus.client.channel import SILENCE_S
-from trinity_bus.client.connection import Connected, Connection, tell_unused
+from trinity_bus.client.connection import Connected, Connection, check_reply, tell_unused
 from trinity_bus.client.results import (
     CLEANUP,
     BatchTracker,
@@ -288,7 +290,9 @@ class Scheduler(Connected):
     async def _closing(self) -> None:
         # Every batch is closed; they stay open on the log where no coordinator answers (NoCoordinatorError).
         closed = [self._close(batch, "the scheduler stops") for batch in self._batches.values()]
-        for outcome in await asyncio.gather(*closed, *self._background, return_exceptions=True):
+        outcomes = await asyncio.gather(*closed, *self._background, return_exceptions=True)
+        self._fail(NotStartedError("the scheduler was stopped"))
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
@@ -395,7 +399,8 @@ class Scheduler(Connected):
             if previous is not None:
                 await asyncio.shield(previous)
             if not target.submitted:
-                await connection.submit(target.name, target.batch_type, None)
+                reply = await connection.channel.ask(SubmitBatch, batch_id=target.name, batch_type=target.batch_type)
+                check_reply(reply, batch.tracker.batch_id)
                 target.submitted = True
             await send_tasks(connection.producer, tasks)
         except Exception as error:
@@ -423,7 +428,8 @@ class Scheduler(Connected):
         self._notify()
 
     async def _end_on_log(self, target: OpenBatch, reason: str, *, partly: bool, restart: bool) -> None:
-        ask = partial(self.connection.channel.ask, batch_id=target.name, reason=reason)
+        # Amid a stop, too.
+        ask = partial((self._connection or self.connection).channel.ask, batch_id=target.name, reason=reason)
         if target.sending is not None and not target.sending.done():
             target.sending.cancel()
             await asyncio.wait([target.sending])

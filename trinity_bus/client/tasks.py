@@ -104,7 +104,8 @@ def tasks_of(
     counts = Counter(task.task_id for task in named)
     for name, count in counts.items():
         if count > 1 or name in taken:
-            raise RefusedError(f"task id {given_task_id(name)!r} is twice in batch {batch!r}: give each task its own")
+            given = _OF_SCHEDULER.sub("", batch)
+            raise RefusedError(f"task id {given_task_id(name)!r} is twice in batch {given!r}: give each task its own")
     return named
 
 

@@ -6,8 +6,8 @@ Bytes of a batch's largest record, ABORTED or FINALIZED (names of fields and fra
 a manifest entry with one part          340 at most, besides its error
 each further part                       80 at most
 the error of a task                     ``MAX_ERROR_BYTES`` at most
-all metrics                             ``MAX_METRICS`` names of ``MAX_METRIC_NAME`` characters, four bytes
-                                        each, and nine for the value
+all metrics                             ``MAX_METRICS`` names of ``MAX_METRIC_NAME_BYTES`` together, and for each
+                                        three bytes of length and nine for the value
 trace links                             128 of 128 bytes
 ======================================  ===================================================================
 
@@ -26,6 +26,8 @@ from schemas.topic import ROOM
 MAX_ERROR_BYTES = 500
 MAX_METRICS = 1024
 MAX_METRIC_NAME = 200
+# Of all names together: a codec estimates that a record takes eight times as many in memory, and then 4.5 MiB at most.
+MAX_METRIC_NAME_BYTES = 512 << 10
 MAX_UNFILLED_TASKS = 2 * MAX_BATCH_TASKS  # in named batches that are not full
 MAX_UNFILLED_BATCHES = 4096
 MAX_OPEN_BATCHES = 1024  # without a number of tasks
@@ -37,7 +39,7 @@ MAX_SLOTS = 16_384
 MAX_BATCH_WAITERS = 1024  # clients that wait for the end of one batch
 
 _LINES = (340 + MAX_ERROR_BYTES) * MAX_BATCH_TASKS + 80 * (MAX_BATCH_PARTS - MAX_BATCH_TASKS)
-_REST = MAX_METRICS * (4 * MAX_METRIC_NAME + 9) + 128 * 128 + 1024
+_REST = MAX_METRIC_NAME_BYTES + 12 * MAX_METRICS + 128 * 128 + 1024
 _SMALLER_FIT = _LINES * TASKS_PER_MIB <= MAX_BATCH_TASKS << 20 and _REST + ROOM <= 1 << 20
 if _LINES + _REST > BatchRecord.MAX_BYTES or not _SMALLER_FIT:
     raise ValueError("the limits of batches allow records that nobody may send")
@@ -59,8 +61,14 @@ def short_error(error: str) -> str:
 
 
 def bounded(metrics: Metrics) -> Metrics:
-    """Return the first ``MAX_METRICS`` of the metrics, without those whose names are beyond all reason."""
-    if len(metrics) <= MAX_METRICS and max(map(len, metrics), default=0) <= MAX_METRIC_NAME:
-        return metrics
-    names = [name for name in metrics if len(name) <= MAX_METRIC_NAME]
-    return {name: metrics[name] for name in names[:MAX_METRICS]}
+    """Return the first metrics that a record has room for, without those whose names are beyond all reason."""
+    kept: Metrics = {}
+    left = MAX_METRIC_NAME_BYTES
+    for name, value in metrics.items():
+        if len(name) > MAX_METRIC_NAME:
+            continue
+        left -= len(name.encode())
+        if left < 0 or len(kept) == MAX_METRICS:
+            break
+        kept[name] = value
+    return kept

@@ -40,6 +40,7 @@ from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
+from trinity_bus.inference.sampling import check_count
 from trinity_bus.runtime.frames import ProtocolError
 
 _log = logging.getLogger(__name__)
@@ -67,12 +68,6 @@ class _Tries:
     busy_since: float | None = None  # when an explorer was too busy first
     settled: int = 0  # how many tokens are of explorers that were cut off
     moved: bool = False  # whether another explorer was asked than one that was lost
-
-
-def check_count(responses: int) -> None:
-    """RequestRefusedError where nobody may ask for so many to one prompt."""
-    if not 1 <= responses <= wire.MAX_RESPONSES:
-        raise RequestRefusedError(f"{responses} responses to one prompt; {wire.MAX_RESPONSES} are the most")
 
 
 type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which response has got which new tokens

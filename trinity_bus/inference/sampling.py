@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from schemas.sampling import Sampling, StructuredOutputs
+from schemas.turn import MAX_RESPONSES
+from trinity_bus.inference.errors import RequestRefusedError
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -37,6 +39,12 @@ SCORING: Mapping[str, Any] = {
     "flat_logprobs": True,
     "detokenize": False,
 }
+
+
+def check_count(responses: int) -> None:
+    """RequestRefusedError where nobody may ask for so many to one prompt."""
+    if not 1 <= responses <= MAX_RESPONSES:
+        raise RequestRefusedError(f"{responses} responses to one prompt; {MAX_RESPONSES} are the most")
 
 
 def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:

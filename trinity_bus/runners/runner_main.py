@@ -27,6 +27,7 @@ from opentelemetry.context import attach
 
 from schemas import Dispatch, Sampling
 from schemas.codec import decode, encode
+from schemas.errors import encodable
 from schemas.turn import Turn
 from trinity_bus import awake
 from trinity_bus.chat import wire
@@ -300,7 +301,7 @@ async def _settle(turns: Sequence[RunTurns]) -> None:
 def _message(error: BaseException) -> str:
     try:
         # What is only half a character cannot be sent, and is escaped.
-        return str(error)[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()
+        return encodable(str(error)[:MAX_ERROR_CHARS])
     except Exception:  # noqa: BLE001 (an error of the user's that cannot even be shown)
         return "its message cannot be shown"
 

@@ -37,6 +37,7 @@ from trinity_bus.chat import wire
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError, GenerationError
+from trinity_bus.inference.sampling import check_count
 from trinity_bus.rollout import Pools
 from trinity_bus.runners import messages
 from trinity_bus.runners import pool as do
@@ -323,13 +324,13 @@ class Runners:
             return
         # Whatever else an engine raises on a request is the affair of whoever asked.
         except Exception as error:  # noqa: BLE001
-            frames = [wire.FailedFrame(str(error), type(error).__name__)]
+            frames = [wire.failed(error)]
         if not link.requests.answer((asked.job, asked.number)):
             return
         try:
             link.send(messages.RequestAnswered(asked.job, asked.number, frames))
         except ProtocolError as error:
-            link.send(messages.RequestAnswered(asked.job, asked.number, [wire.FailedFrame(str(error))]))
+            link.send(messages.RequestAnswered(asked.job, asked.number, [wire.failed(GenerationError(str(error)))]))
 
     async def _frames(self, asked: messages.EngineRequest) -> list[wire.Frame]:
         """Return the answer to a request; ProtocolError, ValidationError, or whatever an engine raises."""
@@ -346,6 +347,7 @@ class Runners:
                 sampling = Sampling.model_validate_json(how)
                 return [wire.SaidFrame(await self._pools(asked.pool or "").chat(conversation, sampling))]
             case wire.Ask(prompt, how, n):
+                check_count(n)
                 token_ids, sampling = wire.tokens_of(prompt), Sampling.model_validate_json(how)
                 engine = self._engine if asked.pool is None else self._pools(asked.pool)
                 drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)

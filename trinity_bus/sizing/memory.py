@@ -74,7 +74,7 @@ CPU_BLOCK_TOKENS: Final = 128  # Of a block of the KV cache on CPUs, vLLM's own 
 _CPU_LOGITS: Final = 6  # Copies of a sequence's logits, on the way to a token
 _EXPLORER_BYTES: Final = 1100 << 20
 _RUNNER_BYTES: Final = 60 << 20
-# Of processes that compute nothing with a model, before they hold anything: of ``benchmarks/results/soak.json``; a
+# Of processes that compute nothing with a model, before they hold anything: measured over 21 minutes on 2026-11-23; a
 # gateway's tokenizer and a task set's rows are assumed. Kafka's is beside its heap.
 _SERVICE_BYTES: Final[Mapping[str, int]] = {
     "coordinator": 140 << 20,

@@ -11,8 +11,9 @@ fresh memory costs page faults. With cores to spare, or on a slow wire, other th
 ones arrive; on one or two cores that would cost a fast wire what it saves.
 
 Several workers of one engine have one copy of the version between them: the first receives it into memory that the
-others map (``SharedVersion``). Chunks that were proven before a pull broke off are not sent again if the same version
-comes next, from whichever trainer; they are hashed as a whole in any case, and where that is wrong, all is sent anew.
+others map (``SharedVersion``). They compare its manifest with the announced checksum, and hash no bytes again that the
+first has verified in this very memory. Chunks that were proven before a pull broke off are not sent again if the same
+version comes next, from any trainer; they are hashed as a whole in any case, and where that is wrong, all is sent anew.
 
 Failures: whatever goes wrong leaves the receiver FAILED with a reason, and the caller's model as it was. A thread that
 has not moved for longer than its waits may take counts as failed, too. ``cancel`` ends any state at once; the next

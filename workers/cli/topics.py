@@ -9,12 +9,12 @@ import typer
 from rich.text import Text
 
 from schemas.errors import printable
-from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC, Topic
+from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, TOPICS
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.client.connection import METADATA_S, administrator, kafka_errors
 from trinity_bus.bus.partitioning import SETTLE_S
-from trinity_bus.bus.read.received import header
+from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.bus.topics import config_of
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
@@ -115,18 +115,16 @@ def fields_of(received: Received[Any]) -> dict[str, str]:
 
     Everything in it may come from anyone, so what could steer a terminal is escaped.
     """
-    texts = {name: header(received.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
-    place = [header(received.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET)]
-    last, size = header(received.headers, DLQ_LAST_OFFSET), header(received.headers, DLQ_SIZE)
+    found = refusal_of(received)
     cut = received.raw[:_SHOWN_BYTES]
     letter = {
         "time": datetime.fromtimestamp(received.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds"),
-        "reason": texts[DLQ_REASON],
-        "detail": texts[DLQ_DETAIL],
-        "source": f"{texts[DLQ_TOPIC]}/{place[0]}@{place[1]}" + ("" if last is None else f"-{last}"),
+        "reason": found.reason,
+        "detail": found.detail,
+        "source": found.source,
         "key": received.key or "",
         "value": cut.decode("utf-8", "backslashreplace") + ("..." if len(received.raw) > len(cut) else ""),
-        "size": size or str(len(received.raw)),
+        "size": found.size or str(len(received.raw)),
     }
     return {name: printable(text) for name, text in letter.items()}
 

@@ -22,10 +22,9 @@ from schemas import Task
 from schemas.codec import decode
 from schemas.errors import DecodeError, printable
 from schemas.record import MAX_REASON_CHARS
-from schemas.topic import DLQ_DETAIL, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_TOPIC
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
-from trinity_bus.bus.read.received import header
+from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.client import Synchronizer
 from trinity_bus.console.index.answers import Place
 from trinity_bus.console.index.index import Index
@@ -133,16 +132,15 @@ class DeadLetterPages:
     def _page(
         self, request: web.Request, letter: Received[Any], value: str | None = None, wrong: str = ""
     ) -> web.Response:
-        told = {name: header(letter.headers, name) or "?" for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC)}
-        place = "@".join(header(letter.headers, name) or "?" for name in (DLQ_PARTITION, DLQ_OFFSET))
+        found = refusal_of(letter)
         return self._context.render(
             request,
             "dead_letter.html",
             place=letter.place,
             at=letter.timestamp_ms / 1000,
-            reason=told[DLQ_REASON],
-            detail=told[DLQ_DETAIL],
-            source=f"{told[DLQ_TOPIC]}/{place}",
+            reason=found.reason,
+            detail=found.detail,
+            source=found.source,
             key=letter.key or "",
             size=len(letter.raw),
             text=letter.raw.decode("utf-8", "backslashreplace"),
@@ -160,7 +158,7 @@ def _letters(index: Index, frame: Frame) -> Mapping[str, Any]:
 
 
 def _is_task(letter: Received[Any]) -> bool:
-    return header(letter.headers, DLQ_TOPIC) == TASKS.name
+    return refusal_of(letter).topic == TASKS.name
 
 
 def _as_json(raw: bytes) -> str:

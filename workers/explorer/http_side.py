@@ -34,15 +34,16 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from schemas import ExplorerHeartbeat
+from schemas.errors import encodable
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for, wire
 from trinity_bus.chat.openai import check_parts
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.gateway.explorers import check_count
 from trinity_bus.gateway.fleet import Presence, presence_of, with_proof
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.errors import EngineDeadError, GenerationError, RequestRefusedError
+from trinity_bus.inference.sampling import check_count
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runtime.frames import UNREADABLE, ProtocolError
 from trinity_bus.runtime.http import Room, in_thread, listening, read_body, shows_key
@@ -130,9 +131,9 @@ class HttpSide:
         except web.HTTPRequestEntityTooLarge:
             return web.Response(status=413, text=f"a request has {wire.MAX_ASK_BYTES} bytes at most")
         except (ProtocolError, ChatError, ValidationError, RequestRefusedError) as error:
-            return web.Response(status=400, text=str(error))
+            return web.Response(status=400, text=encodable(str(error)))
         except (EngineDeadError, GenerationError) as error:
-            return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=str(error))
+            return web.Response(status=503 if isinstance(error, EngineDeadError) else 500, text=encodable(str(error)))
         finally:
             if task is not None:
                 self._under_way.discard(task)
@@ -214,7 +215,7 @@ class HttpSide:
         except (EngineDeadError, GenerationError) as error:
             if response is None:
                 raise
-            await response.write(wire.FRAMES.frame(wire.FailedFrame(reason=str(error))))
+            await response.write(wire.FRAMES.frame(wire.failed(error)))
         if response is None:
             raise GenerationError("the engine drew nothing")
         return response

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas import Dispatch, ExperienceGroup, ExperiencePiece, Position, RolloutFinished
+from schemas.errors import encodable
 from schemas.groups.trainable import Bounds, flaws
 from schemas.record import Metrics
 from trinity_bus.errors import TrinityError
@@ -100,7 +101,7 @@ def failed(order: Dispatch, error: BaseException, who: ExplorerIdentity, *, seco
 def _text(error: BaseException) -> str:
     # That of a workflow carries its own type. What no record can hold is escaped.
     text = str(error) if isinstance(error, WorkflowRaisedError) else f"{type(error).__name__}: {error}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return encodable(text)
 
 
 def _missing(given: int, asked: int, error: str | None) -> str:

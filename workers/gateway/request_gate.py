@@ -32,6 +32,7 @@ import msgspec
 import prometheus_client
 from aiohttp import web
 
+from schemas.errors import encodable
 from trinity_bus import awake
 from trinity_bus.chat import ChatError
 from trinity_bus.chat.openai import UnknownModelError, error_body
@@ -166,9 +167,7 @@ def status_of(error: Exception) -> tuple[int, str]:
 def told(error: Exception) -> str:
     """Return what a client is told of an error: nothing of a fault of this program."""
     # What a client wrote may be in it, and half a character cannot be sent.
-    return (
-        str(error).encode(errors="backslashreplace").decode() if isinstance(error, TrinityError) else "internal error"
-    )
+    return encodable(str(error)) if isinstance(error, TrinityError) else "internal error"
 
 
 def json_response(body: Any, status: int = 200) -> web.Response:

@@ -232,10 +232,10 @@ async def test_a_refusal_of_the_engine_reaches_the_workflow_as_what_it_is(fork_s
     async with rig(fork_server) as all_of_it:
 
         async def refuse(*_: Any) -> Any:
-            raise RequestRefusedError("the prompt is too long")
+            raise RequestRefusedError("the prompt is too long: \ud83d")
 
         all_of_it.engine.generate = refuse  # type: ignore[method-assign, assignment]
-        with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long$"):
+        with pytest.raises(WorkflowRaisedError, match=r"^RequestRefusedError: the prompt is too long: \\ud83d$"):
             await all_of_it.begin("math")
 
 

@@ -105,37 +105,38 @@ def run(folder: Path, name: str, port: str, layouts: Sequence[str]) -> None:
     layout, family_of_more = LAYOUTS[name]
     # A port of its own: one rank may still hold the store of the layout before.
     os.environ["MASTER_PORT"] = port
-    with parallel.initialized(TrainerSettings(**layout)) as joined:
-        for family in FAMILIES:
-            try:
-                layout_rules.check(TrainerSettings(**layout), read_shape(folder / family), "megatron")
-            except ParallelError:
-                assert (name, family) in REFUSED
-                continue
-            assert (name, family) not in REFUSED
-            own = family == family_of_more
-            # Where ranks meet within a pass, one that begins anew would be missed.
-            alone = ALONE if joined.passes_alone else (*ALONE, "short_of_memory")
-            possible = [check for check in checks_of(family) if check not in alone]
-            wanted = (
-                possible if own and name in THOROUGH else [*(MORE if own else NUMBERS), *BESIDE.get((name, family), ())]
-            )
-            checks = [check for check in possible if check in wanted]
-            objectives = OBJECTIVES_OF[name] if own and name in OBJECTIVES_OF else tuple(OBJECTIVES)[:1]
-            for check in checks:
-                print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
-                scratch = folder / "scratch" / name / family / check
-                subject = Subject(MegatronEngine, folder / family, scratch, layout, objectives)
-                CHECKS[check](subject)
-        for family in [family for family, chain in CHAINS.items() if name in chain]:
-            print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
-            subject = Subject(MegatronEngine, folder / family, folder / "scratch", layout)
-            number = chain_of(family, layouts).index(name) + 1
-            go_on(
-                subject.make(**CHAINED_WITH.get(family, {})),
-                chained(folder, family, number - 1),
-                chained(folder, family, number),
-            )
+    joined = parallel.initialize(TrainerSettings(**layout))
+    for family in FAMILIES:
+        try:
+            layout_rules.check(TrainerSettings(**layout), read_shape(folder / family), "megatron")
+        except ParallelError:
+            assert (name, family) in REFUSED
+            continue
+        assert (name, family) not in REFUSED
+        own = family == family_of_more
+        # Where ranks meet within a pass, one that begins anew would be missed.
+        alone = ALONE if joined.passes_alone else (*ALONE, "short_of_memory")
+        possible = [check for check in checks_of(family) if check not in alone]
+        wanted = (
+            possible if own and name in THOROUGH else [*(MORE if own else NUMBERS), *BESIDE.get((name, family), ())]
+        )
+        checks = [check for check in possible if check in wanted]
+        objectives = OBJECTIVES_OF[name] if own and name in OBJECTIVES_OF else tuple(OBJECTIVES)[:1]
+        for check in checks:
+            print(f"rank {joined.rank}: {name}, {family}, {check}", flush=True)  # for who reads of a failure
+            scratch = folder / "scratch" / name / family / check
+            subject = Subject(MegatronEngine, folder / family, scratch, layout, objectives)
+            CHECKS[check](subject)
+    for family in [family for family, chain in CHAINS.items() if name in chain]:
+        print(f"rank {joined.rank}: {name}, {family}, from another layout", flush=True)
+        subject = Subject(MegatronEngine, folder / family, folder / "scratch", layout)
+        number = chain_of(family, layouts).index(name) + 1
+        go_on(
+            subject.make(**CHAINED_WITH.get(family, {})),
+            chained(folder, family, number - 1),
+            chained(folder, family, number),
+        )
+    parallel.shut_down()
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(LIMIT_S + 100)]
 
 @pytest.fixture(scope="module")
 def layout() -> Iterator[Layout]:
-    with parallel.initialized(TrainerSettings()) as made:
-        yield made
+    yield parallel.initialize(TrainerSettings())
+    parallel.shut_down()
 
 
 @pytest.mark.parametrize("layouts", [SOME, at_night(tuple(LAYOUTS))], ids=["some", "all"])

@@ -106,7 +106,7 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
     said = await together()
     assert [step.step for step in said] == [0, 1, 2, 2, 3]
     settings = TrainerSettings(model_path=str(model), learning_rate=SMALL_RATE, mini_batches=3)
-    with parallel.initialized(settings):
+    try:
         alone = MegatronEngine(settings)
         weight_names = [name for name, _ in alone.hf_tensors()]
         assert said[0].checksum == checksum_of(alone.hf_tensors()), "nothing is trained yet, and what is split is whole"
@@ -124,6 +124,8 @@ async def test_two_ranks_train_what_one_trains_and_outlive_the_death_of_one(
         for name, tensor in alone.hf_tensors():
             # Rounding shows where AdamW divides a small gradient by itself.
             assert (tensor - trained_together[name]).abs().mean() < 1e-5, name
+    finally:
+        parallel.shut_down()
 
 
 async def test_a_stop_amid_a_step_ends_all_ranks_in_order(

@@ -9,7 +9,6 @@ import pytest
 from benchmarks._report import RESULTS, Row
 from tools.render_speed import not_kept
 
-TEXTS: Final = "texts are indexed along: without them one core takes 47,000 samples a second"
 BUSY: Final = "two cores bear broker, coordinator, explorers and producer at once, all of them busy"
 SHARE: Final = "the broker's and the clients' share of a task is several times the coordinator's own"
 FEW: Final = "two ranks share two cores, and steps of few tokens are short beside the exchange of gradients"
@@ -18,8 +17,6 @@ MISSES: Final = {
     ("codec", "decode speed over the fastest baseline"): (
         "short by 2 %: the fastest baseline, pickle with safetensors, reads tensors in place, too"
     ),
-    ("console", "1 M: indexed"): TEXTS,
-    ("console", "3 M: indexed"): TEXTS,
     ("memory", "ragged, torch: the formula is off by"): "its terms were counted for Megatron's engine; three steps",
     ("memory", "ragged, torch: the last step's peak above the second's"): (
         "three steps alone, beside other work: padding makes each step's batches another size"

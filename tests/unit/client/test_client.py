@@ -124,6 +124,23 @@ async def test_whoever_waits_is_told_that_the_client_was_stopped(client: Client)
         await client.submit(tasks("a"))
 
 
+async def test_a_batch_that_is_submitted_amid_a_stop_fails_at_once(
+    client: Client, coordinator: FakeCoordinator
+) -> None:
+    closing = asyncio.Event()
+    client.connection.stack.push_async_callback(closing.wait)
+    coordinator.deaf = True
+    submitting = asyncio.create_task(client.submit(tasks("a"), batch_id=1))
+    await coordinator.until(lambda: coordinator.commands)
+    stopping = asyncio.create_task(client.stop())
+    await asyncio.sleep(0)
+    await coordinator._carry_out(coordinator.commands[0])
+    with pytest.raises(NotStartedError, match="the batch goes on"):
+        await anext(await submitting)
+    closing.set()
+    await stopping
+
+
 async def test_tasks_may_be_sent_with_no_batch(client: Client, bus: FakeBus) -> None:
     assert await client.send(tasks("a", "b")) == 2
     async with bus.reader(TASKS, start="beginning") as reader:

@@ -10,6 +10,7 @@ import pytest
 from schemas import (
     AbortBatch,
     CancelTasks,
+    CommandReply,
     ExperienceGroup,
     ExplorerHeartbeat,
     RunnersReport,
@@ -20,13 +21,14 @@ from schemas import (
 )
 from schemas.codec import decode
 from schemas.topics import TASKS
-from tests.support.fakes.coordinator import FakeCoordinator
+from tests.support.fakes.coordinator import FakeBatch, FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.mesh.records import record_of
 from trinity_bus.client import RolloutCoordinator, Scheduler, Synchronizer
+from trinity_bus.client.connection import check_reply
 from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
-from trinity_bus.errors import BusError, NoCoordinatorError, SendError
+from trinity_bus.errors import BusError, NoCoordinatorError, NotStartedError, RefusedError, SendError
 
 pytestmark = pytest.mark.timeout(20)
 NEVER = 60.0
@@ -266,10 +268,52 @@ async def test_tasks_that_contradict_their_batch_are_refused_and_nothing_is_sche
             mesh.scheduler.schedule(wrong, 1)
     assert not mesh.scheduler.has_step(1)
     mesh.scheduler.schedule(tasks(1), 1)
-    with pytest.raises(ValueError, match="'t0' is twice"):
+    with pytest.raises(ValueError, match="'t0' is twice in batch '1':"):
         mesh.scheduler.schedule(tasks(1), 1)
     with pytest.raises(ValueError, match="cannot be eval"):
         mesh.scheduler.schedule(tasks(1, first=1, batch_type="eval"), 1)
+
+
+async def test_refusals_name_the_batch_as_its_caller_does(mesh: Mesh) -> None:
+    name = mesh.scheduler._next_name(3)
+    mesh.coordinator.batches[name] = FakeBatch(SubmitBatch(client="x", command_id="x/1", batch_id=name))
+    with pytest.raises(RefusedError, match=r"^Batch 3 is already active\.$"):
+        await mesh.scheduler.schedule(tasks(1), 3)
+    closed = CommandReply(client="x", command_id="x/2", batch_id=name, error="batch_closed", detail=f"{name} has ended")
+    with pytest.raises(RefusedError, match=r"^3 has ended$"):
+        check_reply(closed, 3)
+
+
+async def test_calls_amid_a_stop_fail_at_once(mesh: Mesh) -> None:
+    mesh.scheduler.schedule(tasks(1), 1)
+    await mesh.coordinator.until(lambda: mesh.coordinator.tasks)
+    mesh.coordinator.deaf = True
+    stopping = asyncio.create_task(mesh.scheduler.stop())
+    await mesh.coordinator.until(lambda: mesh.sent(CancelTasks))
+    with pytest.raises(NotStartedError):
+        mesh.scheduler.schedule(tasks(1, first=1), 2)
+    mesh.coordinator.deaf = False
+    await mesh.coordinator._carry_out(mesh.sent(CancelTasks)[0])
+    await stopping
+
+
+async def test_a_wait_for_a_batch_that_a_stop_leaves_open_fails_at_once(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object, **__: object) -> None:
+        raise NoCoordinatorError("nobody answers")
+
+    await mesh.scheduler.schedule(tasks(1), 1)
+    waiting = asyncio.create_task(mesh.scheduler.get_statuses(1, timeout=NEVER))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(mesh.scheduler.connection.channel, "ask", silent)
+    with pytest.raises(NoCoordinatorError):
+        await mesh.scheduler.stop()
+    with pytest.raises(NotStartedError):
+        await waiting
+    # It is closed once somebody answers again.
+    await mesh.scheduler.start()
+    await mesh.scheduler.abort_batch(1)
 
 
 async def test_start_and_stop_may_be_called_twice_and_again(

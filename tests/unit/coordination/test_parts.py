@@ -16,7 +16,13 @@ from trinity_bus.coordination.batches.parts import Attempt
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
-from trinity_bus.coordination.limits import MAX_ERROR_BYTES, MAX_METRICS, bounded, short_error
+from trinity_bus.coordination.limits import (
+    MAX_ERROR_BYTES,
+    MAX_METRIC_NAME_BYTES,
+    MAX_METRICS,
+    bounded,
+    short_error,
+)
 from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.memory import BLOCK_SIZE, Window
 from trinity_bus.coordination.state.store import StateStore
@@ -88,6 +94,8 @@ def test_metrics_are_bounded_in_number_and_length_of_names() -> None:
     many = {f"m{i}": float(i) for i in range(MAX_METRICS + 5)}
     assert list(bounded(many)) == list(many)[:MAX_METRICS]
     assert bounded({"x" * 1000: 1.0, "y": 2.0}) == {"y": 2.0}
+    wide = {f"{'\N{GRINNING FACE}' * 196}{i:04}": float(i) for i in range(MAX_METRICS)}
+    assert list(bounded(wide)) == list(wide)[: MAX_METRIC_NAME_BYTES // (4 * 196 + 4)]
 
 
 def batch(batch_id: str, sequence: int = 0, number: int = 1) -> Batch:

@@ -14,13 +14,13 @@ from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.parallel import initialized
+from trinity_bus.training.megatron import parallel
 
 
 @pytest.fixture(scope="session")
 def layout() -> Iterator[Layout]:
-    with initialized(TrainerSettings()) as made:
-        yield made
+    yield parallel.initialize(TrainerSettings())
+    parallel.shut_down()
 
 
 @pytest.fixture(scope="session")

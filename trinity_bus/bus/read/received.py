@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import ConsumerRecord
 from msgspec import Struct
@@ -271,6 +271,23 @@ def dead_letter(
         added += _whole(len(value or b""), hashlib.sha256(value or b"").hexdigest())
         key, value, kept = (key or b"")[:HEAD_BYTES], (value or b"")[:HEAD_BYTES], ()
     return key, value, (*kept, *added)
+
+
+class Refusal(NamedTuple):
+    """What the headers of a dead letter say, which may be anybody's."""
+
+    reason: str
+    detail: str
+    topic: str  # that it came from, without the namespace
+    source: str  # the same with partition and offset, of several records with the last one's too
+    size: str  # of all of its value, where it is cut
+
+
+def refusal_of(letter: Received[Any]) -> Refusal:
+    names = (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE)
+    reason, detail, topic, partition, offset, last, size = (header(letter.headers, name) or "" for name in names)
+    source = f"{topic or '?'}/{partition or '?'}@{offset or '?'}" + (f"-{last}" if last else "")
+    return Refusal(reason or "?", detail, topic or "?", source, size)
 
 
 def _whole(size: int, sha256: str) -> Headers:

@@ -29,10 +29,9 @@ from schemas.batch import ResultPart
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
-from schemas.topic import DLQ_DETAIL, DLQ_LAST_OFFSET, DLQ_OFFSET, DLQ_PARTITION, DLQ_REASON, DLQ_SIZE, DLQ_TOPIC
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
-from trinity_bus.bus.read.received import header
+from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 
@@ -197,20 +196,11 @@ def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iter
 
 
 def _dead_letter(received: Received[Any]) -> TableRow:
-    found = {
-        name: header(received.headers, name)
-        for name in (DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE)
-    }
-    last = found[DLQ_LAST_OFFSET]
-    source = f"{found[DLQ_TOPIC] or '?'}/{found[DLQ_PARTITION] or '?'}@{found[DLQ_OFFSET] or '?'}"
-    size = found[DLQ_SIZE] or ""
+    found = refusal_of(received)
+    size = found.size
     told = int(size) if size.isascii() and size.isdigit() and len(size) < 19 else len(received.raw)
-    what = (
-        cut(found[DLQ_REASON] or "?", HEAD_CHARS),
-        cut(found[DLQ_DETAIL] or ""),
-        cut(found[DLQ_TOPIC] or "?", HEAD_CHARS),
-    )
-    where = (cut(source + ("" if last is None else f"-{last}"), HEAD_CHARS), cut(received.key or "", HEAD_CHARS))
+    what = (cut(found.reason, HEAD_CHARS), cut(found.detail), cut(found.topic, HEAD_CHARS))
+    where = (cut(found.source, HEAD_CHARS), cut(received.key or "", HEAD_CHARS))
     head = received.raw[: 4 * HEAD_CHARS].decode("utf-8", "backslashreplace")[:HEAD_CHARS]
     place = (received.topic.name, received.partition, received.offset)
     return "dead_letters", (received.timestamp_ms, *place, *what, *where, told, head)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import aiohttp
 import msgspec
 
-from schemas.task import MAX_REPEAT_TIMES
+from schemas.turn import MAX_RESPONSES
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.completion import ended_by
@@ -48,7 +48,7 @@ class AnsweredChoice(msgspec.Struct):
 
 
 class ServerAnswer(msgspec.Struct):
-    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_REPEAT_TIMES)] = []  # no request asks for more
+    choices: Annotated[list[AnsweredChoice], msgspec.Meta(max_length=MAX_RESPONSES)] = []  # no request asks for more
 
 
 TOP: Final = 5  # Likeliest tokens that the first request asks for: as many as OpenAI's completions tell

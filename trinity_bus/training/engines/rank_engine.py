@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 class RankEngine(TrainingEngine):
     # In ``trainer.engine`` and in checkpoints
     NAME: ClassVar[str]
+    # Whether a prompt of several samples is computed once
+    shares_prompts = False
 
     def __init__(self, settings: TrainerSettings, *, layout: Layout) -> None:
         self.layout, self.dtype = layout, self.dtype_of(settings)
@@ -148,7 +150,7 @@ class RankEngine(TrainingEngine):
     ) -> Metrics:
         began = time.perf_counter()
         step = self.plan(groups, seed, examples)
-        metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel))
+        metrics = self.train(step.shard(self.layout.data_rank, self.layout.data_parallel, share=self.shares_prompts))
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
 
     def plan(

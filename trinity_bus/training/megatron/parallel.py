@@ -127,12 +127,3 @@ def shut_down() -> None:
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def initialized(settings: TrainerSettings) -> Iterator[Layout]:
-    layout = initialize(settings)
-    try:
-        yield layout
-    finally:
-        shut_down()

@@ -66,7 +66,7 @@ class MegatronPasses(RankEngine):
         )
         self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
-        self._shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
+        self.shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
         self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
@@ -179,7 +179,7 @@ class MegatronPasses(RankEngine):
                 token_weight=weight * token_weight,
                 temperature=self.settings.temperature,
                 multiple=self.layout.tokens_multiple,
-                share=self._shares_prompts,
+                share=self.shares_prompts,
             )
             bounds, shared = self._tensor(arrays.bounds), arrays.shared
             packed = SharedSeqParams(
@@ -230,7 +230,7 @@ class MegatronPasses(RankEngine):
                 wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
-        micro_batches = packing.micro_batches(samples, self._budget.tokens, count, share=self._shares_prompts)
+        micro_batches = packing.micro_batches(samples, self._budget.tokens, count, share=self.shares_prompts)
         again = [(micro_batches[-1], 0.0)] * (wanted - len(micro_batches))
         return [(indices, 1.0) for indices in micro_batches] + again
 

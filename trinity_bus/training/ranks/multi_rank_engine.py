@@ -105,7 +105,8 @@ class MultiRankEngine(TrainingEngine):
         began = time.perf_counter()
         engine, layout = self._engine, self._engine.layout
         step = engine.plan(groups, seed, examples)
-        shards = [step.shard(rank, layout.data_parallel) for rank in range(layout.data_parallel)]
+        ranks, share = layout.data_parallel, engine.shares_prompts
+        shards = [step.shard(rank, ranks, share=share) for rank in range(ranks)]
         calls = [train_call(shard) for shard in shards]
         with self._together(lambda rank: calls[layout.data_rank_of(rank)]):
             metrics = engine.train(shards[0])

@@ -127,6 +127,14 @@ def units(samples: Sequence[TrainSample]) -> list[list[int]]:
     return list(found.values())
 
 
+def computed_tokens(samples: Sequence[TrainSample], *, share: bool) -> int:
+    """Return the tokens that samples count as; with ``share`` each prompt is computed once, and attended to by all."""
+    alike = [sample for sample in samples if share and sample.routes is None]
+    once = sum({sample.prompt_key: sample.prompt_length for sample in alike}.values())
+    again = sum(sample.prompt_length for sample in alike) - once
+    return sum(len(sample.tokens) for sample in samples) - int(again * (1 - ATTENDED))
+
+
 def micro_batches(
     samples: Sequence[TrainSample],
     budget: int,

@@ -151,7 +151,7 @@ def test_the_largest_batch_can_be_sent(record_mib: int, tasks: int) -> None:
     in_batch = CoordinatorSettings(max_record_mib=record_mib).max_batch_parts
     limit = KafkaSettings(max_record_mib=record_mib).max_message_bytes(BATCHES) - ROOM
     batch = Batch("b" * MAX_ID_LENGTH, "train", tasks, 1, min_wait_num=tasks, state=BatchLifecycleState.FINALIZED)
-    metrics = {f"{'\N{SNOWMAN}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
+    metrics = {f"{'\N{GRINNING FACE}' * (MAX_METRIC_NAME - 30)}{number}": 0.1 for number in range(MAX_METRICS)}
     for number in range(tasks):
         manifest = entry(number, min(parts_allowed(tasks, in_batch), MAX_REPEAT_TIMES))
         result = Result(number, manifest, metrics if number == 0 else {}, traceparent="t" * 128)
@@ -174,7 +174,7 @@ def test_the_largest_result_of_a_task_can_be_sent() -> None:
     while harness.machine.has_more:
         started += len(dispatches(harness.machine.handle_all((), harness.now)))
     assert started == MAX_REPEAT_TIMES
-    metrics = {f"{'m' * (MAX_METRIC_NAME - 5)}{number:05}": 0.1 for number in range(MAX_METRICS)}
+    metrics = {f"{'\N{GRINNING FACE}' * (MAX_METRIC_NAME - 5)}{number:05}": 0.1 for number in range(MAX_METRICS)}
     for attempt in range(1, MAX_REPEAT_TIMES + 1):
         one: dict[str, Any] = dict.fromkeys(("completed_runs", "total_runs", "samples"), 1)
         told = [metrics] if attempt < 3 else []

@@ -16,7 +16,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.ranks import rank_protocol
 from trinity_bus.training.steps import packing
-from trinity_bus.training.steps.packing import TrainSample, micro_batches, pack
+from trinity_bus.training.steps.packing import TrainSample, computed_tokens, micro_batches, pack
 from trinity_bus.training.steps.samples import TrainBatch, prepare
 from trinity_bus.training.steps.step_plan import StepPlan, balanced, mixed, plan_examples, plan_step
 
@@ -48,10 +48,10 @@ def test_no_rank_has_much_more_than_another(sizes: list[int], ranks: int) -> Non
     assert max(sums) <= sum(sizes) / ranks + (1 - 1 / ranks) * max(sizes, default=0) + 1e-9
 
 
-@given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 6), st.integers(1, 5))
-def test_shards_make_the_step(seed: int, groups: int, updates: int, ranks: int) -> None:
+@given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.booleans())
+def test_shards_make_the_step(seed: int, groups: int, updates: int, ranks: int, share: bool) -> None:
     whole = plan(seed, groups, mini_batches=updates)
-    shards = [whole.shard(rank, ranks) for rank in range(ranks)]
+    shards = [whole.shard(rank, ranks, share=share) for rank in range(ranks)]
     for number, update in enumerate(whole.updates):
         parts = [shard.updates[number] for shard in shards]
         assert all(part.samples for part in parts)
@@ -59,6 +59,24 @@ def test_shards_make_the_step(seed: int, groups: int, updates: int, ranks: int) 
         weighing = [s for part in parts for s in part.samples if s.mask.any()]
         assert sorted(map(id, weighing)) == sorted(map(id, update.samples))
     assert sum(update.weight for update in whole.updates) == whole.trained_tokens
+
+
+@given(st.integers(0, 20), st.integers(1, 40), st.integers(2, 5))
+def test_whole_groups_are_dealt_where_no_rank_then_computes_more(seed: int, groups: int, ranks: int) -> None:
+    whole = plan(seed, groups)
+
+    def most(*, share: bool) -> int:
+        shards = [whole.shard(rank, ranks, share=share).updates[0].samples for rank in range(ranks)]
+        return max(computed_tokens(shard, share=True) for shard in shards)
+
+    assert most(share=True) <= most(share=False)
+
+
+def test_the_prompt_of_a_group_is_computed_on_one_rank() -> None:
+    whole = plan(0, 32)
+    shards = [whole.shard(rank, 2, share=True).updates[0].samples for rank in range(2)]
+    ours, theirs = ({sample.prompt_key for sample in shard} for shard in shards)
+    assert ours.isdisjoint(theirs)
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 40))
