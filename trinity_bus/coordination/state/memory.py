@@ -1,4 +1,4 @@
-"""Bounded memories: of names, and of values by name."""
+"""Bounded memories: of names, of values by name, and of averages."""
 
 from typing import Any
 
@@ -28,12 +28,7 @@ class Window:
     def add(self, name: str) -> None:
         if name in self._names:
             return
-        last = next(reversed(self._blocks), "-1")
-        block = self._blocks.get(last, [])
-        if last == "-1" or len(block) >= BLOCK_SIZE:
-            last, block = str(int(last) + 1), []
-        block.append(name)
-        self._blocks[last] = block
+        _append(self._blocks, name)
         self._names.add(name)
         self._trim()
 
@@ -49,6 +44,54 @@ class Window:
             if len(self._names) - len(self._blocks[oldest]) < self._capacity:
                 return
             self._names.difference_update(self._blocks.pop(oldest))
+
+
+class Averages:
+    """An average for each of the keys that numbers came for last; the newest number of a key counts half.
+
+    ``capacity`` averages are kept, and up to a block more, in the order of the numbers and in blocks as a window's.
+    """
+
+    def __init__(self, kind: str, capacity: int, store: StateStore) -> None:
+        self._most_blocks = capacity // BLOCK_SIZE + 1
+        self._blocks: Table[list[tuple[int, int]]] = Table(kind, list[tuple[int, int]], store)
+        self._newest: dict[int, tuple[int, int]] = {}  # the last pair in the blocks of each key
+        self._sum = 0  # of their averages
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def add(self, key: int, number: int) -> None:
+        """Take in a number, which is positive."""
+        before = self._newest.get(key)
+        pair = key, number if before is None else (before[1] + number + 1) // 2
+        _append(self._blocks, pair)
+        self._keep(pair)
+        self._trim()
+
+    def percent(self, key: int) -> int:
+        """Return the average of a key, in percent of the mean of all, 1 at least; 0 where none is kept."""
+        pair = self._newest.get(key)
+        return 0 if pair is None else max(1, 100 * pair[1] * len(self._newest) // self._sum)
+
+    def rebuild(self) -> None:
+        self._blocks.sort()
+        for block in self._blocks.values():
+            for pair in block:
+                self._keep(pair)
+        self._trim()
+
+    def _keep(self, pair: tuple[int, int]) -> None:
+        before = self._newest.get(pair[0])
+        self._sum += pair[1] - (0 if before is None else before[1])
+        self._newest[pair[0]] = pair
+
+    def _trim(self) -> None:
+        while len(self._blocks) > self._most_blocks:
+            for pair in self._blocks.pop(next(iter(self._blocks))):
+                if self._newest.get(pair[0]) is pair:
+                    del self._newest[pair[0]]
+                    self._sum -= pair[1]
 
 
 class Memory[V]:
@@ -97,3 +140,13 @@ class Memory[V]:
             name, packed = self._entries.pop(next(iter(self._entries)))
             del self._values[name]
             self._bytes -= len(packed)
+
+
+def _append[I](blocks: Table[list[I]], item: I) -> None:
+    # To the last block, or to another one where that is full.
+    last = next(reversed(blocks), "-1")
+    block = blocks.get(last, [])
+    if last == "-1" or len(block) >= BLOCK_SIZE:
+        last, block = str(int(last) + 1), []
+    block.append(item)
+    blocks[last] = block
