@@ -52,7 +52,7 @@ class MakespanSimulation:
         self._lengths: dict[str, list[int]] = {}  # of the runs of each prompt of the batch
         for name in self._engines:
             life = {"explorer": name, "incarnation": "1", "state": "ready", "workflows": ["math"]}
-            beat = ExplorerHeartbeat(**life, slots=slots, model_version=0)  # type: ignore[arg-type]
+            beat = ExplorerHeartbeat(**life, slots=slots, model_version=0)
             self._machine.handle(EventArrived(beat), 0.0)
 
     def epochs(self) -> Iterator[float]:

@@ -131,8 +131,8 @@ def newer(entries: Mapping[str, bytes]) -> dict[str, bytes]:
         elif kind == "answer":
             body = [*body, "more"]
         elif kind == "tasks":
-            # With the last field of this version, which these do not have.
-            body = [msgpack.packb([*msgpack.unpackb(item), AVERAGE, "more"]) for item in body]
+            # With the last fields of this version, which these do not have.
+            body = [msgpack.packb([*msgpack.unpackb(item), 0, AVERAGE, "more"]) for item in body]
         elif kind == "results":
             body = [msgpack.packb([*msgpack.unpackb(item), "more"]) for item in body]
         elif kind == "replies":

@@ -5,9 +5,9 @@ batch are not dispatched before it is full, see ``batches.lifecycle``. An *open*
 never full and never waits; of its tasks that have ended only the numbers are kept.
 
 Of a batch, what is expected to take longest is dispatched first, so that nothing long begins last. A part that has lost
-an attempt goes before all others, as does the first part of a task of which nothing is known: how long the others are
-is known from its answer. What is equal goes in the order of acceptance, and so does all of an open batch, where more
-may always come.
+an attempt goes before all others. Of a task with several parts of which nothing is known, the first part goes before
+what is known, for its answer tells how long the others are, and so do these: who has not answered when others have, is
+longer. What is equal goes in the order of acceptance, and so does all of an open batch, where more may always come.
 
 Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
 what it then has; the others are aborted. So the slowest few decide nothing.
@@ -26,7 +26,7 @@ from schemas import BatchRecord
 from schemas.batch import readable
 from schemas.record import BatchType, Metrics
 from trinity_bus.coordination.batches.lifecycle import moved
-from trinity_bus.coordination.batches.parts import AVERAGE, Part
+from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.pools import Kind
@@ -42,7 +42,7 @@ EVERYBODY: Final = "*"
 # A part to be dispatched: its rank, order of its task, its index, id of its task.
 type Queued = tuple[int, int, int, str]
 
-_FIRST: Final = -(1 << 62)  # a rank that is before all others
+_FIRST: Final = -(1 << 64)  # a rank that is before all others
 
 
 def enough(batch_type: BatchType, expected: int | None, over_rollout_ratio: float) -> int | None:
@@ -123,9 +123,11 @@ class Batch(Row):
         # Of what is queued, the smallest is the next to be dispatched.
         if self.is_open:
             return 0
-        if part.lost or (not task.expected and part.index == 0 and len(task.parts) > 1):
+        if part.lost:
             return _FIRST
-        return -(task.expected or AVERAGE)
+        if len(task.parts) > 1 and task.is_unknown:
+            return _FIRST + (part.index > 0)
+        return -task.expected
 
     def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
         if self.reranked:

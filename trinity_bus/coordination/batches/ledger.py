@@ -106,6 +106,7 @@ class Ledger:
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
         order = self.counters.tasks
+        expected, weight = self._expected(task) if answer is None else (0, AVERAGE)
         accepted = AcceptedTask(
             batch_id=batch.batch_id,
             order=order,
@@ -114,7 +115,8 @@ class Ledger:
             runs=self._rules.runs_of(task),
             per_part=self._settings.max_repeat_times_per_runner if answer is None else None,
             task=task,
-            expected=self._expected(task) if answer is None else AVERAGE,
+            expected=expected,
+            weight=weight,
         )
         packed = self._codec.encode(accepted)
         opened = OpenTask(accepted, self.pages.add(order, task.task_id, packed), len(packed))
@@ -222,10 +224,9 @@ class Ledger:
         if tokens and self._settings.longest_first:
             content = content_of(task.accepted.task, task.kind)
             self._lengths.add(content, max(1, tokens // runs))
-            task.left.expected = self._lengths.percent(content)
-            batch = self.batches[task.batch_id]
-            if not batch.is_open and any(part.queued for part in task.parts):
-                batch.reranked.add(task.task_id)
+            if task.is_unknown and any(part.queued for part in task.parts):
+                task.left.expected = self._lengths.get(content)
+                self.batches[task.batch_id].reranked.add(task.task_id)
 
     def finalized(self, batch: Batch) -> None:
         batch.move(State.FINALIZED)
@@ -306,11 +307,13 @@ class Ledger:
             batch.contributed[task.task_id] = task
         self.usage.add(task.producer, 1, task.size)
 
-    def _expected(self, task: Task) -> int:
-        # Without the setting all are alike.
+    def _expected(self, task: Task) -> tuple[int, int]:
+        # Tokens of a run, and the weight of an attempt. Without the setting all are alike.
         if not self._settings.longest_first:
-            return AVERAGE
-        return self._lengths.percent(content_of(task, pools.kind_of(task, self._settings.model)))
+            return 0, AVERAGE
+        mean = self._lengths.mean
+        tokens = self._lengths.get(content_of(task, pools.kind_of(task, self._settings.model)))
+        return (tokens, max(1, AVERAGE * tokens // mean)) if tokens else (mean, 0)
 
     def _filled(self, batch: Batch) -> None:
         # It needs no more tasks to go on.

@@ -30,7 +30,7 @@ type Stretch = tuple[int, int]  # first run of a part, and how many it has
 
 type AttemptKey = tuple[str, int]  # task id and number of an attempt
 
-AVERAGE: Final = 100  # How long responses are expected to be is told in percent of what is usual
+AVERAGE: Final = 100  # the weight of an attempt whose responses are expected to be as long as others are
 
 
 class Attempt(Value, array_like=True):

@@ -50,8 +50,8 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     runs: int
     per_part: int | None  # runs of each part but the last; None: one part has all
     task: Task
-    # How long its responses were expected to be when it was accepted, as AVERAGE is; 0: nothing was known.
-    expected: int = AVERAGE
+    expected: int = 0  # tokens of a run, as far as could be told at its acceptance
+    weight: int = AVERAGE  # The same in percent of what is usual; 0: nothing was known, ``expected`` is what is usual
 
 
 class Progress(Row):
@@ -65,7 +65,7 @@ class Progress(Row):
     turns: Position | None = None  # of the first turn that one has completed; all lie in one partition
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
-    expected: int = 0  # how long its responses are expected to be since a part is answered; 0: as at its acceptance
+    expected: int = 0  # tokens of a run, as its first answer tells where nothing was known; 0: as at its acceptance
 
 
 @dataclass(slots=True)
@@ -103,8 +103,13 @@ class OpenTask:
 
     @property
     def expected(self) -> int:
-        """How long its responses are expected to be, as AVERAGE is; 0: nothing is known."""
+        """Tokens of a run."""
         return self.left.expected or self.accepted.expected
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody can say how long its responses are."""
+        return not (self.accepted.weight or self.left.expected)
 
     @property
     def answers(self) -> list[PartAnswer]:
@@ -123,14 +128,14 @@ class OpenTask:
         attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
         attempt.place(explorer, incarnation, now)
         attempt.started = now
-        attempt.weight = self.accepted.expected or AVERAGE
+        attempt.weight = self.accepted.weight or AVERAGE
         part.running.append(attempt)
         self.homes[explorer] = self.homes.get(explorer, 0) + 1
         return attempt
 
     def resume(self, attempt: Attempt) -> None:
         running = self.parts[attempt.part].running
-        attempt.weight = self.accepted.expected or AVERAGE
+        attempt.weight = self.accepted.weight or AVERAGE
         running.append(attempt)
         # They come explorer by explorer; those of a part stand in the order in which they were started.
         running.sort(key=lambda attempt: attempt.number)

@@ -69,10 +69,15 @@ class Averages:
         self._keep(pair)
         self._trim()
 
-    def percent(self, key: int) -> int:
-        """Return the average of a key, in percent of the mean of all, 1 at least; 0 where none is kept."""
+    def get(self, key: int) -> int:
+        """Return the average of a key; 0 where none is kept."""
         pair = self._newest.get(key)
-        return 0 if pair is None else max(1, 100 * pair[1] * len(self._newest) // self._sum)
+        return 0 if pair is None else pair[1]
+
+    @property
+    def mean(self) -> int:
+        """The mean of all averages; 0 where none is kept."""
+        return self._sum // len(self._newest) if self._newest else 0
 
     def rebuild(self) -> None:
         self._blocks.sort()
@@ -88,7 +93,8 @@ class Averages:
 
     def _trim(self) -> None:
         while len(self._blocks) > self._most_blocks:
-            for pair in self._blocks.pop(next(iter(self._blocks))):
+            oldest: list[tuple[int, int]] = self._blocks.pop(next(iter(self._blocks)))
+            for pair in oldest:
                 if self._newest.get(pair[0]) is pair:
                     del self._newest[pair[0]]
                     self._sum -= pair[1]
