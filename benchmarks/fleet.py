@@ -8,12 +8,15 @@ network in it. Processor time is that of the thread alone: other programs of a b
 Of each size, in this order: all join; a version is published, and all take it; two are, the second while the first is
 on its way, and all take the second; nothing happens; tasks fill the slots; nothing happens while all slots are taken;
 attempts end, and as many tasks come, at ``RATE``; one explorer of a hundred is killed; another coordinator takes over.
+At last, how long batches take over the least that they could, by the order of dispatch (``_fleet.makespan``).
 """
 
 import logging
 import statistics
+from itertools import product
 
 from benchmarks._fleet.coordinator import CoordinatorCost
+from benchmarks._fleet.makespan import FULL_SPEED, GROUP, MakespanSimulation
 from benchmarks._fleet.mesh import SYNC_S, SimulatedMesh
 from benchmarks._options import parser
 from benchmarks._report import Row, less, report
@@ -26,6 +29,7 @@ STRETCH_S = 5.0
 """Simulated seconds of each stretch in which something is measured a second."""
 JOIN_S = 10.0
 SEED = 1
+SEEDS = 5
 GOAL_LONGEST_MS = 100.0
 GOAL_IDLE_SHARE = 0.5
 GOAL_RECORD_KIB = 1024.0
@@ -80,6 +84,17 @@ def rows_of(explorers: int, slots: int, rate: float, stretch_s: float) -> list[R
     ]
 
 
+def makespan_rows(seeds: int) -> list[Row]:
+    rows: list[Row] = []
+    ways = (("tasks wait for slots", FULL_SPEED // GROUP, None), ("all begin at once", 64, None), ("runs apart", 32, 1))
+    for (name, slots, per_part), longest_first in product(ways, (False, True)):
+        order = "longest first" if longest_first else "order of submission"
+        made = (MakespanSimulation(s, slots, per_part=per_part, longest_first=longest_first) for s in range(seeds))
+        for epoch, ratios in enumerate(zip(*(one.epochs() for one in made), strict=True), 1):
+            rows.append(less(f"makespan, {name}: {order}, epoch {epoch}", statistics.mean(ratios), "of the least"))
+    return rows
+
+
 def main() -> None:
     options = parser(__doc__).parse_args()
     # As the service does.
@@ -89,6 +104,7 @@ def main() -> None:
     rows: list[Row] = []
     for explorers, slots in ((20, 2),) if options.short else SIZES:
         rows += rows_of(explorers, slots, 50.0 if options.short else RATE, 1.0 if options.short else STRETCH_S)
+    rows += makespan_rows(1 if options.short else SEEDS)
     report("fleet", "The coordinator with very many explorers, in simulated time", rows, options)
 
 

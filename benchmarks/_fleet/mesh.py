@@ -262,6 +262,6 @@ class SimulatedMesh:
         explorer.beat = None
         explorer.freed.append(now)
         self.answered += 1
-        answer = completed(order, version=explorer.version, seconds=1.0, offset=self.answered)
+        answer = completed(order, version=explorer.version, seconds=1.0, offset=self.answered, response_tokens=400)
         self._write(now, EXPLORER_EVENTS, explorer.key, answer)
         self.send(now)

@@ -135,8 +135,8 @@ async def send_tasks(producer: Producer, tasks: Iterable[Task], on_queued: Calla
     """Send tasks and wait until all are durable; return how many. SendError: one is not known to be.
 
     Those of a batch that name their producer go to one partition, that of the producer. So the coordinator accepts them
-    in this order, which is that of the manifest and of dispatch, and batches are full in the order in which they were
-    submitted, however late the log is read. ``on_queued`` is called after each is handed over.
+    in this order, which is that of the manifest, and of dispatch among tasks of equal length. Batches are full in the
+    order in which they were submitted, however late the log is read. ``on_queued`` is called after each is handed over.
     """
 
     def partition(task: Task) -> int | None:

@@ -40,6 +40,9 @@ class CoordinatorSettings(Section):
     """Timeout of an attempt as a multiple of the mean duration at train tasks, up to the task's own. Unset: that."""
     dynamic_timeout_warmup_steps: Count = 3
     """Train batches that must have ended before that mean is used."""
+    longest_first: bool = True
+    """Whether a batch's tasks are dispatched by the expected length of their responses, longest first, and explorers
+    share expected tokens. Off: in the order of submission, and explorers share attempts."""
     straggler_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Once every part of a batch is dispatched, an attempt that takes this many times the batch's median gets a second
     one on an idle explorer; the first to finish counts. Unset: never."""

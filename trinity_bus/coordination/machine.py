@@ -297,7 +297,8 @@ class CoordinatorMachine:
         hopeless: dict[str, OpenTask] = {}
         for batch in self.ledger.queue:
             for kind in [kind for kind in batch.queued if self._nobody_knows(kind)]:
-                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in sorted(batch.queued[kind])}
+                queued = sorted(batch.queued[kind], key=lambda queued: queued[1:])
+                hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in queued}
                 self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
             accepted, error = task.accepted, self._unknown(task.kind)

@@ -115,8 +115,8 @@ class MachineState:
 
     def rebuild(self) -> None:
         now = self.clock.now
+        self.ledger.rebuild(self.fleet.resumed(now))
         self.fleet.rebuild(now)
-        self.ledger.rebuild(self.fleet.attempts())
         self.sync.rebuild(now)
         for waiter in self.waiters:
             waiter.wait_from(now)

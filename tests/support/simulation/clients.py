@@ -57,7 +57,7 @@ class Clients:
         return Task(
             task_id=f"task-{number}",
             workflow=self._rng.choices(WORKFLOWS, [40, 6, 1])[0],
-            prompt="1 + 1",
+            prompt=f"1 + {number % 7}",
             batch_id=batch_id,
             batch_type=batch_type,
             batch_size=size,

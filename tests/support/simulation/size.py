@@ -4,15 +4,15 @@ from collections import deque
 from typing import Any
 
 from trinity_bus.coordination.dispatch.fleet import ZOMBIES_KEPT
-from trinity_bus.coordination.state.memory import Memory, Window
+from trinity_bus.coordination.state.memory import Averages, Memory, Window
 from trinity_bus.coordination.state.store import StateStore
 
-REMEMBERED = (Window, Memory)  # what is known of the past; each has a capacity of its own
+REMEMBERED = (Window, Memory, Averages)  # what is known of the past; each has a capacity of its own
 
 EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
-ITEMS_PER_BATCH = 15
-ITEMS_PER_TASK = 24
+ITEMS_PER_BATCH = 17
+ITEMS_PER_TASK = 28
 
 
 def size_of(root: object) -> int:

@@ -146,6 +146,7 @@ class Explorer:
             version_min=attempt.version_min if done else -1,
             version_max=self.version if done else -1,
             seconds=rng.lognormvariate(0, 1),
+            response_tokens=int(done * beside.lognormvariate(5, 1)),
             error=None if status == "completed" else "ValueError: made up",
             # Some do not say it: then all runs are made again.
             runs=runs if status == "partial" and offset % 5 else [],

@@ -54,5 +54,6 @@ def test_reading_changes_nothing(path: Path) -> None:
     entries, before = machine.entries(), golden["entries"]
     assert entries.keys() == before.keys()
     for key, value in entries.items():
-        body, was = msgpack.unpackb(value)[1], msgpack.unpackb(before[key])[1]
-        assert with_records(body) == with_records(was), key
+        body, was = with_records(msgpack.unpackb(value)[1]), with_records(msgpack.unpackb(before[key])[1])
+        # Fields that a row has got since have their defaults.
+        assert ({**body, **was} if isinstance(was, dict) else was) == body, key

@@ -12,7 +12,7 @@ from trinity_bus.awake import SteadyClock
 from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Origin
 from trinity_bus.coordination.batches.batch import Batch, moved
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
-from trinity_bus.coordination.batches.parts import Attempt
+from trinity_bus.coordination.batches.parts import AVERAGE, Attempt
 from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
@@ -121,6 +121,7 @@ def test_room_is_fair_over_many_tasks() -> None:
         task.kind = kind_of(given, "policy")
         taker = free_slots.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task_id, 1): Attempt(task.task_id, 0, 1, 1.0)}
+        taker.work += AVERAGE
         free_slots.changed(taker)
     assert [len(e.assigned) for e in explorers] == [15, 5], "the share that is taken counts, not the number"
 

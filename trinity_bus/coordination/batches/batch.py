@@ -4,6 +4,11 @@ A task that names a batch joins it; one that names none joins the batch of its t
 batch are not dispatched before it is full. An *open* batch, without a number of tasks, is
 never full and never waits; of its tasks that have ended only the numbers are kept.
 
+Of a batch, what is expected to take longest is dispatched first, so that nothing long begins last. A part that has lost
+an attempt goes before all others. Of a task with several parts of which nothing is known, the first part goes before
+what is known, for its answer tells how long the others are, and so do these: who has not answered when others have, is
+longer. What is equal goes in the order of acceptance, and so does all of an open batch, where more may always come.
+
 Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
 what it then has; the others are aborted. So the slowest few decide nothing.
 
@@ -22,6 +27,7 @@ task never comes holds up nobody but itself. An open batch, which has no number 
 FINALIZING: it ends when its client aborts it. FINALIZED and ABORTED are final.
 """
 
+import heapq
 import math
 from bisect import insort
 from collections.abc import Collection, Mapping
@@ -34,6 +40,7 @@ from schemas import BatchLifecycleState as State
 from schemas import BatchRecord
 from schemas.batch import readable
 from schemas.record import BatchType, Metrics
+from trinity_bus.coordination.batches.parts import Part
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.limits import bounded
 from trinity_bus.coordination.pools import Kind
@@ -70,7 +77,10 @@ NOBODY: Final = ""  # the owner of batches whose tasks name a batch, but no prod
 # The owner of batches that are filled with tasks that name neither. No producer can have this name, or the other.
 EVERYBODY: Final = "*"
 
-type Queued = tuple[int, int, str]  # a part to be dispatched: order of its task, its index, id of its task
+# A part to be dispatched: its rank, order of its task, its index, id of its task.
+type Queued = tuple[int, int, int, str]
+
+_FIRST: Final = -(1 << 64)  # a rank that is before all others
 
 
 def enough(batch_type: BatchType, expected: int | None, over_rollout_ratio: float) -> int | None:
@@ -108,6 +118,7 @@ class Batch(Row):
         self.contributed: dict[str, OpenTask] = {}
         self.results: dict[str, Result] = {}  # of the others; none are kept of an open batch
         self.queued: dict[Kind, list[Queued]] = {}  # of each kind, a heap of what is to be dispatched
+        self.reranked: set[str] = set()  # tasks whose parts in the heaps have got another rank
         self.durations: list[float] = []  # seconds that answered parts took, sorted
         # When its unfinished tasks are aborted, on the machine's own clock; set again by a restart.
         self.cut_at: float | None = None
@@ -146,9 +157,31 @@ class Batch(Row):
         for seconds in result.elapsed:
             insort(self.durations, seconds)
 
+    def rank(self, task: OpenTask, part: Part) -> int:
+        # Of what is queued, the smallest is the next to be dispatched.
+        if self.is_open:
+            return 0
+        if part.lost:
+            return _FIRST
+        if len(task.parts) > 1 and task.is_unknown:
+            return _FIRST + (part.index > 0)
+        return -task.expected
+
     def next_queued(self, kinds: Collection[Kind]) -> Queued | None:
+        if self.reranked:
+            self._rerank()
         heads = [heap[0] for kind, heap in self.queued.items() if kind in kinds]
         return min(heads) if heads else None
+
+    def _rerank(self) -> None:
+        # At once for all that more is known of now: this goes through the whole heap.
+        for heap in self.queued.values():
+            for place, (_, order, index, task_id) in enumerate(heap):
+                if task_id in self.reranked:
+                    task = self.open_tasks[task_id]
+                    heap[place] = self.rank(task, task.parts[index]), order, index, task_id
+            heapq.heapify(heap)
+        self.reranked.clear()
 
     def record(
         self, *, reason: str | None = None, with_results: bool = False, detailed_stats: bool = False

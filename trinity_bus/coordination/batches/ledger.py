@@ -17,6 +17,7 @@ Entries of the changelog. A task that is accepted, handed out once and answered 
 ``results/<n>/<batch id>``            results, until the batch ends
 ``finalizers/<batch id>``             who waits for its end
 ``done/<n>``, ``closed/<n>``          ids of ended tasks and batches that are remembered
+``lengths/<n>``                       how long responses were, by what their tasks ask for
 ``outcomes/<n>``, ``replies/<n>``     what became of batches, and what commands were answered
 ====================================  ==================================================================================
 """
@@ -32,18 +33,19 @@ from trinity_bus.coordination.batches.accounts import Counters, Shares, Usage
 from trinity_bus.coordination.batches.admission import Admission
 from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, enough
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
-from trinity_bus.coordination.batches.parts import Attempt, AttemptKey, Part, PartAnswer
+from trinity_bus.coordination.batches.parts import AVERAGE, Attempt, AttemptKey, Part, PartAnswer
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
-from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result
+from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result, content_of
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
-from trinity_bus.coordination.state.memory import ResultPages, TaskPages, Window
+from trinity_bus.coordination.state.memory import Averages, ResultPages, TaskPages, Window
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
 CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
+LENGTHS_KEPT = 1 << 16  # answers whose lengths are remembered: 15 MB of memory, 0.6 MB of changelog
 
 
 class Ledger:
@@ -73,6 +75,8 @@ class Ledger:
         self._answers: Table[PartAnswer] = Table("answer", PartAnswer, store)
         self.done = Window("done", settings.dedup_window, store)
         self.closed = Window("closed", CLOSED_WINDOW, store)
+        # Tokens of a run, by the content of its task.
+        self._lengths = Averages("lengths", LENGTHS_KEPT, store)
         self._settings = settings
         self._policy = policy
         self._codec = store.codec
@@ -101,6 +105,7 @@ class Ledger:
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
         order = self.counters.tasks
+        expected, weight = self._expected(task) if answer is None else (0, AVERAGE)
         accepted = AcceptedTask(
             batch_id=batch.batch_id,
             order=order,
@@ -109,6 +114,8 @@ class Ledger:
             runs=self._rules.runs_of(task),
             per_part=self._settings.max_repeat_times_per_runner if answer is None else None,
             task=task,
+            expected=expected,
+            weight=weight,
         )
         packed = self._codec.encode(accepted)
         opened = OpenTask(accepted, self.pages.add(order, task.task_id, packed), len(packed))
@@ -211,6 +218,15 @@ class Ledger:
         self.progressed(task, *lost_at)
         self._answers[_answer_name(task.task_id, index)] = answer
 
+    def note_length(self, task: OpenTask, tokens: int, runs: int) -> None:
+        """Learn from the responses of some runs how long those of the task are, now and when it comes again."""
+        if tokens and self._settings.longest_first:
+            content = content_of(task.accepted.task, task.kind)
+            self._lengths.add(content, max(1, tokens // runs))
+            if task.is_unknown and any(part.queued for part in task.parts):
+                task.left.expected = self._lengths.get(content)
+                self.batches[task.batch_id].reranked.add(task.task_id)
+
     def finalized(self, batch: Batch) -> None:
         batch.move(State.FINALIZED)
         self.admission.finalized(batch)
@@ -253,6 +269,7 @@ class Ledger:
         self.admission.restore(self.batches.values())
         self.done.rebuild()
         self.closed.rebuild()
+        self._lengths.rebuild()
 
     def _is_at_work(self, batch: Batch) -> bool:
         # Whether anything of a batch is queued or running in the pool of the model that is trained.
@@ -288,6 +305,14 @@ class Ledger:
         if not task.parts_left:
             batch.contributed[task.task_id] = task
         self.usage.add(task.producer, 1, task.size)
+
+    def _expected(self, task: Task) -> tuple[int, int]:
+        # Tokens of a run, and the weight of an attempt. Without the setting all are alike.
+        if not self._settings.longest_first:
+            return 0, AVERAGE
+        mean = self._lengths.mean
+        tokens = self._lengths.get(content_of(task, pools.kind_of(task, self._settings.model)))
+        return (tokens, max(1, AVERAGE * tokens // mean)) if tokens else (mean, 0)
 
     def _filled(self, batch: Batch) -> None:
         # It needs no more tasks to go on.

@@ -19,6 +19,7 @@ answers, the other is cancelled. Once an attempt has ended, nothing that it stil
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from schemas import Position, ResultPart
 from schemas.record import Metrics
@@ -28,6 +29,8 @@ from trinity_bus.coordination.state.tables import Row
 type Stretch = tuple[int, int]  # first run of a part, and how many it has
 
 type AttemptKey = tuple[str, int]  # task id and number of an attempt
+
+AVERAGE: Final = 100  # the weight of an attempt whose responses are expected to be as long as others are
 
 
 class Attempt(Value, array_like=True):
@@ -44,6 +47,7 @@ class Attempt(Value, array_like=True):
         # On the machine's own clock; set again by a restart, so that time spent dead is not charged to the attempt.
         self.deadline = self.timeout_s
         self.started: float | None = None  # on the machine's own clock; None if that was before a restart
+        self.weight = AVERAGE  # in the load of its explorer; follows from its task
 
     def place(self, explorer: str, incarnation: str, now: float) -> None:
         self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s

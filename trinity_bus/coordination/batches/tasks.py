@@ -19,12 +19,15 @@ The result of a failed task is its *first* error: later ones are often its conse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
+import msgspec
 from msgspec import Struct, field
 
 from schemas import ManifestEntry, Position, Task
 from schemas.record import Metrics
 from trinity_bus.coordination.batches.parts import (
+    AVERAGE,
     Attempt,
     Part,
     PartAnswer,
@@ -47,6 +50,8 @@ class AcceptedTask(Struct, array_like=True, frozen=True):
     runs: int
     per_part: int | None  # runs of each part but the last; None: one part has all
     task: Task
+    expected: int = 0  # tokens of a run, as far as could be told at its acceptance
+    weight: int = AVERAGE  # The same in percent of what is usual; 0: nothing was known, ``expected`` is what is usual
 
 
 class Progress(Row):
@@ -60,6 +65,7 @@ class Progress(Row):
     turns: Position | None = None  # of the first turn that one has completed; all lie in one partition
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
+    expected: int = 0  # tokens of a run, as its first answer tells where nothing was known; 0: as at its acceptance
 
 
 @dataclass(slots=True)
@@ -96,6 +102,16 @@ class OpenTask:
         return sum([part.runs for part in self.parts])
 
     @property
+    def expected(self) -> int:
+        """Tokens of a run."""
+        return self.left.expected or self.accepted.expected
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody can say how long its responses are."""
+        return not (self.accepted.weight or self.left.expected)
+
+    @property
     def answers(self) -> list[PartAnswer]:
         return [part.answer for part in self.parts if part.answer is not None]
 
@@ -112,12 +128,14 @@ class OpenTask:
         attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
         attempt.place(explorer, incarnation, now)
         attempt.started = now
+        attempt.weight = self.accepted.weight or AVERAGE
         part.running.append(attempt)
         self.homes[explorer] = self.homes.get(explorer, 0) + 1
         return attempt
 
     def resume(self, attempt: Attempt) -> None:
         running = self.parts[attempt.part].running
+        attempt.weight = self.accepted.weight or AVERAGE
         running.append(attempt)
         # They come explorer by explorer; those of a part stand in the order in which they were started.
         running.sort(key=lambda attempt: attempt.number)
@@ -186,3 +204,11 @@ class Result(Struct, array_like=True, frozen=True):
     metrics: Metrics  # of the task, reduced over its runs; of a failed one its time alone, of an aborted one nothing
     traceparent: str | None = None  # of the rollout that counts
     elapsed: list[float] = field(default_factory=list)  # seconds that its parts took, where that is known
+
+
+def content_of(task: Task, kind: Kind) -> int:
+    """Return a number that tasks with the same content share, whatever their ids; rarely, others have it too."""
+    content = crc32("\n".join((*kind, task.prompt or "")).encode())
+    for message in task.messages or ():
+        content = crc32(str(message.content).encode(), content)
+    return crc32(msgspec.msgpack.encode(task.data), content) if task.data else content

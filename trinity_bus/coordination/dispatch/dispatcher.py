@@ -103,7 +103,7 @@ class Dispatcher:
             if ceiling is None or min_version <= ceiling:
                 placement = find(min_version)
                 while (queued := batch.next_queued(placement.kinds)) is not None:
-                    _, index, task_id = queued
+                    *_, index, task_id = queued
                     task = self._ledger.tasks[task_id]
                     part = task.parts[index]
                     explorer = placement.place(task, part)

@@ -29,6 +29,7 @@ class Explorer(Row):
         self.patience_s = 0.0  # how long it may be silent; kept by the fleet
         # Attempts that it was sent and has not answered, in the order of their dispatch; kept by the fleet.
         self.assigned: Mapping[AttemptKey, Attempt] = {}
+        self.work = 0  # weights of these together; kept by the fleet
 
     @property
     def free(self) -> int:
@@ -36,7 +37,7 @@ class Explorer(Row):
 
     @property
     def load(self) -> float:
-        return len(self.assigned) / self.slots
+        return self.work / self.slots
 
     @property
     def can_sync(self) -> bool:

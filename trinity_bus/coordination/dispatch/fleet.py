@@ -104,6 +104,7 @@ class Fleet:
 
     def assign(self, explorer: Explorer, attempt: Attempt) -> None:
         self._assigned.of(explorer.name).add(attempt)
+        explorer.work += attempt.weight
         self.free_slots.changed(explorer)
 
     def note_turns(self, beat: ExplorerHeartbeat) -> None:
@@ -115,8 +116,10 @@ class Fleet:
                 assigned.add(attempt)
 
     def release(self, name: str, key: AttemptKey) -> None:
-        del self._assigned.of(name)[key]
-        self.free_slots.changed(self.explorers[name])
+        assigned, explorer = self._assigned.of(name), self.explorers[name]
+        explorer.work -= assigned[key].weight
+        del assigned[key]
+        self.free_slots.changed(explorer)
 
     def depart(self, explorer: Explorer, *, for_good: bool) -> None:
         # ``for_good``: this incarnation never comes back.
@@ -177,23 +180,25 @@ class Fleet:
     def workflows(self, pool: str) -> list[str]:
         return sorted({kind[1] for e in self.explorers.values() for kind in e.kinds if kind[0] == pool})
 
-    def rebuild(self, now: float) -> None:
-        """Take over from a changelog: explorers count as just heard of, attempts have their whole time again."""
+    def resumed(self, now: float) -> Iterator[Attempt]:
+        """Return the attempts of a changelog, which have their whole time again."""
         for name in self._assigned.names():
             for attempt in self._assigned.of(name).values():
-                attempt.place(self.explorers[name].name, self.explorers[name].incarnation, now)
+                attempt.place(name, self.explorers[name].incarnation, now)
+                yield attempt
+
+    def rebuild(self, now: float) -> None:
+        """Take over from a changelog, when tasks know their attempts: explorers count as just heard of."""
         self._gone = {name: None for name, explorer in self.explorers.items() if explorer.gone}
         for explorer in self.explorers.values():
             explorer.assigned = self._assigned.of(explorer.name)
+            explorer.work = sum(attempt.weight for attempt in explorer.assigned.values())
             explorer.last_seen = now
             self._changed(explorer)
         for explorer in self.explorers.values():
             # Nobody remembers which pace each had: that of now, or the next one, which the fleet had grown out of.
             explorer.patience_s = max(self._timeout_s, MISSED * min(2 * self.pace_s, MAX_PACE_S))
         self._forget_known()
-
-    def attempts(self) -> Iterator[Attempt]:
-        return iter(self._assigned)
 
     def _told(self, beat: ExplorerHeartbeat) -> dict[str, Any]:
         # What a heartbeat says, by the fields of ``Explorer``.

@@ -1,18 +1,19 @@
 """Which part of a task goes to which explorer.
 
 A free slot is for the producer that has the fewest attempts running (``batches.accounts``), its batches take their turn
-(``batches.dispatch_queue``), and parts go in the order of their tasks and runs. A part may go to an explorer that is
+(``batches.dispatch_queue``), and parts go in the order of ``batches.batch``. A part may go to an explorer that is
 ready, has a free slot, is of the task's pool, knows the workflow and serves at least the version that the batch needs,
 if its pool has versions (``pools``). Among those, in this order:
 
 1. not the one where the part has just failed, if there is another;
 2. the one with the newest version;
 3. one that has another part of the same task, because it may have the prompt in its prefix cache;
-4. the one with the smallest share of its slots taken, so that all get the same share;
+4. the one with the least to do for each of its slots, by how long responses are expected to be: so all have the same
+   share of the work, or of the attempts where nothing is known;
 5. the first by name, so that the same history always gives the same decisions.
 
 Nothing here scans all explorers. Explorers with free slots and equal pool, workflows and version form a *cohort*, and
-each cohort has a heap with the smallest taken share at its top.
+each cohort has a heap with the smallest load at its top.
 """
 
 import heapq
@@ -114,7 +115,7 @@ class _AlikeExplorers:
         self.alike = alike
         self.kinds, _, self.version, _ = alike
         self.members: dict[str, Explorer] = {}
-        # Share taken and name: of each member as it is, and of some as they were.
+        # Load and name: of each member as it is, and of some as they were.
         self._heap: list[tuple[float, str]] = []
 
     @property

@@ -97,6 +97,7 @@ class Endings(Handler):
         trace = traceparent or task.accepted.traceparent
         answer = results.answer(event, part, batch_type, elapsed, trace, error=None if whole else error)
         task.answer(part, answer)
+        self._ledger.note_length(task, event.response_tokens, event.completed_runs)
         self._dispatcher.cancel(part.running, f"attempt {attempt.number} was faster")
         if not task.parts_left:
             self._finish(task, results.joined(task, batch_type))

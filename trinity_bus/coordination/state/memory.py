@@ -1,4 +1,4 @@
-"""Bounded memories of names and of values by name, and lists that only grow, kept in the changelog page by page.
+"""Bounded memories of names, of values by name and of averages, and lists that only grow, page by page.
 
 Accepted tasks are kept in pages of what was accepted between two writings of the changelog, 32 tasks or 64 KiB at most
 (or one task, be it larger). A page is written once; ``ended/<page>`` says which of its tasks have ended, and both
@@ -35,12 +35,7 @@ class Window:
     def add(self, name: str) -> None:
         if name in self._names:
             return
-        last = next(reversed(self._blocks), "-1")
-        block = self._blocks.get(last, [])
-        if last == "-1" or len(block) >= BLOCK_SIZE:
-            last, block = str(int(last) + 1), []
-        block.append(name)
-        self._blocks[last] = block
+        _append(self._blocks, name)
         self._names.add(name)
         self._trim()
 
@@ -56,6 +51,60 @@ class Window:
             if len(self._names) - len(self._blocks[oldest]) < self._capacity:
                 return
             self._names.difference_update(self._blocks.pop(oldest))
+
+
+class Averages:
+    """An average for each of the keys that numbers came for last; the newest number of a key counts half.
+
+    ``capacity`` averages are kept, and up to a block more, in the order of the numbers and in blocks as a window's.
+    """
+
+    def __init__(self, kind: str, capacity: int, store: StateStore) -> None:
+        self._most_blocks = capacity // BLOCK_SIZE + 1
+        self._blocks: Table[list[tuple[int, int]]] = Table(kind, list[tuple[int, int]], store)
+        self._newest: dict[int, tuple[int, int]] = {}  # the last pair in the blocks of each key
+        self._sum = 0  # of their averages
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def add(self, key: int, number: int) -> None:
+        """Take in a number, which is positive."""
+        before = self._newest.get(key)
+        pair = key, number if before is None else (before[1] + number + 1) // 2
+        _append(self._blocks, pair)
+        self._keep(pair)
+        self._trim()
+
+    def get(self, key: int) -> int:
+        """Return the average of a key; 0 where none is kept."""
+        pair = self._newest.get(key)
+        return 0 if pair is None else pair[1]
+
+    @property
+    def mean(self) -> int:
+        """The mean of all averages; 0 where none is kept."""
+        return self._sum // len(self._newest) if self._newest else 0
+
+    def rebuild(self) -> None:
+        self._blocks.sort()
+        for block in self._blocks.values():
+            for pair in block:
+                self._keep(pair)
+        self._trim()
+
+    def _keep(self, pair: tuple[int, int]) -> None:
+        before = self._newest.get(pair[0])
+        self._sum += pair[1] - (0 if before is None else before[1])
+        self._newest[pair[0]] = pair
+
+    def _trim(self) -> None:
+        while len(self._blocks) > self._most_blocks:
+            oldest: list[tuple[int, int]] = self._blocks.pop(next(iter(self._blocks)))
+            for pair in oldest:
+                if self._newest.get(pair[0]) is pair:
+                    del self._newest[pair[0]]
+                    self._sum -= pair[1]
 
 
 class Memory[V]:
@@ -104,6 +153,16 @@ class Memory[V]:
             name, packed = self._entries.pop(next(iter(self._entries)))
             del self._values[name]
             self._bytes -= len(packed)
+
+
+def _append[I](blocks: Table[list[I]], item: I) -> None:
+    # To the last block, or to another one where that is full.
+    last = next(reversed(blocks), "-1")
+    block = blocks.get(last, [])
+    if last == "-1" or len(block) >= BLOCK_SIZE:
+        last, block = str(int(last) + 1), []
+    block.append(item)
+    blocks[last] = block
 
 
 PAGE_ITEMS = 32

@@ -57,6 +57,7 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     for name, state, slots, busy, version, workflows in history:
         one = known[name] = Explorer(name, "life", state, slots, version, workflows)  # type: ignore[arg-type]
         one.assigned = {(f"{name}-{i}", 1): Attempt(f"{name}-{i}", 0, 1, 1.0) for i in range(busy)}
+        one.work = sum(attempt.weight for attempt in one.assigned.values())
         free_slots.changed(one)
     able = [e for e in known.values() if e.free > 0 and e.version >= min_version and task.kind in e.kinds]
     expected = min(
