@@ -193,4 +193,6 @@ def _drawn(found: Mapping[str, Sequence[_Found]], prompt: Sequence[int]) -> Sequ
 
 def _found(drawn: DrawnResponse, turn: Turn) -> _Found:
     kept = kept_completion(drawn)
-    return _Found(kept.token_ids, kept.logprobs, kept.finish_reason, kept.versions, answer_id=turn.answer_id)
+    return _Found(
+        kept.token_ids, kept.logprobs, kept.finish_reason, kept.versions, kept=kept.kept, answer_id=turn.answer_id
+    )

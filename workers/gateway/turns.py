@@ -23,7 +23,7 @@ from trinity_bus.bus import Producer
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import BusError
-from trinity_bus.rollout.turns import drawn_response, question_of_prompt
+from trinity_bus.rollout.turns import drawn_responses, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
@@ -62,7 +62,8 @@ class TurnLog:
     ) -> None:
         """Take a turn, to be sent soon; with its prompt, where it is a conversation alone."""
         kept_prompt = wire.token_bytes(prompt) if alone else None
-        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings) + len(kept_prompt or b"")
+        size = sum(_TOKEN_BYTES * len(one.token_ids) + len(one.kept or b"") for one in drawings)
+        size += len(kept_prompt or b"")
         if self._waiting.full() or self._bytes + size > MOST_BYTES:
             self.passed_over += 1
             return
@@ -78,7 +79,7 @@ class TurnLog:
             answers=[
                 Answer(
                     question=question_of(prompt),
-                    responses=[drawn_response(one) for one in drawings],
+                    responses=drawn_responses(drawings),
                 )
             ],
             answer_id=answer_id,
