@@ -1,6 +1,6 @@
 """Experiences to train on, made up."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -10,7 +10,7 @@ from schemas import ExperienceGroup
 from schemas.groups.kept import KeptTokens, encode_kept
 
 
-def kept_of(*sets: Sequence[int]) -> bytes:
+def kept_of(*sets: Collection[int]) -> bytes:
     """From which tokens each response token was drawn; nothing where nobody knows."""
     ids = np.array([token for each in sets for token in sorted(each)], np.int64)
     return encode_kept(KeptTokens(np.array([len(each) for each in sets], np.int64), ids))
