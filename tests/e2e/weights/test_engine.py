@@ -22,13 +22,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks._tiny_model import make_tiny_qwen3
-from schemas import ModelVersion, Sampling
+from schemas import ModelVersion, Rollout, Sampling, build_group
 from schemas.groups.kept import decode_kept
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from tests.support.narrowing import some
 from tests.support.reference import mismatch
 from tests.support.training.samples import train_sample
+from tests.unit.schemas.record_strategies import OF_GROUP
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, TrainerSettings
@@ -40,6 +41,7 @@ from trinity_bus.inference.launch import _configuration, launch
 from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training.engines.torch_engine import TorchEngine
+from trinity_bus.training.steps.choice import left_out
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 
@@ -207,6 +209,22 @@ def test_the_trainer_computes_what_the_engine_says_of_tokens_drawn_from_some(rig
     for one, found, whole in zip(completions, trainer.logprobs(samples), of_whole, strict=True):
         np.testing.assert_allclose(found, one.logprobs, atol=TOLERANCE)
         assert abs(whole - one.logprobs).max() > 50 * TOLERANCE, "of all tokens it is another distribution"
+    drawn = [
+        Rollout(
+            prompt_token_ids=PROMPT,
+            response_token_ids=one.token_ids,
+            logprobs=one.logprobs,
+            reward=float(run % 2),
+            sampling=Sampling(**{"temperature": 1.0} | limits),
+            kept=one.kept,
+        )
+        for run, one in enumerate(completions)
+    ]
+    group = build_group(drawn, **OF_GROUP)
+    assert left_out([group], rig.engine.bounds, train_limited=False, wants_greedy=False) == []
+    metrics = trainer.train_step([group])
+    assert (metrics["samples_trained"], metrics["samples_limited"], metrics["updates"]) == (4, 4, 1)
+    assert abs(metrics["rollout_k3"]) < TOLERANCE**2
     assert rig.generate()[0].kept is None
     assert rig.generate(presence_penalty=1.0, **limits)[0].kept is None
 
