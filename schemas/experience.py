@@ -66,6 +66,7 @@ class Sample(Struct, frozen=True, kw_only=True, eq=False):
     sampling: SampledWith | None = None
     teacher_logprobs: Float32 | None = None  # [tokens - prompt_length] NaN where the teacher was not asked
     routes: UInt8 | None = None  # [tokens, layers, k]
+    kept: UInt8 | None = None  # from which tokens each response token was drawn: see ``schemas.groups.kept``
 
 
 class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
@@ -102,6 +103,8 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
     sampling: Float32 | None = None
     teacher_logprobs: Float32 | None = None
     routes: UInt8 | None = None
+    kept_sizes: Int32 | None = None
+    kept: UInt8 | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -120,6 +123,8 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
             and self.sampling is None
             and self.teacher_logprobs is None
             and self.routes is None
+            and self.kept_sizes is None
+            and self.kept is None
         )
 
     def samples(self) -> Iterator[Sample]:
@@ -131,6 +136,8 @@ class ExperienceGroup(Struct, frozen=True, kw_only=True, eq=False):
             rows = views.pop("sampling", None)
             row = () if rows is None else rows[0].tolist()
             told = None if all(map(math.isnan, row)) else SampledWith(*row)
+            if views.pop("kept_sizes", None) == 0:
+                del views["kept"]
             yield msgspec.structs.replace(sample, sampling=told, **views)
 
     def _plain_samples(self) -> Iterator[Sample]:
@@ -187,6 +194,12 @@ class Rollout:
     # [tokens, layers, k] or [tokens - 1, layers, k]: the experts that each MoE layer's router chose for each token; an
     # engine never runs the last one. All of a group, or none.
     routes: UInt8 | None = None
+    # from which tokens each response token was drawn: see ``schemas.groups.kept``
+    kept: bytes | bytearray | None = None
+
+    @property
+    def kept_sizes(self) -> int | None:
+        return None if self.kept is None else len(self.kept)
 
 
 _optional_values = attrgetter(*(column.name for column in OPTIONAL_COLUMNS))
@@ -207,6 +220,7 @@ def row_bounds(group: ExperienceGroup) -> dict[str, list[int]]:
         "samples": samples,
         "responses": np.concatenate([[0], np.cumsum(responses)]),
         "tokens": np.concatenate([[0], np.cumsum(group.lengths)]),
+        "kept": np.concatenate([[0], np.cumsum([0] * len(group) if group.kept_sizes is None else group.kept_sizes)]),
     }
     return {name: found.tolist() for name, found in bounds.items()}
 

@@ -23,6 +23,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
+from schemas.groups.kept import MAX_KEPT_BYTES, decode_kept
 from schemas.record import MAX_ID_LENGTH, MAX_VERSION, Count, Identifier, Positive, Record
 from schemas.task import MAX_REPEAT_TIMES
 
@@ -47,11 +48,16 @@ class DrawnResponse(Record):
     finish_reason: Annotated[str, Field(max_length=64)]
     versions: list[_Span] = Field(default_factory=list)
     """Of each span the first token, and the model version that drew from there on."""
+    kept: Annotated[bytes, Field(max_length=MAX_KEPT_BYTES)] | None = None
+    """From which tokens each was drawn, where top-p, top-k or min-p limited it, as in the column ``kept`` of an
+    experience."""
 
     @model_validator(mode="after")
     def _is_of_whole_numbers(self) -> "DrawnResponse":
         if len(self.token_ids) % 4 or len(self.token_ids) != len(self.logprobs):
             raise ValueError("token_ids and logprobs are as many numbers of four bytes")
+        if self.kept is not None:
+            decode_kept(self.kept, len(self.token_ids) // 4)
         return self
 
 

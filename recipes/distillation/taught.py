@@ -24,5 +24,6 @@ class Taught(SingleRunWorkflow):
             metrics={"reward": reward},
             finish_reason=said.finish_reason,
             versions=said.versions,
+            kept=said.kept,
             teacher_logprobs=await ctx.score(prompt, said.token_ids, pool="teacher"),
         )

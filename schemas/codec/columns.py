@@ -67,6 +67,8 @@ class GroupBuffers(Struct, gc=False):
     sampling: _Quadruples | UnsetType = UNSET
     teacher_logprobs: _Floats | UnsetType = UNSET
     routes: _Routes | UnsetType = UNSET
+    kept_sizes: _Ints | UnsetType = UNSET
+    kept: _Bytes | UnsetType = UNSET
 
     @property
     def is_plain(self) -> bool:
@@ -77,6 +79,8 @@ class GroupBuffers(Struct, gc=False):
             and self.sampling is UNSET
             and self.teacher_logprobs is UNSET
             and self.routes is UNSET
+            and self.kept_sizes is UNSET
+            and self.kept is UNSET
         )
 
 

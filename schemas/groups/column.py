@@ -7,6 +7,7 @@ passes over them. Rows lie in the order of the samples; what they count is the c
     samples      one of each
     responses    one of each response token
     tokens       one of each token
+    kept         as many of each sample as ``kept_sizes`` says
 
 ``responses`` is ``sum(lengths - prompt_lengths)``.
 """
@@ -61,4 +62,6 @@ OPTIONAL_COLUMNS = (
     ),
     Column("teacher_logprobs", "<f4", (), "responses", "of each response token, under a teacher; NaN: not asked"),
     Column("routes", "|u1", ("layers", "k"), "tokens", "the experts that each MoE layer's router chose for each token"),
+    Column("kept_sizes", "<i4", (), "samples", "bytes of each sample's sets of kept tokens; 0: it has none"),
+    Column("kept", "|u1", (), "kept", "from which tokens top-p, top-k and min-p had each response token drawn"),
 )

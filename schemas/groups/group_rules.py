@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from schemas.errors import DecodeError, shown
 from schemas.experience import MAX_METRICS, MAX_SAMPLES, MAX_SPANS, ExperienceGroup, present
 from schemas.groups.column import MAX_TURNS
+from schemas.groups.kept import MAX_KEPT_BYTES
 from schemas.record import MAX_COUNT, MAX_ID_LENGTH
 
 IDENTIFIERS = ("task_id", "batch_id", "workflow", "model", "explorer", "incarnation")
@@ -113,7 +114,14 @@ def _check_optional(group: ExperienceGroup, responses: list[int]) -> None:
         _check_turns(group.turn_starts, responses)
     elif group.turn_rewards is not None:
         raise _broken("bad_buffer", "turn_rewards has no turn_starts beside it")
+    if (group.kept_sizes is None) != (group.kept is None):
+        raise _broken("bad_buffer", "of kept_sizes and kept there is one without the other")
+    sizes = [] if group.kept_sizes is None else group.kept_sizes.tolist()
+    for size in sizes:
+        if not 0 <= size <= MAX_KEPT_BYTES:
+            raise _broken("bad_buffer", f"kept_sizes has {size}; 0 to {MAX_KEPT_BYTES} are allowed")
     rows = {"turns": turns, "samples": len(responses), "responses": sum(responses), "tokens": len(group.tokens)}
+    rows["kept"] = sum(sizes)
     for column, array in present(group):
         if len(array) != rows[column.length]:
             detail = f"{column.name} has {len(array)} rows for {rows[column.length]} {column.length}"

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from schemas.errors import SchemaError, shown
 from schemas.experience import Bool, ExperienceGroup, Rollout, present
 from schemas.groups.column import MAX_ROUTED_EXPERTS
+from schemas.groups.kept import MAX_KEPT_BYTES, decode_kept
 from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.record import BatchType
 from schemas.sampling import Sampling
@@ -186,6 +187,22 @@ class _Building:
             # Nothing follows the last token: whatever is chosen for it changes nothing that is trained on.
             parts.append(routes if len(routes) == tokens else np.concatenate([routes, routes[-1:]]))
         return np.concatenate(parts)
+
+    def kept_sizes(self) -> NDArray[Any]:
+        return np.array([len(self._kept(one)) for one in self._each()], np.int32)
+
+    def kept(self) -> NDArray[Any]:
+        parts = []
+        for one in self._each():
+            if kept := self._kept(one):
+                decode_kept(kept, self._responses[self.at])
+            parts.append(kept)
+        return np.frombuffer(b"".join(parts), UINT8)
+
+    @staticmethod
+    def _kept(one: Rollout) -> bytes | bytearray:
+        # Of more, a trainer is told nothing, and leaves the sample out.
+        return b"" if one.kept is None or len(one.kept) > MAX_KEPT_BYTES else one.kept
 
     @staticmethod
     def _add(column: VectorColumn, values: Any, rows: int, what: str) -> None:

@@ -133,4 +133,5 @@ def _joined(column: Column, parts: Sequence[ExperienceGroup], firsts: Sequence[i
 
 def _unknown(column: Column, part: ExperienceGroup) -> NDArray[Any]:
     rows = row_bounds(part)[column.length][-1]
-    return np.full((rows, *(size for size in column.tail if isinstance(size, int))), np.nan).astype(column.dtype)
+    unknown = 0 if column.name == "kept_sizes" else np.nan
+    return np.full((rows, *(size for size in column.tail if isinstance(size, int))), unknown).astype(column.dtype)

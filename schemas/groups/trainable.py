@@ -15,6 +15,8 @@ A record may be well formed and still hold what ends a training step, or spoils 
 ``bad_teacher``    the teacher's log-probability of a token that is trained on is not finite or that of a probability
                    above 1; NaN for all of them: the teacher was not asked, which is no flaw
 ``bad_routes``     it names an expert that the model does not have
+``bad_kept``       the sets of tokens that its own were drawn from cannot be read, name one that is not the model's, or
+                   lack a token that was drawn
 =================  ===================================================================================================
 
 An explorer refuses an attempt with a flawed sample. A trainer leaves out the sample, as one without a reward: the
@@ -27,7 +29,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from schemas.experience import Bool, ExperienceGroup, Float32, Sample, SampledWith
+from schemas.experience import Bool, ExperienceGroup, Float32, Sample, SampledWith, UInt8
+from schemas.groups.kept import decode_kept
 from schemas.sampling import MAX_TEMPERATURE
 
 # What the methods of arrays call, by a detour that takes as long as this does for a few numbers.
@@ -59,6 +62,7 @@ class FlawKind(StrEnum):
     BAD_SAMPLING = "bad_sampling"
     BAD_TEACHER = "bad_teacher"
     BAD_ROUTES = "bad_routes"
+    BAD_KEPT = "bad_kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
         and (group.sampling is None or all(_is_sampling(*row) for row in group.sampling.tolist()))
         and (group.teacher_logprobs is None or bool(_are_logprobs(group.teacher_logprobs).all()))
         and (group.routes is None or not bounds.experts or int(group.routes.max()) < bounds.experts)
+        and group.kept is None
     )
 
 
@@ -160,4 +165,23 @@ def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
             return FlawKind.BAD_TEACHER, f"{wrong_ones[0]:g} is no log-probability under a teacher"
     if sample.routes is not None and bounds.experts and (highest := int(sample.routes.max())) >= bounds.experts:
         return FlawKind.BAD_ROUTES, f"expert {highest} is not one of the model's 0 to {bounds.experts - 1}"
+    if sample.kept is not None and (wrong_set := _wrong_set(sample, sample.kept, bounds)) is not None:
+        return FlawKind.BAD_KEPT, wrong_set
     return None
+
+
+def _wrong_set(sample: Sample, kept: UInt8, bounds: Bounds) -> str | None:
+    response = sample.tokens[sample.prompt_length :]
+    try:
+        counts, ids = decode_kept(kept, len(response))
+    except ValueError as error:
+        return str(error)
+    if (highest := int(ids.max(initial=0))) >= bounds.vocabulary:
+        return f"token id {highest}, which was kept, is not one of the model's 0 to {bounds.vocabulary - 1}"
+    owners = np.repeat(np.arange(len(response)), counts)
+    lacks = sample.mask & (counts > 0)
+    lacks[owners[ids == response[owners]]] = False
+    if not lacks.any():
+        return None
+    at = int(lacks.argmax())
+    return f"token id {response[at]} is not among the {counts[at]} that it was drawn from"

@@ -159,3 +159,5 @@ class Completion:
     # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
     # them; it never runs the last token
     routes: UInt8 | None = None
+    # from which tokens each was drawn (``schemas.groups.kept``), where something limited that and the engine tells it
+    kept: bytearray | None = None

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from schemas.experience import Rollout, UInt8, VersionSpan
+from schemas.groups.kept import extended
 from schemas.sampling import Sampling
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Completion, Digests
@@ -50,6 +51,7 @@ class TokenSample:
     # [prompt + response - 1, layers, k] the experts that were chosen as each token was first run; None where the engine
     # has not told those of the last turn.
     routes: UInt8 | None = None
+    kept: bytearray | None = None  # from which tokens each of the response was drawn: see ``schemas.groups.kept``
     finish_reason: str = "stop"  # of the last turn
     number: int = 0  # which of its session's
     # How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it.
@@ -61,11 +63,13 @@ class TokenSample:
 
     def _add(self, told: Sequence[int], completion: Completion) -> None:
         drawn = list(completion.token_ids)
+        self.kept = extended(self.kept, len(self.response_token_ids), None, len(told))
         self.response_token_ids += told
         self.logprobs += [0.0] * len(told)
         self.mask += [False] * len(told)
         start = len(self.response_token_ids)
         self.turn_starts.append(start)
+        self.kept = extended(self.kept, start, completion.kept, len(drawn))
         self.response_token_ids += drawn
         self.logprobs += completion.logprobs
         self.mask += [True] * len(drawn)

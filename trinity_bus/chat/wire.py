@@ -22,6 +22,7 @@ import numpy as np
 
 from schemas.errors import encodable
 from schemas.experience import UInt8
+from schemas.groups.kept import MAX_KEPT_BYTES, decode_kept, extended
 from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.record import MAX_VERSION
 from schemas.sampling import Sampling
@@ -81,6 +82,8 @@ class DrawnFrame(msgspec.Struct, frozen=True, array_like=True, tag="drawn"):
     versions: list[tuple[_Count, _Version]] = []
     # Of the whole response and its prompt, told with its last frame where the engine records them.
     routes: Routes | None = None
+    # From which tokens these were drawn, where something limited that: see ``schemas.groups.kept``.
+    kept: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)] | None = None
 
 
 class FailedFrame(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -112,6 +115,11 @@ def decode_frame(body: bytes) -> Frame:
             raise ProtocolError("a frame with what is no token")
         if frame.routes is not None and len(frame.routes.experts) % (frame.routes.layers * frame.routes.k):
             raise ProtocolError("a frame with routes of a part of a token")
+        if frame.kept is not None:
+            try:
+                decode_kept(frame.kept, len(frame.token_ids) // INT32.itemsize)
+            except ValueError as error:
+                raise ProtocolError(f"a frame with {error}") from error
     elif isinstance(frame, ScoredFrame):
         _vector(frame.logprobs, FLOAT32)
     return frame
@@ -163,6 +171,7 @@ def frame_of(drawn: Completion, index: int = 0, version: int = -1, most_routes: 
         drawn.finish_reason or None,
         drawn.versions,
         None if routes is None else Routes(routes.tobytes(), *routes.shape[1:]),
+        None if drawn.kept is None else bytes(drawn.kept),
     )
 
 
@@ -180,6 +189,7 @@ def take_frame(drawing: Completion, frame: DrawnFrame, settled: int = 0) -> list
     """
     new = tokens_of(frame.token_ids)
     _note_version(drawing, len(drawing.token_ids), frame.version)
+    drawing.kept = extended(drawing.kept, len(drawing.token_ids), frame.kept, len(new))
     drawing.token_ids += new
     drawing.logprobs += logprobs_of(frame.logprobs)
     if frame.finish_reason is not None:

@@ -37,6 +37,7 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("seed",): "set explorer.seed",
     ("gpu_memory_utilization",): "set explorer.gpu_memory_utilization",
     ("enable_return_routed_experts",): "set explorer.capture_routes",
+    ("max_logprobs", "return_sampling_mask"): "set explorer.max_kept_tokens",
     ("enable_lora", "max_loras", "max_lora_", "max_cpu_loras", "lora_target_modules", "fully_sharded_loras"): (
         "set mesh.adapter_rank"
     ),
@@ -114,6 +115,10 @@ class ExplorerSettings(Section):
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token, for ``trainer.router_replay``: layers times
     experts per token bytes. Only its own engine on GPUs, with models of at most 256 experts a layer."""
+    max_kept_tokens: Annotated[int, Field(ge=1, le=1 << 17)] = 1024
+    """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
+    engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more
+    is treated by ``trainer.limited_sampling``."""
     cpu_threads: Count = 1
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None

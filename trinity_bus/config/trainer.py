@@ -201,8 +201,9 @@ class TrainerSettings(Section):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Divisor of logits for samples without a recorded temperature."""
     limited_sampling: Literal["leave_out", "train"] = "leave_out"
-    """What to do with samples that were drawn with top-p, top-k, min-p or penalties, whose log-probabilities a trainer
-    cannot compute: leave them out, or train on them as if there had been no limit. They are counted."""
+    """What to do with samples whose log-probabilities a trainer cannot compute: leave them out, or train on them as if
+    there had been no limit. They were drawn with penalties or the like; or with top-p, top-k or min-p, and the tokens
+    that these kept are not recorded (docs/objectives.md). They are counted."""
     token_figures: Literal["none", "sampled", "all"] = "sampled"  # noqa: S105 - no secret
     """For which groups of a step the trainer publishes each token's entropy and its difference from the engine's
     log-probability: 8 groups chosen by ``seed`` and step, none, or all. 4 bytes for each token."""

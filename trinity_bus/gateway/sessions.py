@@ -33,7 +33,7 @@ from trinity_bus.errors import TrinityError
 MOST_COUNTED: Final = 100_000  # ids that are remembered to have had their reward
 MOST_SAMPLES: Final = 1024  # of one conversation
 MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
-# Of memory, that one takes. By so many bytes of routes as well, a conversation counts as one token longer.
+# Of memory, that one takes. By so many bytes of routes, or of kept tokens, a conversation counts as one token longer.
 TOKEN_BYTES: Final = 40
 # Ids of answers: which kind of client asked, when (there another gateway begins to look on the log), 80 random bits:
 # chatcmpl-019ab3c4d5e6f00dfeedbeefcafe0123 has milliseconds since the epoch, 12 digits, and 20 random ones.
@@ -290,8 +290,8 @@ class Sessions:
 
 
 def _size(sample: TokenSample) -> int:
-    routes = 0 if sample.routes is None else sample.routes.nbytes // TOKEN_BYTES
-    return len(sample.prompt_token_ids) + len(sample.response_token_ids) + routes
+    beside = (0 if sample.routes is None else sample.routes.nbytes) + len(sample.kept or b"")
+    return len(sample.prompt_token_ids) + len(sample.response_token_ids) + beside // TOKEN_BYTES
 
 
 def _rollout(conversation: Dialogue, sample: TokenSample, reward: SampleReward, told: Mapping[str, float]) -> Rollout:

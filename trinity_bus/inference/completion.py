@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from schemas.experience import UInt8
+from schemas.groups.kept import MAX_KEPT_BYTES, KeptTokens, encode_kept
 from schemas.groups.vectors import UINT8
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
@@ -14,21 +15,27 @@ UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announc
 
 
 def completion_of(
-    output: Any, first_version: int = UNKNOWN_VERSION, routed_before: int | None = None, *, partial: bool = False
+    output: Any,
+    first_version: int = UNKNOWN_VERSION,
+    routed_before: int | None = None,
+    *,
+    partial: bool = False,
+    most_kept: int = 0,
 ) -> Completion:
     """Convert one ``vllm.outputs.CompletionOutput``; with ``partial`` of a stream: what a response has got more.
 
     ``routed_before``: tokens of the prompt, and of this response before these, where the engine was asked for routes;
-    they are told with the last of a response. GenerationError: it ended otherwise than by an end or a limit, or has
+    they are told with the last of a response. ``most_kept``: of how many of the likeliest tokens it is known that there
+    is no other, where some were asked about. GenerationError: it ended otherwise than by an end or a limit, or has
     other logprobs or routes than tokens.
     """
     reason = ended_by(output.finish_reason, partial=partial)
-    token_ids, logprobs = _drawn(output)
+    token_ids, logprobs, kept = _drawn(output, most_kept)
     versions = version_spans(output.weight_versions or (), first_version)
     routes = None
     if reason and routed_before is not None:
         routes = _routes(output.routed_experts, routed_before + len(token_ids) - 1)
-    return Completion(token_ids, logprobs, reason, versions, routes)
+    return Completion(token_ids, logprobs, reason, versions, routes, kept)
 
 
 def ended_by(reason: str | None, *, partial: bool) -> str:
@@ -46,13 +53,29 @@ def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
     return list(found.logprobs)
 
 
-def _drawn(output: Any) -> tuple[list[int], list[float]]:
+def _drawn(output: Any, most_kept: int) -> tuple[list[int], list[float], bytearray | None]:
     token_ids = list(output.token_ids)
     drawn = output.logprobs
-    if drawn is None or list(drawn.token_ids) != token_ids:
-        count = 0 if drawn is None else len(drawn.token_ids)
+    count = 0 if drawn is None else len(drawn.token_ids)
+    # Of each token itself, and then of those of the likeliest that have a probability
+    starts = range(count) if count <= len(token_ids) else drawn.start_indices
+    if drawn is None or [drawn.token_ids[start] for start in starts] != token_ids:
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
-    return token_ids, list(drawn.logprobs)
+    kept = _kept(drawn, most_kept) if count > len(token_ids) else None
+    return token_ids, [drawn.logprobs[start] for start in starts], kept
+
+
+def _kept(drawn: Any, most_kept: int) -> bytearray | None:
+    # None where there may be others at a position
+    token_ids, logprobs, starts = map(np.array, (drawn.token_ids, drawn.logprobs, drawn.start_indices))
+    is_kept = logprobs > -np.inf
+    is_kept[starts] = False
+    counts = np.add.reduceat(is_kept, starts, dtype=np.int64)
+    if counts.max() > most_kept:
+        return None
+    ids = token_ids[is_kept]
+    kept = encode_kept(KeptTokens(counts, ids[np.lexsort((ids, np.repeat(np.arange(len(counts)), counts)))]))
+    return bytearray(kept) if len(kept) <= MAX_KEPT_BYTES else None
 
 
 def _routes(routes: Any, tokens: int) -> UInt8:

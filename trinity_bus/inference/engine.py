@@ -100,7 +100,12 @@ class InferenceEngine:
     def bounds(self) -> Bounds:
         model = self.llm.model_config
         positions = getattr(model.hf_text_config, "max_position_embeddings", model.max_model_len)
-        return Bounds(model.get_vocab_size(), positions)
+        return Bounds(self._vocabulary, positions)
+
+    @property
+    def _vocabulary(self) -> int:
+        size: int = self.llm.model_config.get_vocab_size()
+        return size
 
     @property
     def dtype(self) -> str:
@@ -223,7 +228,8 @@ class InferenceEngine:
             answered(span, final)
         ordered = sorted(final.outputs, key=lambda output: output.index)
         routed_prompt = len(prompt_token_ids) if self._settings.capture_routes else None
-        return [completion_of(output, self._first_version, routed_prompt) for output in ordered]
+        most = self._most_kept(arguments)
+        return [completion_of(one, self._first_version, routed_prompt, most_kept=most) for one in ordered]
 
     async def stream(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
@@ -232,12 +238,12 @@ class InferenceEngine:
         arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
             unfinished = n
-            lengths = [len(prompt_token_ids)] * n
+            lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
             async with aclosing(self._outputs(prompt_token_ids, arguments, stream=True)) as outputs:
                 async for output in outputs:
                     for response in output.outputs:
                         before = lengths[response.index] if self._settings.capture_routes else None
-                        more = completion_of(response, self._first_version, before, partial=True)
+                        more = completion_of(response, self._first_version, before, partial=True, most_kept=most)
                         lengths[response.index] += len(more.token_ids)
                         unfinished -= more.finish_reason != ""
                         yield response.index, more
@@ -256,7 +262,13 @@ class InferenceEngine:
 
     def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
         own = self._settings
-        return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens)
+        most = min(own.max_kept_tokens, self._vocabulary)
+        return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens, most_kept=most)
+
+    def _most_kept(self, arguments: Mapping[str, Any]) -> int:
+        # One of those that are asked about was not kept, unless there are no others.
+        asked: int = arguments["logprobs"]
+        return asked if asked == self._vocabulary else asked - 1
 
     async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
         final = None

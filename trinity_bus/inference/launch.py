@@ -25,6 +25,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schemas.groups.column import MAX_ROUTED_EXPERTS
 from trinity_bus.config import ExplorerSettings, Settings, required
 from trinity_bus.config.mesh import computed_dtype
@@ -204,6 +206,7 @@ def _launched(
                 stat_loggers=[counter],
             )
             _spare_front_end(llm)
+            _trim_logprobs()
             return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
@@ -244,6 +247,34 @@ def _spare_front_end(llm: "AsyncLLM") -> None:
     enable_envs_cache()
 
 
+def _trim_logprobs() -> None:
+    # Of what is asked about beside a drawn token most was not kept, and has no probability. It goes before vLLM makes
+    # numbers of Python of it, and holds them until the response ends. And nobody reads any of it as text.
+    from vllm.v1.engine import output_processor
+
+    if hasattr(output_processor.LogprobsProcessor, "trinity_bus"):
+        return
+
+    class Trimmed(output_processor.LogprobsProcessor):  # type: ignore[misc]  # vLLM is not type-checked
+        trinity_bus = True
+
+        @classmethod
+        def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
+            del tokenizer
+            return super().from_new_request(None, request)
+
+        def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
+            token_ids, logprobs = logprobs_lists.logprob_token_ids, logprobs_lists.logprobs
+            if logprobs.shape[1] > 1:
+                kept = (logprobs[:, 1 : 1 + self.num_logprobs] > -np.inf).sum(1).max(initial=0)
+                logprobs_lists = logprobs_lists._replace(
+                    logprob_token_ids=token_ids[:, : 1 + kept], logprobs=logprobs[:, : 1 + kept]
+                )
+            super()._update_sample_logprobs(logprobs_lists)
+
+    output_processor.LogprobsProcessor = Trimmed
+
+
 def _go_on_unless(abandoned: threading.Event) -> None:
     if abandoned.is_set():
         raise EngineStartError("the start was abandoned")
@@ -273,6 +304,8 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         "enforce_eager": eager,
         # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.
         "logprobs_mode": "processed_logprobs",
+        # What was not kept to be drawn from is told by that, too: its probability is 0.
+        "max_logprobs": settings.max_kept_tokens,
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": "trinity_bus.weights.vllm.engine.WorkerExtension",
         # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from schemas.sampling import Sampling, StructuredOutputs
+from schemas.sampling import MAX_VOCABULARY, Sampling, StructuredOutputs
 from schemas.turn import MAX_RESPONSES
 from trinity_bus.inference.errors import RequestRefusedError
 
@@ -47,17 +47,21 @@ def check_count(responses: int) -> None:
         raise RequestRefusedError(f"{responses} responses to one prompt; {MAX_RESPONSES} are the most")
 
 
-def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_tokens: int) -> dict[str, Any]:
+def sampling_arguments(
+    sampling: Sampling, n: int, *, temperature: float, max_tokens: int, most_kept: int = 0
+) -> dict[str, Any]:
     """Return the keyword arguments of ``vllm.SamplingParams``, but for its output kind.
 
-    ``temperature`` and ``max_tokens`` count where the task names none.
+    ``temperature`` and ``max_tokens`` count where the task names none. ``most_kept``: how many tokens are asked about
+    at most where only some are kept to be drawn from.
     """
+    temperature = temperature if sampling.temperature is None else sampling.temperature
     # The logprob of each drawn token and of no other. Text is needed only where vLLM is to find strings in it.
     arguments: dict[str, Any] = {
         "n": n,
-        "temperature": temperature if sampling.temperature is None else sampling.temperature,
+        "temperature": temperature,
         "max_tokens": max_tokens if sampling.max_tokens is None else sampling.max_tokens,
-        "logprobs": 0,
+        "logprobs": min(_likeliest(sampling), most_kept) if temperature > 0 else 0,
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
     }
@@ -70,6 +74,17 @@ def sampling_arguments(sampling: Sampling, n: int, *, temperature: float, max_to
     if sampling.structured_outputs is not None:
         arguments["structured_outputs"] = _structured(sampling.structured_outputs)
     return arguments
+
+
+def _likeliest(sampling: Sampling) -> int:
+    # The likeliest tokens that are asked about: more than are kept, so that one which was not shows that all are known.
+    # Of those that are as likely as the last of ``top_k``, some samplers keep all, and bfloat16 has many that are.
+    if sampling.altered_by:
+        return 0
+    if sampling.top_k is not None and sampling.top_k > 0:
+        return 2 * sampling.top_k + 16
+    is_limited = (sampling.top_p is not None and sampling.top_p < 1) or bool(sampling.min_p)
+    return MAX_VOCABULARY if is_limited else 0
 
 
 def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":

@@ -39,7 +39,12 @@ def encode_answer(
     """
     if not rollouts:
         _check(order, [], [])
-    sampling = sampling_of_rest(rollouts, asked) if order.batch_type == "train" else None
+    sampling = None
+    if order.batch_type == "train":
+        sampling = sampling_of_rest(rollouts, asked)
+    else:
+        # Nobody trains on these, and they would be most of the record.
+        rollouts = [dataclasses.replace(one, kept=None) for one in rollouts]
     # A reward beyond a float32 becomes infinite here, which the explorer refuses; that is no news.
     with np.errstate(over="ignore"):
         group = build_group(

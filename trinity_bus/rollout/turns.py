@@ -28,6 +28,8 @@ from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, Turn
 from trinity_bus.chat import Completion, wire
 
+_MAX_KEPT_BYTES = 1 << 20  # a quarter of a turn
+
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable
 
 
@@ -65,9 +67,7 @@ class RunTurns:
         # The prompt may be a list that goes on growing.
         asked = list(prompt)
         self._noted.append(
-            lambda: Answer(
-                question=question_of_prompt(asked, sampling, n, pool), responses=[drawn_response(one) for one in given]
-            )
+            lambda: Answer(question=question_of_prompt(asked, sampling, n, pool), responses=drawn_responses(given))
         )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
@@ -130,13 +130,19 @@ def question_of_call(name: str, arguments: Any) -> str:
     return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
 
 
-def drawn_response(given: Completion) -> DrawnResponse:
-    return DrawnResponse(
-        token_ids=wire.token_bytes(given.token_ids),
-        logprobs=wire.logprob_bytes(given.logprobs),
-        finish_reason=given.finish_reason,
-        versions=[[start, version] for start, version in given.versions],
-    )
+def drawn_responses(given: Sequence[Completion]) -> list[DrawnResponse]:
+    """Return responses to be kept, without sets of kept tokens where these have more than 1 MiB for all together."""
+    kept = sum(len(one.kept or b"") for one in given) <= _MAX_KEPT_BYTES
+    return [
+        DrawnResponse(
+            token_ids=wire.token_bytes(one.token_ids),
+            logprobs=wire.logprob_bytes(one.logprobs),
+            finish_reason=one.finish_reason,
+            versions=[[start, version] for start, version in one.versions],
+            kept=bytes(one.kept) if kept and one.kept is not None else None,
+        )
+        for one in given
+    ]
 
 
 def kept_completion(kept: DrawnResponse) -> Completion:
@@ -146,4 +152,5 @@ def kept_completion(kept: DrawnResponse) -> Completion:
         wire.logprobs_of(kept.logprobs),
         kept.finish_reason,
         [(start, version) for start, version in kept.versions],
+        kept=None if kept.kept is None else bytearray(kept.kept),
     )

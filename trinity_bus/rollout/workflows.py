@@ -83,6 +83,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
                 versions=completion.versions,
                 sampling=merge_sampling(ctx.sampling, sampling),
                 routes=completion.routes,
+                kept=completion.kept,
             )
         )
     return rollouts

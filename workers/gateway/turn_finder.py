@@ -47,7 +47,7 @@ from trinity_bus.chat.openai import ChatRequest
 from trinity_bus.chat.wire import tokens_of
 from trinity_bus.errors import BusError
 from trinity_bus.gateway.sessions import asked_at
-from trinity_bus.rollout.turns import drawn_response, kept_completion, question_of_prompt
+from trinity_bus.rollout.turns import drawn_responses, kept_completion, question_of_prompt
 
 log = logging.getLogger("workers.gateway")
 
@@ -86,7 +86,8 @@ class TurnLog:
     ) -> None:
         """Take a turn, to be sent soon; with its prompt, where it is a conversation alone."""
         kept_prompt = wire.token_bytes(prompt) if alone else None
-        size = sum(_TOKEN_BYTES * len(one.token_ids) for one in drawings) + len(kept_prompt or b"")
+        size = sum(_TOKEN_BYTES * len(one.token_ids) + len(one.kept or b"") for one in drawings)
+        size += len(kept_prompt or b"")
         if self._waiting.full() or self._bytes + size > MOST_BYTES:
             self.passed_over += 1
             return
@@ -102,7 +103,7 @@ class TurnLog:
             answers=[
                 Answer(
                     question=question_of(prompt),
-                    responses=[drawn_response(one) for one in drawings],
+                    responses=drawn_responses(drawings),
                 )
             ],
             answer_id=answer_id,
@@ -274,4 +275,6 @@ def _drawn(found: Mapping[str, Sequence[_Found]], prompt: Sequence[int]) -> Sequ
 
 def _found(drawn: DrawnResponse, turn: Turn) -> _Found:
     kept = kept_completion(drawn)
-    return _Found(kept.token_ids, kept.logprobs, kept.finish_reason, kept.versions, answer_id=turn.answer_id)
+    return _Found(
+        kept.token_ids, kept.logprobs, kept.finish_reason, kept.versions, kept=kept.kept, answer_id=turn.answer_id
+    )

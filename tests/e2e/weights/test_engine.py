@@ -13,19 +13,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from msgspec import structs
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from benchmarks._tiny_model import make_tiny_qwen3
-from schemas import ModelVersion, Sampling
+from schemas import ModelVersion, Rollout, Sampling, build_group
+from schemas.groups.kept import decode_kept
 from tests.support.faults.transfers import announcement
 from tests.support.mesh.processes import assert_all_gone
 from tests.support.mesh.waiting import beside, until
+from tests.support.narrowing import some
 from tests.support.reference import mismatch
+from tests.support.training.samples import train_sample
+from tests.unit.schemas.record_strategies import OF_GROUP
+from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
@@ -37,6 +44,8 @@ from trinity_bus.inference.tracing import TokenCounter
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.engines.torch_engine import TorchEngine
+from trinity_bus.training.steps.choice import left_out
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from workers.trainer.engines import Publisher, make_publisher
@@ -200,6 +209,70 @@ def test_the_front_end_keeps_no_metrics_that_nobody_reads(rig: Rig) -> None:
 def test_a_cut_distribution_is_renormalized(rig: Rig) -> None:
     for completion in rig.generate(top_k=1):
         assert max(map(abs, completion.logprobs)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"top_p": 0.8},
+        {"top_k": 5},
+        {"min_p": 0.5},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_the_trainer_computes_what_the_engine_says_of_tokens_drawn_from_some(rig: Rig, limits: dict[str, Any]) -> None:
+    rig.sync(0)
+    completions = rig.generate(n=4, **limits)
+    samples = [
+        train_sample(
+            [*PROMPT, *one.token_ids],
+            len(PROMPT),
+            temperature=limits.get("temperature", 1.0),
+            kept=np.frombuffer(some(one.kept), np.uint8),
+        )
+        for one in completions
+    ]
+    trainer = TorchEngine(TrainerSettings(model_path=str(rig.path), threads=1))
+    of_whole = trainer.logprobs([structs.replace(sample, kept=None) for sample in samples])
+    for one, found, whole in zip(completions, trainer.logprobs(samples), of_whole, strict=True):
+        np.testing.assert_allclose(found, one.logprobs, atol=TOLERANCE)
+        assert abs(whole - one.logprobs).max() > 50 * TOLERANCE, "of all tokens it is another distribution"
+    drawn = [
+        Rollout(
+            prompt_token_ids=PROMPT,
+            response_token_ids=one.token_ids,
+            logprobs=one.logprobs,
+            reward=float(run % 2),
+            sampling=Sampling(**{"temperature": 1.0} | limits),
+            kept=one.kept,
+        )
+        for run, one in enumerate(completions)
+    ]
+    group = build_group(drawn, **OF_GROUP)
+    assert left_out([group], rig.engine.bounds, train_limited=False, wants_greedy=False) == []
+    metrics = trainer.train_step([group])
+    assert (metrics["samples_trained"], metrics["samples_limited"], metrics["updates"]) == (4, 4, 1)
+    assert abs(metrics["rollout_k3"]) < TOLERANCE**2
+    assert rig.generate()[0].kept is None
+    assert rig.generate(presence_penalty=1.0, **limits)[0].kept is None
+
+
+def test_kept_tokens_are_told_in_pieces_and_not_where_there_may_be_more(rig: Rig) -> None:
+    async def streamed() -> Completion:
+        drawing = Completion([], [], "", [])
+        async for _, more in rig.engine.stream(PROMPT, Sampling(max_tokens=24, top_k=5)):
+            wire.take_frame(drawing, wire.frame_of(more))
+        return drawing
+
+    whole = rig.run(streamed())
+    counts, ids = decode_kept(some(whole.kept), len(whole.token_ids))
+    assert set(counts.tolist()) == {5}
+    assert all(token in ids[5 * at : 5 * at + 5] for at, token in enumerate(whole.token_ids))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.engine, "_settings", rig.engine._settings.model_copy(update={"max_kept_tokens": 5}))
+        assert [one.kept for one in rig.generate(top_k=5)] == [None, None]
+        assert all(one.kept is not None for one in rig.generate(top_k=4))
 
 
 def test_a_synced_version_is_the_trainers_bytes_and_draws_as_they_do(rig: Rig) -> None:

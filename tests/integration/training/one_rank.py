@@ -49,7 +49,7 @@ BESIDE = {
     # Where tokens are split: the family that more is checked with has no adapters.
     ("tp2, sequence", "qwen2"): ("lora",),
     ("pp2", "qwen3_moe"): ("replayed_routes",),
-    ("cp2", "llama"): ("examples",),
+    ("cp2", "llama"): ("examples", "kept_tokens"),
 }
 """Checks that are made of a layout and a family beside these."""
 REFUSED = {("tp2", "qwen3_moe")} | {

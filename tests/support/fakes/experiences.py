@@ -1,11 +1,38 @@
 """Experiences to train on, made up."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks._records import named_group
 from schemas import ExperienceGroup
+from schemas.groups.kept import KeptTokens, encode_kept
+
+
+def kept_of(*sets: Collection[int]) -> bytes:
+    """From which tokens each response token was drawn; nothing where nobody knows."""
+    ids = np.array([token for each in sets for token in sorted(each)], np.int64)
+    return encode_kept(KeptTokens(np.array([len(each) for each in sets], np.int64), ids))
+
+
+def drawn_from_some(
+    group: ExperienceGroup, *, vocabulary: int, seed: int = 0, sampling: Sequence[float] = (1, 0.9, 0, 0)
+) -> ExperienceGroup:
+    """The same, each token that is trained on drawn from 1 to 6 that were kept; the last sample from all."""
+    rng = np.random.default_rng(seed)
+    sets = []
+    for sample in list(group.samples())[:-1]:
+        response = sample.tokens[sample.prompt_length :].tolist()
+        others = (rng.integers(0, vocabulary, rng.integers(0, 6)).tolist() for _ in response)
+        of_each = zip(response, others, sample.mask.tolist(), strict=True)
+        sets.append(kept_of(*({token, *beside} if own else () for token, beside, own in of_each)))
+    return replace(
+        group,
+        kept=np.frombuffer(b"".join(sets), np.uint8),
+        kept_sizes=np.array([*map(len, sets), 0], np.int32),
+        sampling=np.array([*[sampling] * len(sets), [1, 1, 0, 0]], np.float32),
+    )
 
 
 def make_group(

@@ -18,6 +18,7 @@ from schemas import BatchRecord, ExperienceGroup, Record, Rollout, Sampling, Ste
 from schemas.codec import RECORDS, DecodeError, SchemaError, decode, encode
 from schemas.groups.trainable import Bounds
 from schemas.topic import DLQ_REASON, TRACEPARENT
+from tests.support.fakes.experiences import kept_of
 from tests.support.fakes.mesh_records import dispatch
 from tests.support.fuzz.outside import outside
 from trinity_bus.bus.read.received import header
@@ -193,7 +194,13 @@ def _from_runner(body: bytes) -> None:
 def _answers() -> list[bytes]:
     """What runners answer to ``ORDER``."""
     rollout = Rollout(
-        prompt_token_ids=[1, 2], response_token_ids=[3], logprobs=[-0.5], mask=[True], reward=1.0, metrics={"a": 1.0}
+        prompt_token_ids=[1, 2],
+        response_token_ids=[3],
+        logprobs=[-0.5],
+        mask=[True],
+        reward=1.0,
+        metrics={"a": 1.0},
+        kept=kept_of([3, 700]),
     )
     return [encode_answer(ORDER, [rollout] * runs, "policy") for runs in (1, 2)]
 
@@ -242,7 +249,11 @@ def _asks() -> list[bytes]:
 def _drawn() -> list[bytes]:
     drawn = wire.DrawnFrame(index=0, token_ids=wire.token_bytes([1]), logprobs=wire.logprob_bytes([-0.5]), version=1)
     last = msgspec.structs.replace(
-        drawn, finish_reason="stop", versions=[(0, 1)], routes=wire.Routes(experts=b"abcd", layers=2, k=1)
+        drawn,
+        finish_reason="stop",
+        versions=[(0, 1)],
+        routes=wire.Routes(experts=b"abcd", layers=2, k=1),
+        kept=kept_of([1, 9]),
     )
     return [wire.FRAMES.frame(drawn) + wire.FRAMES.frame(last), wire.FRAMES.frame(wire.FailedFrame("no"))]
 

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas import ExperienceGroup
+from schemas.groups.kept import decode_kept
 from tests.support.fakes.examples import demonstrations, preferences
-from tests.support.fakes.experiences import make_group
+from tests.support.fakes.experiences import drawn_from_some, make_group
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint, tensors
 from trinity_bus.training.engines import adapters
@@ -248,6 +249,35 @@ def temperatures(subject: Subject) -> None:
         divided = logits / (0.9 if sample.temperature is None else sample.temperature)
         expected = divided.log_softmax(-1).gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
         np.testing.assert_allclose(found, expected.cpu().numpy(), atol=1e-5)
+
+
+def kept_tokens(subject: Subject) -> None:
+    """What was drawn from some tokens alone, against a softmax over their logits by hand; and steps on it."""
+
+    def limited(step: int) -> list[ExperienceGroup]:
+        return [drawn_from_some(g, vocabulary=VOCABULARY, seed=i) for i, g in enumerate(batch(step))]
+
+    engine, network = subject.make(mini_batches=1, temperature=0.9), subject.reference()._network
+    (update,) = engine.plan(limited(0)).updates
+    assert any(sample.kept is None for sample in update.samples), "some are drawn from all"
+    for found, sample in zip(engine.logprobs(update.samples), update.samples, strict=True):
+        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+        with torch.no_grad():
+            logits = network(input_ids=tokens[None].to(engine.layout.device)).logits[0, sample.prompt_length - 1 : -1]
+        logits = logits.cpu() / (0.9 if sample.temperature is None else sample.temperature)
+        counts, ids = decode_kept(bytes(len(found)) if sample.kept is None else sample.kept, len(found))
+        for row, token, own, value in zip(
+            logits, tokens[sample.prompt_length :], np.split(ids, np.cumsum(counts)[:-1]), found, strict=True
+        ):
+            among = row if not len(own) else row[torch.from_numpy(own)]
+            assert value == pytest.approx(float(row[token] - among.logsumexp(0)), abs=1e-5)
+            assert len(own) != 1 or value == 0, "of a single token the ratio is 1"
+    settings: dict[str, Any] = {"old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01}
+    ours, theirs = subject.make(**settings), subject.reference(**settings)
+    for step in range(2):
+        found_of, expected = ours.train_step(limited(step)), theirs.train_step(limited(step))
+        for metric in expected.keys() - {"seconds", "micro_batches"}:
+            assert found_of[metric] == pytest.approx(expected[metric], rel=2e-3, abs=1e-4), (step, metric)
 
 
 def gradients_of_one_update(subject: Subject) -> None:
@@ -503,6 +533,7 @@ CHECKS: Final[dict[str, Callable[[Subject], None]]] = {
         examples,
         logits,
         temperatures,
+        kept_tokens,
         gradients_of_one_update,
         replayed_routes,
         restart,

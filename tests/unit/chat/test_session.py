@@ -4,7 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.groups.kept import decode_kept
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from tests.support.fakes.experiences import kept_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
 
@@ -155,6 +157,27 @@ def test_routes_are_those_with_which_each_token_was_first_run() -> None:
     assert sample.routes is None
     _, last = said([USER, one.message, MORE, two.message, MORE, three.message, MORE], 4)
     assert sample.routes.ravel().tolist() == [4] * (last - 1)
+
+
+def test_what_each_turn_was_drawn_from_is_told_where_its_tokens_are() -> None:
+    talk = Talk()
+
+    def said(messages: list[Any], *, told: bool) -> Any:
+        drawn = talk.drawn("3")
+        kept = bytearray(kept_of(*([token, 9999] for token in drawn.token_ids))) if told else None
+        return talk.session.add(talk.session.prompt(messages), dataclasses.replace(drawn, kept=kept))
+
+    one = said([USER], told=False)
+    two = said([USER, one.message, MORE], told=True)
+    said([USER, one.message, MORE, two.message, MORE], told=False)
+    (sample,) = talk.session.samples
+    turn = sample.turn_starts[1]
+    assert sample.kept is not None
+    counts, ids = decode_kept(sample.kept, len(sample.response_token_ids))
+    drawn = talk.drawn("3").token_ids
+    assert np.flatnonzero(counts).tolist() == list(range(turn, turn + len(drawn)))
+    assert ids.tolist() == [token for each in drawn for token in sorted([each, 9999])]
+    assert sample.rollout(reward=1.0, metrics={}).kept is sample.kept
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The pure parts: sampling parameters, completions, version spans, cores. vLLM is not imported."""
 
+import itertools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import Sampling, StructuredOutputs
+from tests.support.fakes.experiences import kept_of
 from tests.support.narrowing import some
 from trinity_bus.inference.completion import completion_of, version_spans
 from trinity_bus.inference.errors import GenerationError
@@ -50,6 +53,45 @@ def test_absent_wishes_take_the_defaults_and_present_ones_win() -> None:
 def test_a_completion_is_what_the_engine_drew() -> None:
     found = completion_of(output([5, 6], weight_versions=[span("default", 0, 1), span("2", 1, 2)]))
     assert (found.token_ids, found.logprobs, found.versions) == ([5, 6], [-0.1, -0.1], [(1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asked"),
+    [
+        ({}, 0),
+        ({"top_p": 1.0, "top_k": 0, "min_p": 0.0}, 0),
+        ({"top_p": 0.9}, 99),
+        ({"min_p": 0.1}, 99),
+        ({"top_k": 20}, 56),
+        ({"top_k": 20, "top_p": 0.9}, 56),
+        ({"top_k": 50}, 99),
+        ({"top_k": 20, "temperature": 0.0}, 0),
+        ({"top_k": 20, "presence_penalty": 1.0}, 0),
+    ],
+    ids=str,
+)
+def test_so_many_are_asked_about_that_one_which_was_not_kept_is_among_them(
+    sampling: dict[str, Any], asked: int
+) -> None:
+    found = sampling_arguments(Sampling(**sampling), 1, temperature=0.7, max_tokens=9, most_kept=99)
+    assert found["logprobs"] == asked
+
+
+def likely(*positions: list[tuple[int, float]]) -> SimpleNamespace:
+    """As vLLM tells it: of each position the token that was drawn, and then the likeliest."""
+    ids, logprobs = zip(*(each for position in positions for each in position), strict=True)
+    starts = [0, *itertools.accumulate(map(len, positions[:-1]))]
+    return SimpleNamespace(token_ids=list(ids), logprobs=list(logprobs), start_indices=starts)
+
+
+def test_what_was_kept_has_a_probability() -> None:
+    known = likely([(5, -0.5), (7, -0.2), (5, -0.5)], [(6, 0.0), (6, 0.0), (1, -math.inf)])
+    found = completion_of(output([5, 6], logprobs=known), most_kept=2)
+    assert (found.token_ids, found.logprobs) == ([5, 6], [-0.5, 0.0])
+    assert bytes(some(found.kept)) == kept_of([5, 7], [6])
+    assert completion_of(output([5, 6], logprobs=known), most_kept=1).kept is None, "there may be others"
+    with pytest.raises(GenerationError, match="6 logprobs for 2 drawn tokens, or of other tokens"):
+        completion_of(output([5, 7], logprobs=known), most_kept=2)
 
 
 def test_routes_are_those_of_all_tokens_that_were_run() -> None:

@@ -1,5 +1,6 @@
 """What a workflow gave becomes one record in its runner; its explorer takes it for nothing that it is not."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -8,13 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from schemas import Rollout
+from schemas import Rollout, Sampling
 from schemas.codec import decode, encode
 from schemas.errors import DecodeError, SchemaError
 from schemas.experience import ExperienceGroup
+from schemas.groups.trainable import Bounds
+from tests.support.fakes.experiences import kept_of
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import MAX_METRIC_NAME, decode_answer, encode_answer
+from trinity_bus.training.steps.choice import left_out
 
 ORDER = dispatch(run_id_base=4)
 
@@ -49,6 +53,19 @@ def test_routes_are_of_all_samples_or_of_none() -> None:
     samples = decode_answer(ORDER, answer(routed, routed), "policy").samples()
     assert [sample.routes.shape for sample in samples if sample.routes is not None] == [(5, 2, 1)] * 2
     assert decode_answer(ORDER, answer(routed, rollout()), "policy").routes is None
+
+
+def test_what_was_kept_is_for_whoever_trains_on_it() -> None:
+    limited = rollout(kept=bytearray(kept_of([1, 5], [2], [3, 9])), sampling=Sampling(temperature=1.0, top_p=0.9))
+    group = decode_answer(ORDER, answer(limited, rollout()), "policy")
+    assert [sample.kept is None for sample in group.samples()] == [False, True]
+    assert left_out([group], Bounds(32, 32), train_limited=False, wants_greedy=False) == []
+    asked = dataclasses.replace(limited, kept=None)
+    told = decode_answer(ORDER, answer(limited, asked), "policy")
+    (left,) = left_out([told], Bounds(32, 32), train_limited=False, wants_greedy=False)
+    assert (left.reason, left.samples) == ("limited_sampling", [1])
+    of_eval = dispatch(run_id_base=4, batch_type="eval")
+    assert decode_answer(of_eval, encode_answer(of_eval, [limited], "policy"), "policy").kept is None
 
 
 def test_a_runner_refuses_what_is_no_answer() -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from schemas import Sampling, Turn
 from schemas.turn import chain
+from tests.support.fakes.experiences import kept_of
 from tests.support.fakes.turns import TurnLog, turn
 from trinity_bus.chat import Completion
 from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.turns import RunTurns
 
 HOT = Sampling(temperature=1.0, seed=7)
-SAID = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3)])
+SAID = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3)], kept=bytearray(kept_of([5, 7], [6])))
 
 
 async def test_what_was_drawn_and_returned_is_answered_again_once_and_in_any_order() -> None:

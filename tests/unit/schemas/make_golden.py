@@ -24,7 +24,12 @@ def written() -> dict[str, Record | ExperienceGroup]:
     known: dict[str, Any] = {cls.SCHEMA: cls for cls in RECORDS}
     told = json.loads((Path(__file__).with_name("golden_records.json")).read_text(), object_hook=_with_bytes)
     records = {name: known[fields["schema"]].model_validate(fields) for name, fields in told.items()}
-    return {"experience.v1.msgpack": small_group(), "experience.v1.full.msgpack": full_group(), **records}
+    groups = {
+        "experience.v1.msgpack": small_group(),
+        "experience.v1.full.msgpack": full_group(kept=False),
+        "experience.v1.kept.msgpack": full_group(),
+    }
+    return {**groups, **records}
 
 
 def main() -> None:

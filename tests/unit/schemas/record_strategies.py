@@ -32,6 +32,7 @@ from schemas import (
 )
 from schemas.experience import MAX_SAMPLES
 from schemas.fields.items import Item
+from tests.support.fakes.experiences import kept_of
 
 type Fields = dict[str, Any]
 
@@ -154,7 +155,11 @@ AGREED: dict[type[Any], Callable[[Fields], Fields]] = {
     Preference: lambda drawn: _example({"prompt": "1+1"} | drawn | {"rejected": drawn["chosen"] + "?"}),
     Message: lambda drawn: {"content": ""} | drawn | ({"role": "assistant"} if "tool_calls" in drawn else {}),
     StructuredOutputs: lambda drawn: dict(list(drawn.items())[:1]) or {"json_object": True},
-    DrawnResponse: lambda drawn: drawn | dict.fromkeys(("token_ids", "logprobs"), drawn["token_ids"] * 4),
+    DrawnResponse: lambda drawn: (
+        drawn
+        | dict.fromkeys(("token_ids", "logprobs"), drawn["token_ids"] * 4)
+        | {name: bytes(len(drawn["token_ids"])) for name in ("kept",) if name in drawn}
+    ),
     Turn: lambda drawn: drawn | {name: drawn[name] * 4 for name in ("prompt",) if name in drawn},
     Contribute: lambda drawn: drawn | {name: drawn[name][:1] for name in ("covers",) if name in drawn},
 }
@@ -188,6 +193,9 @@ tasks = made(Task)
 records = st.one_of([made(cls) for cls in codec.RECORDS if cls is not ExperienceGroup])
 
 
+kept_sets = st.frozensets(st.integers(0, 2**31 - 1) | st.integers(0, 300), max_size=5)
+
+
 @st.composite
 def rollouts(draw: st.DrawFn) -> Rollout:
     prompt = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6))
@@ -211,6 +219,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         turn_rewards=draw(st.none() | rewards) if told else None,
         sampling=draw(st.none() | samplings),
         teacher_logprobs=draw(st.none() | teacher),
+        kept=draw(st.none() | st.lists(kept_sets, min_size=n, max_size=n).map(lambda sets: kept_of(*sets))),
     )
 
 
@@ -250,7 +259,7 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
     )
 
 
-def full_group() -> ExperienceGroup:
+def full_group(*, kept: bool = True) -> ExperienceGroup:
     """The same with every optional column; the second of its samples knows nothing of them that may be unknown."""
     first, second = small_group().samples()
     common: dict[str, Any] = {"reward": 0.5, "versions": [(0, 7)], "metrics": {"accuracy": 1.0}}
@@ -266,6 +275,7 @@ def full_group() -> ExperienceGroup:
                 sampling=Sampling(temperature=0.75, top_p=0.5, top_k=20, min_p=0.125),
                 teacher_logprobs=[-0.5, -0.25, -1.0, -2.0, 0.0],
                 routes=np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2),
+                kept=kept_of([0, 7], [], [2], [3, 4], [4, 90, 99]) if kept else None,
                 **common,
             ),
             Rollout(

@@ -230,6 +230,8 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_buffer("routes", ["|u1", [15, 1, 1], 0, 15]), "bad_buffer"),
         (with_buffer("routes", ["|u1", [16, 1, 257], 0, 16 * 257]), "bad_buffer"),
         (with_buffer("routes", ["|u1", [16, 1 << 62, 4], 0, 0]), "bad_buffer"),
+        (with_buffer("kept", ["|u1", [8], 0, 8]), "bad_buffer"),
+        (with_buffer("kept_sizes", ["<i4", [2], 0, 8]), "bad_buffer"),
     ],
 )
 def test_reasons_of_groups(value: bytes, reason: str) -> None:

@@ -9,6 +9,7 @@ from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
 from schemas.codec import EncodeError, SchemaError, decode, encode
 from schemas.groups.pieces import join_groups
 from schemas.groups.trainable import Bounds, flaws
+from tests.support.fakes.experiences import kept_of
 from tests.unit.schemas.record_strategies import OF_GROUP
 
 
@@ -154,6 +155,7 @@ def test_an_engine_never_runs_the_last_token() -> None:
         ({"routes": np.zeros((3, 1, 1), np.uint8)}, r"routes: shape \[3, 1, 1\], where \[5 or one less, layers, k\]"),
         ({"routes": np.zeros((5, 2), np.uint8)}, r"routes: shape \[5, 2\]"),
         ({"routes": np.full((5, 1, 1), 256)}, "routes: experts 256 to 256 are not within 0 to 255"),
+        ({"kept": kept_of([3], [4])}, "kept: sets of kept tokens of 2 of 3 response tokens"),
     ],
 )
 def test_optional_columns_that_do_not_add_up_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -174,12 +176,16 @@ def test_turns_are_in_order_and_in_range(starts: list[int]) -> None:
 
 def test_of_a_part_that_lacks_a_column_nothing_is_known_and_routes_are_all_or_nothing() -> None:
     routes = np.arange(5, dtype=np.uint8).reshape(5, 1, 1)
-    told = sample(turn_starts=[0, 2], turn_rewards=[1, 2], sampling=Sampling(temperature=0.5), routes=routes)
+    drawn_from = kept_of([3, 9], [4], [5])
+    told = sample(
+        turn_starts=[0, 2], turn_rewards=[1, 2], sampling=Sampling(temperature=0.5), routes=routes, kept=drawn_from
+    )
     first = build_group([sample(), sample()], **OF_GROUP)
     second = build_group([told], **OF_GROUP)
     joined: Any = decode(encode(join_groups([first, second])), ExperienceGroup)
     assert joined.turn_starts.tolist() == [[2, 0], [2, 2]]
     assert [one.sampling for one in joined.samples()] == [None, None, SampledWith(0.5, 1, 0, 0)]
+    assert [None if one.kept is None else bytes(one.kept) for one in joined.samples()] == [None, None, drawn_from]
     assert joined.routes is None
     whole: Any = join_groups([second, second])
     assert whole.routes.tolist() == [*routes.tolist(), *routes.tolist()]

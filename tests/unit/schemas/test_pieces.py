@@ -14,6 +14,7 @@ from schemas.codec import decode, encode
 from schemas.errors import EncodeError
 from schemas.experience import MAX_PIECES
 from schemas.groups.pieces import join_groups, split_group
+from tests.support.fakes.experiences import kept_of
 from tests.unit.schemas.record_strategies import OF_GROUP
 
 
@@ -35,10 +36,11 @@ def rollout(  # noqa: PLR0917 - strategies give them by position
         turn_rewards=[float(start) for start in range(0, response, 50)] if "rewards" in optional else None,
         sampling=Sampling(temperature=0.5) if "sampling" in optional else None,
         teacher_logprobs=[-0.25] * response if "teacher" in optional else None,
+        kept=kept_of(*([token, 700] for token in range(response))) if "kept" in optional else None,
     )
 
 
-optional = st.sets(st.sampled_from(["turns", "sampling", "teacher"])).map(
+optional = st.sets(st.sampled_from(["turns", "sampling", "teacher", "kept"])).map(
     lambda names: frozenset(names | ({"rewards"} if {"turns", "teacher"} <= names else set()))
 )
 rollouts = st.builds(

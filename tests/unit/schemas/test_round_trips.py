@@ -65,6 +65,7 @@ def check_optional(given_sample: Rollout, sample: Sample) -> None:
             assert np.isnan(found).all() if dtype is np.float32 else len(found) == 0
     if given_sample.routes is not None:
         np.testing.assert_array_equal(sample.routes, given_sample.routes)
+    assert (b"" if sample.kept is None else bytes(sample.kept)) == (given_sample.kept or b"")
     how = given_sample.sampling
     if how is None or (how.temperature is None and not how.altered_by):
         assert sample.sampling is None

@@ -38,6 +38,11 @@ def test_what_is_not_known_is_no_flaw() -> None:
         ("teacher_logprobs", 0, np.nan, FlawKind.BAD_TEACHER, "nan is no log-probability"),
         ("teacher_logprobs", 0, -np.inf, FlawKind.BAD_TEACHER, "-inf is no log-probability"),
         ("teacher_logprobs", 2, 0.5, FlawKind.BAD_TEACHER, "0.5 is no log-probability"),
+        ("kept", 1, 1, FlawKind.BAD_KEPT, "token id 0 is not among the 2 that it was drawn from"),
+        ("kept", 2, 0, FlawKind.BAD_KEPT, "an id twice"),
+        ("kept", 0, 9, FlawKind.BAD_KEPT, "sets of kept tokens"),
+        ("kept", 0, 200, FlawKind.BAD_KEPT, "sets of kept tokens"),
+        ("kept", -1, 127, FlawKind.BAD_KEPT, "token id 217, which was kept, is not one of the model's 0 to 99"),
     ],
 )
 def test_values_that_are_none_are_flaws(name: str, index: Any, value: float, kind: FlawKind, detail: str) -> None:

@@ -22,6 +22,7 @@ from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import load_state_of, padded, state_of
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
@@ -134,14 +135,19 @@ class TorchEngine(RankEngine):
         # [tokens], 0 outside responses. Rows of logits are computed in chunks, and again in the backward pass where
         # there are several.
         head = self._network.get_output_embeddings()
-        rows, size = self._tensor(np.flatnonzero(arrays.responses)), max(1, packing.LOGITS_AT_ONCE // head.out_features)
+        places = np.flatnonzero(arrays.responses)
+        rows, size = self._tensor(places), max(1, packing.LOGITS_AT_ONCE // head.out_features)
+        kept = None if arrays.kept is None else KeptRows(arrays.kept.of(places), self.layout.device)
 
-        def of(chunk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            logp = (head(hidden[chunk]) / self._tensor(arrays.temperatures)[chunk, None]).log_softmax(-1)
-            logprobs = logp.gather(1, self._tensor(arrays.targets)[chunk, None])[:, 0]
-            return logprobs, -(logp.exp() * logp).sum(1)
+        def of(chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = head(hidden[rows[chunk]]) / self._tensor(arrays.temperatures)[rows[chunk], None]
+            outside = None if kept is None else kept.outside(chunk, 0, head.out_features)
+            logp = (logits if outside is None else logits.masked_fill(outside, -torch.inf)).log_softmax(-1)
+            logprobs = logp.gather(1, self._tensor(arrays.targets)[rows[chunk], None])[:, 0]
+            surprise = logp if outside is None else logp.masked_fill(outside, 0.0)
+            return logprobs, -(logp.exp() * surprise).sum(1)
 
-        chunks = rows.split(size)
+        chunks = [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]
         of_each = [checkpoint(of, chunk, use_reentrant=False) if len(chunks) > 1 else of(chunk) for chunk in chunks]
         values = (torch.cat(column) for column in zip(*of_each, strict=True))
         logprobs, entropies = (value.new_zeros(len(hidden)).index_copy(0, rows, value) for value in values)

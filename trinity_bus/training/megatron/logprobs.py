@@ -6,6 +6,9 @@ With hidden states ``h``, the output layer ``W``, logits ``x = W h`` at the temp
     log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
     H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
 
+Where only some tokens were kept to be drawn from, ``z`` is ``-inf`` of all others: ``p`` is then the softmax over those
+that were kept, and both values and gradients are of that distribution.
+
 Both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are
 the hidden states and two numbers a token; the logits are computed again there, unless one chunk is all there is. Rows
 of ``W`` at or beyond the vocabulary's size are padding: they have probability zero and gradient zero.
@@ -16,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.steps import packing
 
 
@@ -23,10 +27,11 @@ def _rows(columns: int, *, on_gpu: bool) -> int:
     return max(1, packing.LOGITS_AT_ONCE * (packing.ON_GPU if on_gpu else 1) // columns)
 
 
-def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
+def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None, outside: torch.Tensor | None) -> torch.Tensor:
     # In float32, divided by the temperature of each row; a view where there is nothing to do
     scaled = logits.float()
-    return scaled if temperatures is None else scaled / temperatures[:, None]
+    scaled = scaled if temperatures is None else scaled / temperatures[:, None]
+    return scaled if outside is None else scaled.masked_fill(outside, -torch.inf)
 
 
 def _of(temperatures: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
@@ -42,6 +47,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         targets: torch.Tensor,
         vocabulary: int,
         temperatures: torch.Tensor | None,
+        kept: KeptRows | None,
         group: dist.ProcessGroup | None,
         sums: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,18 +58,22 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         mine = (local >= 0) & (local < columns)
         local = local.clamp(0, columns - 1)
         logprobs, entropies, log_sums = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        kept = None
+        saved = None
         for start in range(0, len(hidden), rows):
             chunk = slice(start, start + rows)
             logits = hidden[chunk] @ output.T
-            kept = logits if len(hidden) <= rows and any(ctx.needs_input_grad) else None
-            z = _scaled(logits, _of(temperatures, chunk))
+            saved = logits if len(hidden) <= rows and any(ctx.needs_input_grad) else None
+            outside = None if kept is None else kept.outside(chunk, first, columns)
+            z = _scaled(logits, _of(temperatures, chunk), outside)
             highest = z.amax(1)
             if group is not None:
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
             z = z - highest[:, None]
             chosen = torch.where(mine[chunk], z.gather(1, local[chunk, None])[:, 0], 0.0)
             p = z.exp()
+            if outside is not None:
+                # Where p is 0, p log p is.
+                z.masked_fill_(outside, 0.0)
             of_ranks = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
             if group is not None:
                 dist.all_reduce(of_ranks, group=group)
@@ -72,8 +82,8 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             logprobs[chunk] = chosen - log_sum
             entropies[chunk] = log_sum - weighted / total
             log_sums[chunk] = log_sum + highest
-        ctx.save_for_backward(hidden, weight, kept, local, mine, entropies, log_sums, temperatures)
-        ctx.columns, ctx.rows, ctx.sums = columns, rows, sums
+        ctx.save_for_backward(hidden, weight, saved, local, mine, entropies, log_sums, temperatures)
+        ctx.first, ctx.columns, ctx.rows, ctx.kept, ctx.sums = first, columns, rows, kept, sums
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -81,15 +91,16 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]  # torch is not followed by mypy
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         for_logprobs, for_entropies = gradients
-        hidden, weight, kept, local, mine, entropies, log_sums, temperatures = ctx.saved_tensors
+        hidden, weight, saved, local, mine, entropies, log_sums, temperatures = ctx.saved_tensors
         output = weight[: ctx.columns]
         for_hidden = torch.empty_like(hidden)
         for_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] and ctx.sums is None else None
         sums = for_weight if ctx.sums is None else ctx.sums
         for start in range(0, len(hidden), ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logits = hidden[chunk] @ output.T if kept is None else kept
-            logp = _scaled(logits, _of(temperatures, chunk)) - log_sums[chunk, None]
+            logits = hidden[chunk] @ output.T if saved is None else saved
+            outside = None if ctx.kept is None else ctx.kept.outside(chunk, ctx.first, ctx.columns)
+            logp = _scaled(logits, _of(temperatures, chunk), outside) - log_sums[chunk, None]
             del logits
             p = logp.exp()
             # Both gradients are p times something, but for the target's own: it is added last.
@@ -108,7 +119,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             torch.mm(gradient, output, out=for_hidden[chunk])
             if sums is not None:
                 sums[: ctx.columns].addmm_(gradient.T, hidden[chunk])
-        return for_hidden, for_weight, None, None, None, None, None
+        return for_hidden, for_weight, None, None, None, None, None, None
 
 
 def vocab_parallel_logprobs(
@@ -118,6 +129,7 @@ def vocab_parallel_logprobs(
     *,
     vocabulary: int,
     temperatures: torch.Tensor | None = None,
+    kept: KeptRows | None = None,
     group: dist.ProcessGroup | None = None,
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,10 +143,11 @@ def vocab_parallel_logprobs(
         targets: [tokens] token ids, int64, the same on all ranks.
         vocabulary: True size, without padding.
         temperatures: [tokens] what the logits of each are divided by; None: by 1.
+        kept: From which tokens each target was drawn, itself among them; None: from all.
         group: The tensor-parallel ranks.
         sums: Of the weight's shape and type: what its gradient is added to, in place of one of its own.
     """
     result: tuple[torch.Tensor, torch.Tensor] = _VocabParallelLogprobs.apply(
-        hidden, weight, targets, vocabulary, temperatures, group, sums
+        hidden, weight, targets, vocabulary, temperatures, kept, group, sums
     )
     return result

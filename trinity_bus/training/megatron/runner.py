@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from schemas.experience import Float32
 from trinity_bus.training.engines.rank_engine import RankEngine
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import (
     DistributedDataParallel,
@@ -98,14 +99,16 @@ class MegatronPasses(RankEngine):
         """
         mine, weight, states = self._own_tokens(arrays), self.model.output_weight, self.output_states(hidden)
         wanted = np.flatnonzero(arrays.responses[mine])
+        places = np.arange(len(arrays.targets))[mine][wanted]
         of = wanted if arrays.shared is None else arrays.shared.places[wanted]
         values = vocab_parallel_logprobs(
             # Gradients of a row that several want are summed by what is the same in every run.
             torch.nn.functional.embedding(self._tensor(of), states),
             weight,
-            self._tensor(arrays.targets[mine][wanted]),
+            self._tensor(arrays.targets[places]),
             vocabulary=self.shape.vocabulary,
-            temperatures=None if (arrays.temperatures == 1).all() else self._tensor(arrays.temperatures[mine][wanted]),
+            temperatures=None if (arrays.temperatures == 1).all() else self._tensor(arrays.temperatures[places]),
+            kept=None if arrays.kept is None else KeptRows(arrays.kept.of(places), self.layout.device),
             group=self.layout.tensor_group,
             # Where ranks sum gradients while others are computed they have to see each.
             sums=None if weight.dtype is not torch.float32 else getattr(weight, "main_grad", None),

@@ -135,7 +135,7 @@ CALLS: Dialect[Call] = Dialect(Join | Build | Load | Train | Save | Gather | Exp
 # Twice what figures may be: a sample of few tokens has as much beside them
 ANSWERS: Dialect[Done | Failed] = Dialect(Done | Failed, limit=2 * token_figures.MAX_BYTES)
 # Of a sample's arrays; all others are float32
-_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8}
+_DTYPES: Final = {"tokens": np.int32, "mask": np.bool_, "routes": np.uint8, "kept": np.uint8}
 
 
 def train_call(step: StepPlan) -> tuple[Train, list[bytes]]:

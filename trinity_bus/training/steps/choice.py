@@ -7,9 +7,11 @@ The rule needs the groups, the model's shape and one setting. It is applied once
 reason                 the sample
 =====================  ===============================================================================================
 of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.groups.trainable``
-``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, by top-p, top-k,
-                       min-p, penalties and the like, so its log-probabilities are not those that a trainer computes;
-                       trained on all the same with ``trainer.limited_sampling=train``
+``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, and not from that
+                       over known tokens: by penalties and the like, or by top-p, top-k or min-p of an engine that has
+                       not told which tokens these kept (``explorer.max_kept_tokens``). So its log-probabilities are
+                       not those that a trainer computes; trained on all the same with
+                       ``trainer.limited_sampling=train``
 ``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
 ``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
@@ -46,6 +48,7 @@ All of that stands on the log: on ``steps`` what earlier steps were made of, on 
 a restart repeats the choice.
 """
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -56,6 +59,7 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.event import Position
 from schemas.experience import Bool
+from schemas.groups.kept import decode_kept
 from schemas.groups.pieces import join_groups, piece
 from schemas.groups.trainable import Bounds, FlawKind, flaws
 from schemas.record import Metrics
@@ -82,7 +86,10 @@ _DRAWN_GREEDILY = frozenset({Unfit.GREEDY.value, Unfit.BASELINE.value})
 # Which are no samples of a task, though one may have the same id
 _OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
 _DETAILS = {
-    Unfit.LIMITED_SAMPLING: "it was drawn with more than a temperature (top-p, top-k, min-p, a penalty)",
+    Unfit.LIMITED_SAMPLING: (
+        "it was drawn with a penalty or the like; or with top-p, top-k or min-p, and nobody knows which tokens these "
+        "have kept: there were more than explorer.max_kept_tokens, or its engine or workflow does not tell"
+    ),
     Unfit.GREEDY: "it was drawn at temperature 0",
     Unfit.BASELINE: "it was drawn at temperature 0, and the others are compared with it",
     Unfit.EMPTY: "it has no response",
@@ -123,12 +130,27 @@ def _unfit(group: ExperienceGroup, greedy: Unfit) -> Iterable[tuple[Unfit, Bool]
         temperature, limits = group.sampling[:, 0], group.sampling[:, 1:]
         known = ~np.isnan(temperature)
         yield greedy, temperature == 0
-        yield Unfit.LIMITED_SAMPLING, known & (limits != np.array([1, 0, 0], np.float32)).any(1)
+        yield Unfit.LIMITED_SAMPLING, known & (limits != np.array([1, 0, 0], np.float32)).any(1) & ~_repeatable(group)
     responses = group.lengths - group.prompt_lengths
     ends = np.cumsum(responses)
     trained = np.concatenate([[0], np.cumsum(group.mask)])
     yield Unfit.EMPTY, responses == 0
     yield Unfit.ALL_MASKED, trained[ends] == trained[ends - responses]
+
+
+def _repeatable(group: ExperienceGroup) -> Bool:
+    # Whether of each token that is trained on is known from which it was drawn, and nothing else had a say.
+    found = np.zeros(len(group), np.bool_)
+    if group.kept is None or group.sampling is None:
+        return found
+    for number, sample in enumerate(group.samples()):
+        if sample.kept is None or np.isnan(group.sampling[number]).any():
+            continue
+        # What cannot be read is a flaw.
+        with contextlib.suppress(ValueError):
+            counts = decode_kept(sample.kept, len(sample.mask)).counts
+            found[number] = bool((counts[sample.mask] > 0).all())
+    return found
 
 
 def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:

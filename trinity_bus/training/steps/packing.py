@@ -14,6 +14,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas.experience import Bool, Float32, Int32, UInt8
+from schemas.groups.kept import KeptTokens, decode_kept
 
 # That the loss computes: 16 MiB of float32 a temporary. There are never those of a whole micro-batch.
 LOGITS_AT_ONCE: Final = 1 << 22
@@ -52,6 +53,8 @@ class TrainSample(Struct, frozen=True, kw_only=True, eq=False):
     temperature: float | None = None
     # [tokens, layers * k] the experts that each layer's router is to choose; None: what it finds best.
     routes: UInt8 | None = None
+    # From which tokens each of the response was drawn, as its record has them; None: from all
+    kept: UInt8 | None = None
     # What each of its trained tokens weighs beside those of others
     scale: float = 1.0
     # False where an example says it, and no policy drew it
@@ -99,6 +102,8 @@ class PackedArrays:
     longest: int
     # [tokens, layers * k]; None where a sample has none
     routes: UInt8 | None = None
+    # From which tokens each target was drawn; None where no sample says it
+    kept: KeptTokens | None = None
     # None where each token is computed
     shared: "SharedPrompts | None" = None
 
@@ -241,6 +246,7 @@ def pack(
         bounds=bounds,
         longest=int(lengths.max()),
         routes=routes,
+        kept=_kept(samples, responses, total) if any(sample.kept is not None for sample in samples) else None,
         shared=shared_prompts(samples, starts.tolist(), total, multiple) if share and routes is None else None,
         drawn=None if all(s.drawn for s in samples) else np.repeat([s.drawn for s in samples], lengths),
         pairs=(
@@ -302,6 +308,14 @@ def _routes(samples: Sequence[TrainSample], lengths: Sequence[int]) -> UInt8 | N
         np.repeat(routes[-1:], length - len(routes), axis=0) for routes, length in zip(known, lengths, strict=True)
     ]
     return np.concatenate([rows for both in zip(known, padding, strict=True) for rows in both])
+
+
+def _kept(samples: Sequence[TrainSample], responses: Int64, total: int) -> KeptTokens:
+    sizes = [len(sample.mask) for sample in samples]
+    sets = [decode_kept(bytes(n) if s.kept is None else s.kept, n) for s, n in zip(samples, sizes, strict=True)]
+    counts = np.zeros(total, np.int64)
+    counts[responses] = np.concatenate([found.counts for found in sets])
+    return KeptTokens(counts, np.concatenate([found.ids for found in sets]))
 
 
 def unpack(values: Float32, arrays: PackedArrays, samples: Sequence[TrainSample]) -> list[Float32]:

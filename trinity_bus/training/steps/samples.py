@@ -153,6 +153,7 @@ def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSamp
         old_logprobs=logprobs,
         temperature=None if sample.sampling is None else sample.sampling.temperature,
         routes=None if sample.routes is None else sample.routes.reshape(len(sample.tokens), -1),
+        kept=sample.kept,
         number=number,
     )
 

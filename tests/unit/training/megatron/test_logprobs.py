@@ -1,9 +1,13 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from schemas.groups.kept import decode_kept
+from tests.support.fakes.experiences import kept_of
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.steps import packing
 
@@ -14,17 +18,28 @@ def of_logits(logits: torch.Tensor, targets: torch.Tensor, **options: Any) -> tu
 
 
 def reference(
-    logits: torch.Tensor, targets: torch.Tensor, temperatures: Any = 1.0
+    logits: torch.Tensor, targets: torch.Tensor, temperatures: Any = 1.0, sets: Sequence[Sequence[int]] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logp = (logits.float() / temperatures).log_softmax(-1)
-    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    logits = logits.float() / temperatures
+    if not sets:
+        logp = logits.log_softmax(-1)
+        return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    # A softmax over those logits alone that there are
+    chosen, entropies = [], []
+    for row, target, kept in zip(logits, targets.tolist(), sets, strict=True):
+        ids = kept or range(len(row))
+        of_kept = row[list(ids)].log_softmax(-1)
+        chosen.append(of_kept[list(ids).index(target)])
+        entropies.append(-(of_kept.exp() * of_kept).sum())
+    return torch.stack(chosen), torch.stack(entropies)
 
 
 @pytest.mark.parametrize("chunk", [1, 7 * 11, 1 << 24])
+@pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("tempered", [False, True])
 @pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)], ids=["logprobs", "entropies", "both"])
 def test_values_and_gradients(
-    *, tempered: bool, chunk: int, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    *, limited: bool, tempered: bool, chunk: int, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "LOGITS_AT_ONCE", chunk)
     generator = torch.Generator().manual_seed(0)
@@ -33,8 +48,11 @@ def test_values_and_gradients(
     seeds, each = torch.randn(2, 40, generator=generator), torch.rand(40, generator=generator) + 0.7
     # Two columns are padding.
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    got = of_logits(ours, targets, vocabulary=9, temperatures=each if tempered else None)
-    expected = reference(theirs[:, :9], targets, each[:, None] if tempered else 1.0)
+    # Of each third row the whole vocabulary; of the one after it the target alone, where that is 0.
+    sets = [sorted({target, *range(target)}) if row % 3 else [] for row, target in enumerate(targets.tolist())]
+    kept = rows_of(sets) if limited else None
+    got = of_logits(ours, targets, vocabulary=9, temperatures=each if tempered else None, kept=kept)
+    expected = reference(theirs[:, :9], targets, each[:, None] if tempered else 1.0, sets if limited else ())
     for value, other in zip(got, expected, strict=True):
         torch.testing.assert_close(value, other, atol=1e-6, rtol=1e-5)
     for result in (got, expected):
@@ -42,6 +60,19 @@ def test_values_and_gradients(
     assert ours.grad is not None
     torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
     assert (ours.grad[:, 9:] == 0).all()
+
+
+def rows_of(sets: Sequence[Sequence[int]]) -> KeptRows:
+    return KeptRows(decode_kept(kept_of(*sets), len(sets)), torch.device("cpu"))
+
+
+def test_of_the_only_token_that_was_kept_nothing_is_learned() -> None:
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    values, entropy = of_logits(logits, torch.tensor([4, 0, 2]), vocabulary=5, kept=rows_of([[4], [0], [2]]))
+    assert values.tolist() == entropy.tolist() == [0.0] * 3
+    (values + entropy).sum().backward()
+    assert logits.grad is not None
+    assert not logits.grad.any()
 
 
 def test_certain_and_impossible_tokens() -> None:

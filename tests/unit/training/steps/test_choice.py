@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from schemas import ExperienceGroup
+from schemas import ExperienceGroup, Sample
+from schemas.groups.kept import decode_kept
 from schemas.groups.trainable import Bounds
+from tests.support.fakes.experiences import drawn_from_some, kept_of
+from tests.support.narrowing import some
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages import GRPO, ReMax
 from trinity_bus.training.steps.choice import counts, left_out, retold, without
@@ -90,6 +93,35 @@ def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_gree
     assert left(limited, limited=True) == []
     assert trained([limited])[1]["samples_limited"] == 1
     assert [found.reason for found in left(greedy, limited=True)] == ["greedy"]
+
+
+def test_what_was_drawn_from_known_tokens_is_trained_on(group: MakeGroup) -> None:
+    whole = drawn_from_some(group(), vocabulary=32)
+    assert left(whole) == []
+    assert trained([whole])[1]["samples_limited"] == len(whole) - 1
+    counts = [decode_kept(one.kept, len(one.mask)).counts for one in whole.samples() if one.kept is not None]
+    assert [(each > 0).tolist() for each in counts] == [one.mask.tolist() for one in whole.samples()][:-1]
+    # Of one token of the second sample it is not known, and something else had a say in the first.
+    sets = [[] if one.kept is None else nested_sets(one) for one in whole.samples()]
+    sets[1][0] = []
+    kept = [kept_of(*each) for each in sets]
+    lacking = replace(
+        whole,
+        kept=np.frombuffer(b"".join(kept), np.uint8),
+        kept_sizes=np.array([*map(len, kept)], np.int32),
+        sampling=np.concatenate([drawn(whole, (1, np.nan, np.nan, np.nan))[:1], some(whole.sampling)[1:]]),
+    )
+    (found,) = left(lacking)
+    assert (found.reason, found.samples) == ("limited_sampling", [0, 1])
+    assert "explorer.max_kept_tokens" in found.detail
+    assert left(lacking, limited=True) == []
+    damaged = replace(whole, kept=np.concatenate([[255], some(whole.kept)[1:]]).astype(np.uint8))
+    assert [(one.reason, one.samples) for one in left(damaged)] == [("bad_kept", [0])]
+
+
+def nested_sets(sample: Sample) -> list[list[int]]:
+    found = decode_kept(some(sample.kept), len(sample.mask))
+    return [part.tolist() for part in np.split(found.ids, np.cumsum(found.counts))[:-1]]
 
 
 def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:

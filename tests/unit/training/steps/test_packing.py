@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from schemas import ExperienceGroup
+from tests.support.fakes.experiences import kept_of
+from tests.support.narrowing import some
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages import GRPO
@@ -55,6 +58,18 @@ def test_layout_by_hand() -> None:
     np.testing.assert_array_equal(arrays.rollout_logprobs[weighing], [-12, -21])
     np.testing.assert_array_equal(arrays.old_logprobs[weighing], [-24, -42])
     assert arrays.ref_logprobs is None
+    assert arrays.kept is None
+
+
+def test_each_position_has_the_tokens_that_its_target_was_drawn_from() -> None:
+    first = sample([10, 11, 12, 13], 2, advantage=1.5, mask=[True, True])
+    second = sample([20, 21], 1, advantage=-2.0, mask=[True])
+    limited = replace(first, kept=np.frombuffer(kept_of([12], [4, 13]), np.uint8))
+    arrays = pack([second, limited, second], token_weight=0.5, multiple=4)
+    kept = some(arrays.kept)
+    assert kept.counts.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0]
+    assert kept.ids.tolist() == [12, 4, 13]
+    assert kept.of(np.array([6, 0, 5])).ids.tolist() == [4, 13, 12]
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=6), st.sampled_from([1, 4]))

@@ -134,13 +134,15 @@ def test_a_shard_survives_the_wire() -> None:
     for ours, theirs in zip([s for u in back.updates for s in u.samples], samples, strict=True):
         assert_equal(ours, theirs)
     routes = np.arange(2 * len(samples[0].tokens), dtype=np.uint8).reshape(-1, 2)
-    with_reference = replace(samples[0], ref_logprobs=samples[0].old_logprobs + 1, scale=0.25, routes=routes)
+    kept = np.frombuffer(bytes(len(samples[0].mask)), np.uint8)
+    beside = {"ref_logprobs": samples[0].old_logprobs + 1, "routes": routes, "kept": kept}
+    with_reference = replace(samples[0], scale=0.25, **beside)
     assert_equal(rank_protocol.decode_sample(rank_protocol.encode_sample(with_reference)), with_reference)
 
 
 def assert_equal(left: TrainSample, right: TrainSample) -> None:
     compare: Callable[[object, object], None] = np.testing.assert_array_equal
-    for name in ("tokens", "mask", "advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs", "routes"):
+    for name in ("tokens", "mask", "advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs", "routes", "kept"):
         ours, theirs = getattr(left, name), getattr(right, name)
         compare(ours, theirs)
         assert theirs is None or ours.dtype == theirs.dtype
