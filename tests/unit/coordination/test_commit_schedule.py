@@ -99,6 +99,16 @@ def test_the_end_of_a_batch_waits_for_the_one_under_way_alone_unless_there_is_mu
     assert one.is_due(1.0 + COMMIT_LATEST_S + EPSILON)
 
 
+def test_the_end_of_a_batch_too_leaves_the_least_time_between_two() -> None:
+    one = schedule()
+    one.begin(1.0, has_news=True)
+    one.ended(1.001)
+    one.took(1.001, signals=1)
+    one.decided([moved(BatchLifecycleState.FINALIZED)])
+    assert not one.is_due(1.0 + COMMIT_EVERY_S - EPSILON)
+    assert one.is_due(1.0 + COMMIT_EVERY_S + EPSILON)
+
+
 def test_no_more_is_read_than_a_transaction_may_hold() -> None:
     for taken in ({"tasks": MAX_TASKS}, {"tasks": 1, "task_bytes": MAX_TASK_BYTES}):
         one = schedule()
@@ -232,7 +242,7 @@ class Loop:
         self.commit_s = came.commit_s
         self.oldest = self.now if self.oldest is None else self.oldest
         if came.is_awaited:
-            self.schedule.decided([ORDER if came.tasks % 2 else moved(BatchLifecycleState.FINALIZED)])
+            self.schedule.decided([ORDER])
             self.awaited_since = self.now if self.awaited_since is None else self.awaited_since
 
     def begin(self) -> None:

@@ -112,6 +112,16 @@ def test_tasks_that_are_refused(first: dict[str, Any], second: dict[str, Any], r
     assert harness.store == before, "a refused task leaves no trace"
 
 
+def test_ids_of_ended_tasks_and_batches_are_not_taken_again() -> None:
+    harness = Harness(batch_size=1).begun()
+    harness.task("a", batch_id="b")
+    harness.finished("a")
+    for _ in range(2):
+        assert refusals(harness.task("a")) == ["duplicate_task"]
+        assert refusals(harness.task("c", batch_id="b")) == ["batch_closed"]
+        harness.restart()
+
+
 def test_a_workflow_is_judged_only_when_somebody_could_know_it() -> None:
     harness = Harness(batch_size=1)
     assert refusals(harness.task("early", workflow="strange")) == []
@@ -204,6 +214,35 @@ def test_an_attempt_out_of_time_is_cancelled_and_its_late_result_ignored() -> No
     assert facts(harness.finished("a", attempt=2)) == [Fact.LATE_RESULT]
 
 
+def test_a_silent_explorer_loses_its_tasks_and_may_come_back() -> None:
+    harness = Harness(batch_size=1)
+    harness.beat("e0")
+    harness.task("a")
+    harness.beat("e1")
+    effects: list[Effect] = []
+    while Fact.EXPLORER_LOST not in facts(effects):
+        assert harness.now < 12
+        effects = harness.wait(1)
+        harness.beat("e1")
+    assert harness.now > 10
+    assert [(d.explorer, d.attempt) for d in dispatches(effects)] == [("e1", 2)]
+    assert [(c.explorer, c.attempt) for c in cancels(effects)] == [("e0", 1)]
+    assert facts(harness.finished("a", name="e0")) == [Fact.LATE_RESULT]
+    assert Fact.EXPLORER_JOINED in facts(harness.beat("e0"))
+
+
+def test_a_new_life_ends_the_old_one_for_good() -> None:
+    harness = Harness(batch_size=1)
+    harness.beat(incarnation="1")
+    harness.task("a")
+    effects = harness.beat(incarnation="2")
+    assert [c.incarnation for c in cancels(effects)] == ["1"]
+    assert [(d.incarnation, d.attempt) for d in dispatches(effects)] == [("2", 2)]
+    assert facts(harness.beat(incarnation="1")) == [Fact.ZOMBIE_EXPLORER]
+    assert facts(harness.event(ExplorerLeft(explorer="e0", incarnation="1"))) == [Fact.ZOMBIE_EXPLORER]
+    assert harness.machine.fleet.find("e0", "2") is not None
+
+
 def test_each_life_is_told_in_its_own_lane() -> None:
     def lanes(effects: list[Effect]) -> list[tuple[str, int | None]]:
         return [
@@ -247,6 +286,13 @@ def test_names_that_come_and_go_are_forgotten_however_often_coordinators_change(
     assert len(harness.machine.fleet.explorers) == GONE_KEPT
 
 
+def test_one_that_left_stays_gone() -> None:
+    harness = Harness(batch_size=1).begun("a")
+    harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="SIGTERM"))
+    assert facts(harness.beat()) == [Fact.ZOMBIE_EXPLORER]
+    assert [d.attempt for d in dispatches(harness.beat(incarnation="2"))] == [2]
+
+
 def test_what_an_explorer_that_leaves_in_order_gives_back_costs_no_try() -> None:
     harness = Harness(batch_size=1, max_attempts=2)
     harness.beat("e0")
@@ -257,6 +303,13 @@ def test_what_an_explorer_that_leaves_in_order_gives_back_costs_no_try() -> None
         assert answers(harness.event(ExplorerLeft(explorer=f"e{number}", incarnation="1", reason="stopped"))) == []
         assert [d.attempt for d in dispatches(harness.beat(f"e{number + 1}"))] == [number + 2]
     assert batches(harness.finished("a", name="e5", attempt=6))[-1].state == "finalized"
+
+
+def test_what_an_explorer_runs_when_it_ends_with_an_error_costs_a_try() -> None:
+    harness = Harness(batch_size=1, max_attempts=1).begun("a")
+    harness.beat(state="draining", running=[RunningAttempt(task_id="a", attempt=1)])
+    (failed,) = answers(harness.event(ExplorerLeft(explorer="e0", incarnation="1", reason="its engine has died")))
+    assert failed.status == "failed"
 
 
 def test_orders_that_one_who_drains_never_took_go_to_others_at_once() -> None:

@@ -42,7 +42,7 @@ from trinity_bus.coordination.limits import (
 )
 from trinity_bus.coordination.pools import kind_of
 from trinity_bus.coordination.state.memory import BLOCK_SIZE, Memory, Window
-from trinity_bus.coordination.state.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages
+from trinity_bus.coordination.state.pages import PAGE_BYTES, PAGE_ITEMS, ResultPages, TaskPages
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.sync_policy import required_version, staleness
 
@@ -209,6 +209,35 @@ def test_pages_hold_everything_in_order_and_none_is_too_large(sizes: list[int]) 
     assert sorted(other.keys()) == sorted(store.keys())
     pages.remove("b")
     assert list(store.keys()) == []
+
+
+@given(st.lists(st.sampled_from(["add", "turn", "remove"]), max_size=150), st.randoms(use_true_random=False))
+def test_a_page_of_tasks_is_kept_until_all_of_them_have_ended(steps: list[str], rng: Any) -> None:
+    store = StateStore()
+    pages = TaskPages(store)
+    open_tasks: dict[str, str] = {}
+    changelog: dict[str, Any] = {}
+    for order, step in enumerate(steps):
+        if step == "add":
+            open_tasks[f"t{order}"] = pages.add(order, f"t{order}", f"t{order}".encode())
+        elif step == "turn":
+            pages.turn()
+        elif open_tasks:
+            task_id = rng.choice(list(open_tasks))
+            pages.remove(open_tasks.pop(task_id), task_id)
+        for key in store.take():
+            value = store.body(key)
+            changelog[key] = list(value) if isinstance(value, list) else value
+    alive = {key: value for key, value in changelog.items() if value is not None}
+    assert alive.keys() == set(store.keys())
+    found = {
+        item.decode(): key.partition("/")[2]
+        for key, items in alive.items()
+        if key.startswith("tasks/")
+        for place, item in enumerate(items)
+        if not alive.get(key.replace("tasks", "ended"), 0) >> place & 1
+    }
+    assert found == open_tasks
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), max_size=100))

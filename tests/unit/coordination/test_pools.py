@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas import RollBack, Rollback, UnservedPool
+from schemas import PublishVersion, RollBack, Rollback, UnservedPool
 from tests.support.simulation.harness import (
     Harness,
     announced,
@@ -99,3 +99,15 @@ def test_an_explorer_may_move_to_another_pool(pool: str | None) -> None:
     harness.beat("e0", pool="judge" if pool is None else None)
     harness.task("a", pool=pool)
     assert taken(harness.beat("e0", pool=pool)) == [("a", "e0", 0)]
+
+
+def test_a_choice_of_a_version_moves_nobody_who_follows_nobody() -> None:
+    harness = Harness(batch_size=1)
+    fixed(harness, "judge", "judge")
+    harness.beat("e0", model_version=-1)
+    harness.trained(0)
+    harness.synced(0, 1)
+    harness.trained(1)
+    harness.synced(1, 1)
+    harness.command(PublishVersion(client="c", command_id="1", model="policy", version=0))
+    assert groups(harness.trained(0, again=True)) == [(0, 1, ["e0"])]

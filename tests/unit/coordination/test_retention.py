@@ -83,6 +83,10 @@ def test_an_untrained_batch_keeps_its_experiences_until_no_checkpoint_needs_them
     assert twice(retention, before) == {(EXPERIENCES.name, p): n for p, n in ends.items()}
 
 
+def test_what_counts_in_an_open_batch_stays() -> None:
+    assert twice(Retention(), look(counting=[at(33), at(44)])) == {(EXPERIENCES.name, 0): 33}
+
+
 def test_what_a_running_attempt_may_have_written_stays_until_it_has_ended() -> None:
     retention = Retention()
     for end in (10, 20, 30):

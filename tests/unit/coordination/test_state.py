@@ -13,8 +13,9 @@ from schemas.codec import RECORDS, decode
 from tests.support.effects import written
 from tests.support.golden_state import FILES, load, machine_of, with_records
 from trinity_bus.coordination import EventArrived, Tick
+from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.store import StateStore
-from trinity_bus.coordination.state.tables import Row, Table
+from trinity_bus.coordination.state.tables import Groups, Row, Single, Table
 
 
 class Fruit(Row):
@@ -47,6 +48,42 @@ def test_whatever_is_done_to_a_table_is_noted_and_nothing_else() -> None:
     for forbidden in (table.clear, table.popitem, lambda: table.update(a=Fruit("a")), lambda: table.setdefault("a")):
         with pytest.raises(TypeError, match="one by one"):
             forbidden()
+
+
+def test_a_single_row_is_an_entry_once_it_says_something() -> None:
+    store = StateStore()
+    row = Fruit("the only one")
+    Single("fruit", row, store)
+    assert list(store.keys()) == []
+    row.weight = 2
+    assert (list(store.keys()), store.take()) == (["fruit"], ["fruit"])
+    store.kinds["fruit"].load({"": {"name": "the only one", "weight": 9, "new": 1}})
+    assert (row.weight, store.take()) == (9, [])
+    row.weight = 0
+    assert store.take() == ["fruit"]
+
+
+class Bite(Value, array_like=True):
+    key: int
+    size: float
+
+
+def test_groups_are_one_entry_each_while_there_is_something_in_them() -> None:
+    store = StateStore()
+    groups: Groups[int, Bite] = Groups("bites", Bite, store)
+    group = groups.of("apple")
+    assert (list(store.keys()), store.take()) == ([], [])
+    group.add(Bite(1, 0.5))
+    group.add(Bite(2, 0.25))
+    assert (list(store.keys()), store.take()) == (["bites/apple"], ["bites/apple"])
+    del group[1]
+    assert store.take() == ["bites/apple"]
+    assert [bite.key for bite in groups.take("apple")] == [2]
+    assert (store.take(), store.body("bites/apple")) == (["bites/apple"], None)
+    groups.take("apple")
+    assert store.take() == []
+    groups.of("pear").add(Bite(3, 1.0))
+    assert groups.of("pear").keys() == {3}
 
 
 KINDS = {

@@ -1,7 +1,7 @@
 """What keeps decisions short where there are very many explorers: heaps, bounds, and fewer heartbeats."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas import Dispatch, SetPace, Task
@@ -41,6 +41,7 @@ def paces(effects: list[Effect]) -> dict[str, float]:
     st.sets(st.sampled_from(NAMES)),
     st.integers(0, 2),
 )
+@example([(name, "ready", 2, 0, 1, ("math", "code")) for name in "ab"], "a", None, {"a"}, 0)  # not where it failed
 def test_the_heaps_find_whom_a_look_at_everybody_finds(
     history: list[tuple[str, str, int, int, int, tuple[str, ...]]],
     failed_on: str | None,

@@ -316,3 +316,15 @@ def test_there_is_no_second_attempt_without_tries_left_or_without_another_explor
     assert dispatches(harness.wait(20)) == []
     assert dispatches(harness.beat("e2")) == []
     assert [d.explorer for d in dispatches(harness.wait(1))] == ["e2"]
+
+
+def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
+    harness = Harness(batch_size=2, group_size=6, straggler_factor=2, explorer_timeout_s=1000)
+    for name in ("e0", "e1"):
+        harness.beat(name, slots=1)
+    harness.task("a")
+    harness.task("b")
+    harness.finished("b", name="e1")
+    assert [d.attempt for d in dispatches(harness.wait(30))] == [2]
+    assert dispatches(broken_off(harness, 0, 2)) == []
+    assert statuses(harness.finished("a", name="e1", attempt=2)) == [("a", "completed")]
