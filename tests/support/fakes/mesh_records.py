@@ -8,6 +8,9 @@ from schemas import (
     CoordinatorHeartbeat,
     Dispatch,
     ExplorerHeartbeat,
+    ManifestEntry,
+    Position,
+    ResultPart,
     StepTrained,
     Task,
     TaskResult,
@@ -52,6 +55,16 @@ def explorer_beat(name: str = "explorer-0", **changes: Any) -> ExplorerHeartbeat
 def finalized(sequence: int, **changes: Any) -> BatchRecord:
     own: dict[str, Any] = {"batch_id": f"batch-{sequence}", "batch_type": "train", "sequence": sequence}
     return BatchRecord(**{"state": BatchLifecycleState.FINALIZED} | own | changes)
+
+
+def part(offset: int, samples: int = 4, *, partition: int = 0, attempt: int = 1) -> ResultPart:
+    """Samples of an attempt, in the record at an offset of ``experiences``."""
+    return ResultPart(attempt=attempt, samples=samples, position=Position(partition=partition, offset=offset))
+
+
+def entry(task_id: str, *parts: ResultPart) -> ManifestEntry:
+    """A task of a manifest; one without parts has failed."""
+    return ManifestEntry(task_id=task_id, status="completed" if parts else "failed", parts=list(parts))
 
 
 def task_result(task_id: str, **changes: Any) -> TaskResult:

@@ -39,6 +39,18 @@ def announcement(
     return made
 
 
+def weights_of(seed: int, *, elements: int = 3000) -> dict[str, torch.Tensor]:
+    """Tensors of several types and sizes, a part of them random."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(elements, generator=generator).bfloat16(),
+        "a": torch.randn(7, 3, generator=generator),
+        "none": torch.zeros(0, 4),
+        "scalar": torch.tensor(float(seed)),
+        "ids": torch.arange(5),
+    }
+
+
 def saved(directory: Path, version: int, weights: dict[str, torch.Tensor], keep: int = 3) -> Path:
     """A checkpoint of a version, as the trainer writes one."""
     save_file(weights, checkpoint.begin(directory, version) / "model.safetensors")

@@ -7,29 +7,7 @@ attempts fail, break off and run out of time; events and commands come late, int
 back to its checkpoint; the clock jumps both ways; several clients submit, finalize, abort and cancel, each other's
 batches too.
 
-======================  ===============================================================================================
-check (``Law``)         invariant
-======================  ===============================================================================================
-``ONE_RESULT``          every accepted task ends in exactly one TaskResult
-``REAL``                a result names only experiences that were really produced, by attempts that were wanted
-``WHOLE``               a completed task has each of its runs exactly once; a partial one some, a failed one none
-``ONCE``                over all manifests, each task and each experience is named at most once
-``MANIFEST``            a manifest has each task of its batch once, as its result was, and counts them right
-``TRANSITIONS``         batches make only the steps of the lifecycle
-``SEQUENCE``            sequences of FINALIZED train batches are 1, 2, 3 ...
-``STALENESS``           no sample of a FINALIZED train batch is staler than ``max_staleness``
-``INFLIGHT``            at most ``max_inflight_batches`` train batches are handed out and not ended
-``SLOTS``               no explorer is handed more than it has slots for
-``DISPATCH``            orders go to live explorers that can carry them out, for tasks that are open
-``ATTEMPTS``            attempts are numbered without gaps, within their limits
-``EPOCHS``              an epoch of the weights names one membership and never comes back
-``REPLIES``             a command gets at most one reply for each time it is sent, always the same
-``REPLY_IS_TRUE``       a reply agrees with what has become of its batch
-``SAME_RESULT``         all who finalize a batch get the same result, that of its record
-``RESTORE``             a restored machine is the one that was killed, and decides like it
-``LIVENESS``            once faults stop, all tasks, batches and commands end in a bounded number of rounds
-``MEMORY``              what a machine holds is bounded by its settings, and is next to nothing when all has ended
-======================  ===============================================================================================
+The invariants, with what each says, are those of ``tests.support.simulation.invariant``.
 
 ``INVARIANTS_SEED`` in the environment is where the seeds of the random histories begin, ``INVARIANTS_EXAMPLES`` how
 many histories Hypothesis makes up: a search of an hour finds what a minute's does not.

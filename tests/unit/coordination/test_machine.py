@@ -64,21 +64,25 @@ def test_a_batch_from_its_first_task_to_its_manifest() -> None:
     assert ended[1].trace_links == [TRACE]
 
 
+@pytest.mark.parametrize("name", ["held-out", "held out"])
 @pytest.mark.parametrize(
     ("detailed", "expected"), [(False, {"": 0.75}), (True, {"/mean": 0.75, "/max": 1.0, "/min": 0.5, "/std": 0.25})]
 )
 def test_evaluation_tells_the_spread_over_tasks_where_a_setting_says_so(
-    detailed: bool, expected: dict[str, float]
+    detailed: bool, expected: dict[str, float], name: str
 ) -> None:
-    harness = Harness(detailed_eval_stats=detailed).begun()
-    for name in "ab":
-        harness.task(name, batch_id="1/held-out", batch_type="eval", batch_size=2)
-    for name, score in (("a", 0.5), ("b", 1.0)):
-        metrics = [{"score": score}]
-        ended = harness.finished(name, batch_id="1/held-out", batch_type="eval", experience=None, metrics=metrics)
-    found = {name: value for name, value in batches(ended)[-1].metrics.items() if "score/mean@1" in name}
-    assert found == {f"eval/held-out/score/mean@1{stat}": value for stat, value in expected.items()}
-    assert not [name for name in batches(ended)[-1].metrics if "experience_count" in name]
+    harness, batch_id = Harness(detailed_eval_stats=detailed).begun(), escaped(f"1/{name}")
+    for task in "ab":
+        harness.task(task, batch_id=batch_id, batch_type="eval", batch_size=2)
+    for task, score in (("a", 0.5), ("b", 1.0)):
+        of: dict[str, Any] = {"batch_type": "eval", "experience": None, "samples": 0, "metrics": [{"score": score}]}
+        effects = harness.finished(task, batch_id=batch_id, **of)
+    ended = batches(effects)[-1]
+    found = {metric: value for metric, value in ended.metrics.items() if "score/mean@1" in metric}
+    assert found == {f"eval/{name}/score/mean@1{stat}": value for stat, value in expected.items()}
+    assert ended.metrics[f"eval/{name}/finished_task_count"] == 2.0
+    assert (ended.sequence, ended.manifest[0].parts[0].position) == (0, None)
+    assert not [metric for metric in ended.metrics if "experience_count" in metric]
 
 
 def test_no_more_train_batches_are_open_than_allowed_and_evaluation_does_not_count() -> None:
@@ -87,17 +91,6 @@ def test_no_more_train_batches_are_open_than_allowed_and_evaluation_does_not_cou
     assert not dispatches(harness.task("b"))
     assert [d.task.task_id for d in dispatches(harness.task("e", batch_type="eval"))] == ["e"]
     assert [d.task.task_id for d in dispatches(harness.finished("a"))] == ["b"]
-
-
-@pytest.mark.parametrize("name", ["held-out", "held out"])
-def test_an_eval_batch_needs_no_experience_and_gets_eval_metrics_by_the_name_its_client_gave(name: str) -> None:
-    harness = Harness().begun()
-    harness.task("a", batch_id=escaped(f"7/{name}"), batch_type="eval", batch_size=1)
-    (_, ended) = batches(harness.finished("a", batch_type="eval", experience=None, samples=0))
-    assert ended.sequence == 0
-    assert ended.manifest[0].parts[0].position is None
-    assert ended.metrics[f"eval/{name}/reward/mean@2"] == 0.5
-    assert ended.metrics[f"eval/{name}/finished_task_count"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -500,7 +493,7 @@ def test_entries_of_another_version_are_refused_with_advice() -> None:
         {"ended/1": pack(1)},
         {"progress/none": pack({"last_ended": 1, "first_error": None, "parts": []})},
         {"assigned/nobody": pack([["t", 0, 1, 1.0]])},
-        {"books": pack({"tasks": "many"})},
+        *({"books": pack(body)} for body in ({"tasks": "many"}, [1], "a")),
         {"done/x": pack([])},
     ],
 )

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from schemas import BatchRecord, ExperiencePiece, Position, TaskResult
+from schemas import ExperiencePiece, Position
 from schemas.batch import MAX_BATCH_PARTS
 from schemas.task import MAX_REPEAT_TIMES
-from tests.support.effects import written
 from tests.support.simulation.harness import Harness, batches, facts, statuses
 from trinity_bus.coordination import Fact
 from trinity_bus.coordination.effects import Effect
@@ -28,10 +27,6 @@ def in_pieces(samples: Sequence[int] = (1, 3, 2), **fields: Any) -> dict[str, An
 
 def manifest(commands: list[Effect]) -> list[list[tuple[int, int, int, int]]]:
     (batch,) = [batch for batch in batches(commands) if batch.state == "finalized"]
-    return named(batch)
-
-
-def named(batch: BatchRecord) -> list[list[tuple[int, int, int, int]]]:
     return [
         [(p.attempt, p.samples, p.position.partition, p.position.offset) for p in entry.parts if p.position is not None]
         for entry in batch.manifest
@@ -39,21 +34,6 @@ def named(batch: BatchRecord) -> list[list[tuple[int, int, int, int]]]:
 
 
 EXPECTED = [(1, 1, 1, 10), (1, 3, 1, 11), (1, 2, 1, 14)]
-
-
-def test_a_manifest_and_a_result_name_every_piece_in_order_after_a_restart_too() -> None:
-    harness = Harness(batch_size=2).begun()
-    for task in ("a", "b"):
-        harness.task(task)
-    commands = harness.finished("a", **in_pieces())
-    (result,) = written(commands, TaskResult)
-    assert [(p.samples, p.position.offset) for p in result.parts if p.position] == [(1, 10), (3, 11), (2, 14)]
-    harness.restart()
-    assert [(p.partition, p.offset) for p in counting(harness.machine)] == PLACES
-    harness.beat()
-    found = manifest(harness.finished("b"))
-    assert found[0] == EXPECTED
-    assert len(found[1]) == 1
 
 
 def test_an_answer_that_waits_for_other_parts_keeps_its_pieces_over_a_restart() -> None:

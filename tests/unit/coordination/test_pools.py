@@ -11,11 +11,9 @@ from tests.support.simulation.harness import (
     answers,
     batches,
     dispatches,
-    errors,
     facts,
     groups,
     refusals,
-    statuses,
 )
 from trinity_bus.coordination import Effect, Fact
 
@@ -34,16 +32,6 @@ def test_the_name_of_the_trained_model_names_its_pool() -> None:
     harness.task("b")
     assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="policy", parts=2)]
     assert taken(harness.beat("e0", pool="policy")) == [("a", "e0", 0), ("b", "e0", 0)]
-
-
-def test_explorers_without_a_trainer_get_work_batch_after_batch() -> None:
-    harness = Harness(batch_size=1, max_staleness=0)
-    fixed(harness, "e0", version=0)
-    for number in range(1, 5):
-        orders = harness.task(f"t{number}")
-        assert taken(orders) == [(f"t{number}", "e0", 0)]
-        ended = harness.finished(f"t{number}", batch_id=f"train-{number:06d}")
-        assert [(b.sequence, b.state) for b in batches(ended)] == [(number, "finalizing"), (number, "finalized")]
 
 
 def test_once_versions_are_published_a_fixed_checkpoint_is_as_fresh_as_its_version() -> None:
@@ -80,29 +68,6 @@ def test_what_a_fixed_explorer_says_of_weights_is_noted_and_changes_nothing() ->
     harness.trained(0)
     assert facts(harness.synced(0, 0, "judge")) == [Fact.LATE_SYNC]
     assert harness.machine.fleet.explorers["judge"].version == -1
-
-
-def test_a_task_for_a_pool_that_nobody_serves_is_accepted_waits_and_is_told_of() -> None:
-    harness = Harness(batch_size=2)
-    harness.beat("e0")
-    assert refusals(harness.task("a", pool="judge", workflow="grade")) == []
-    assert taken(harness.task("b")) == [("b", "e0", 0)]
-    assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="judge", parts=1)]
-    assert statuses(harness.wait(9)) == []
-    harness.restart()
-    assert harness.machine.heartbeat("c", "i").unserved == [UnservedPool(pool="judge", parts=1)]
-    assert taken(fixed(harness, "judge", "judge", workflows=["grade"])) == [("a", "judge", 0)]
-    assert harness.machine.heartbeat("c", "i").unserved == []
-
-
-def test_who_waits_for_a_batch_of_an_unserved_pool_is_answered_when_its_time_is_up() -> None:
-    harness = Harness()
-    harness.beat("e0")
-    harness.submit("mine", 1)
-    harness.task("a", batch_id="mine", pool="judge")
-    harness.finalize("mine", timeout_s=5)
-    assert errors(harness.wait(6)) == ["timeout"]
-    assert statuses(harness.abort("mine")) == [("a", "aborted")]
 
 
 def test_only_its_pool_can_judge_that_nobody_has_a_workflow() -> None:

@@ -1,4 +1,6 @@
-"""What may be deleted: never anything that somebody may still need, and everything else in the end."""
+"""What may be deleted: never anything that somebody may still need, and everything else in the end; and where the turns
+of a task lie, which heartbeats tell, restarts keep and the next attempt is told.
+"""
 
 from typing import Any
 
@@ -6,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas import BatchLifecycleState, BatchRecord, ManifestEntry, Position, ResultPart
-from schemas.topics import EXPERIENCES, TASKS
+from schemas import BatchLifecycleState, BatchRecord, Position, ResultPart, RunningAttempt
+from schemas.topics import EXPERIENCES, TASKS, TURNS
+from tests.support.fakes.mesh_records import entry, finalized
+from tests.support.simulation.harness import Harness, dispatches
 from trinity_bus.coordination.retention import (
     BATCHES_KEPT,
     MAX_NOTED,
@@ -16,21 +20,17 @@ from trinity_bus.coordination.retention import (
     RetentionSnapshot,
     without_lost,
 )
+from workers.coordinator.retention import first_turns
 
 FOREVER = 1 << 60
 
 
 def batch(batch_id: str, *positions: Position, batch_type: str = "train", state: str = "finalized") -> BatchRecord:
-    return BatchRecord(
-        batch_id=batch_id,
-        batch_type=batch_type,
-        state=BatchLifecycleState(state),
-        sequence=1,
-        manifest=[
-            ManifestEntry(task_id=f"{batch_id}-{number}", status="completed", parts=[part])
-            for number, part in enumerate(ResultPart(attempt=1, samples=1, position=at) for at in positions)
-        ],
-    )
+    entries = [
+        entry(f"{batch_id}-{number}", ResultPart(attempt=1, samples=1, position=at))
+        for number, at in enumerate(positions)
+    ]
+    return finalized(1, batch_id=batch_id, batch_type=batch_type, state=BatchLifecycleState(state), manifest=entries)
 
 
 def at(offset: int, partition: int = 0) -> Position:
@@ -257,3 +257,42 @@ class Mesh(RuleBasedStateMachine):
 
 TestMesh = Mesh.TestCase
 TestMesh.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def place(offset: int) -> Position:
+    return Position(partition=3, offset=offset)
+
+
+def beat(harness: Harness, attempt: int, offset: int, name: str = "e0", incarnation: str = "1") -> None:
+    harness.beat(name, incarnation, running=[RunningAttempt(task_id="a", attempt=attempt, turns=place(offset))])
+
+
+def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() -> None:
+    harness = Harness(batch_size=1, max_attempts=4).begun()
+    (first,) = dispatches(harness.task("a"))
+    assert first.turns is None
+    beat(harness, 1, 17)
+    harness.restart()
+    assert list(first_turns(harness.machine)) == [place(17)]
+    (second,) = dispatches(harness.beat(incarnation="2"))
+    assert (second.attempt, second.turns) == (2, place(17))
+    harness.restart()
+    beat(harness, 2, 29, incarnation="2")
+    (third,) = dispatches(harness.beat(incarnation="3"))
+    assert (third.attempt, third.turns) == (3, place(17)), "of all attempts the first"
+    harness.finished("a", incarnation="3", attempt=3)
+    assert list(first_turns(harness.machine)) == []
+
+
+def test_what_an_explorer_says_of_attempts_that_are_not_its_own_is_passed_over() -> None:
+    harness = Harness(batch_size=1).begun("a")
+    beat(harness, 1, 17, name="e1")
+    beat(harness, 9, 17)
+    assert list(first_turns(harness.machine)) == []
+
+
+def test_turns_are_deleted_when_they_are_old_and_no_open_task_needs_them() -> None:
+    aged = {(TURNS.name, 3): 40, (TURNS.name, 4): 5}
+    assert twice(Retention(), look(aged=aged)) == {(TURNS.name, 3): 40, (TURNS.name, 4): 5}
+    kept = twice(Retention(), look(aged=aged, turns=[place(29), place(17)]))
+    assert kept == {(TURNS.name, 3): 17, (TURNS.name, 4): 5}

@@ -40,34 +40,23 @@ async def test_positions_are_moved_into_the_log_and_it_is_said_what_was_wrong() 
     assert await ask({}, {}) == Readable({}, 0, [])
 
 
-async def resolve(found: Readable, remembered: int, incarnations: int = 0) -> dict[tuple[str, int], int]:
-    left = incarnations
+async def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again_and_many_are_the_operators(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lives = iter(range(20))
 
     async def live() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        if next(lives, None) is None:
             raise ProducerFencedError("the operator has decided")
 
-    return await resolved(found, remembered, live, 0)
-
-
-async def test_events_and_commands_go_on_at_the_end_and_few_tasks_are_read_again() -> None:
     held = {"tasks": (10, 110), "commands": (0, 3), "explorer-events": (0, 7)}
-    found = await ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
-    assert await resolve(found, remembered=100) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
-
-
-async def test_many_tasks_are_for_the_operator_to_decide(caplog: pytest.LogCaptureFixture) -> None:
-    found = await ask({"tasks": (10, 111)}, {"tasks": 500})
-    assert undecided(found.beyond, 100) == [BeyondEnd("tasks", 0, 500, 10, 111)]
+    few = await ask(held, {"tasks": 500, "commands": 50, "explorer-events": 60})
+    assert await resolved(few, 100, live, 0) == {("tasks", 0): 10, ("commands", 0): 3, ("explorer-events", 0): 7}
+    many = await ask(held | {"tasks": (10, 111)}, {"tasks": 500})
+    assert undecided(many.beyond, 100) == [BeyondEnd("tasks", 0, 500, 10, 111)]
+    caplog.clear()
     with pytest.raises(ProducerFencedError):
-        await resolve(found, remembered=100, incarnations=20)
+        await resolved(many, 100, live, 0)
     (said,) = [record.getMessage() for record in caplog.records]
     assert "trinity-bus positions resolve --tasks beginning|end" in said
     assert "tasks/0 ends at 111, and 500 was to be read next" in said
-
-
-async def test_nothing_is_wrong_with_most_positions() -> None:
-    found = await ask({"tasks": (0, 9), "explorer-events": (0, 7)}, {"tasks": 9, "explorer-events": 3})
-    assert await resolve(found, remembered=0) == {("tasks", 0): 9, ("explorer-events", 0): 3}

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerHeartbeat
+from schemas import BatchLifecycleState, BatchRecord
+from tests.support.fakes.mesh_records import explorer_beat
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import observations
@@ -30,23 +31,19 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     return meter
 
 
-def test_one_that_works_tells_of_its_mesh(meter: Meter) -> None:
+def test_one_that_works_tells_of_its_mesh_and_one_that_stands_by_only_that(meter: Meter) -> None:
+    observations.watch(lambda: None)
+    observed = meter.observed()
+    assert observed.pop("rl.coordinator.active") == [0]
+    assert set(map(tuple, observed.values())) == {()}
     machine = CoordinatorMachine(CoordinatorSettings())
-    beat = ExplorerHeartbeat(explorer="explorer-0", incarnation="life-1", state="ready", slots=4, workflows=["math"])
-    machine.handle(EventArrived(beat), now=0.0)
+    machine.handle(EventArrived(explorer_beat(slots=4, workflows=["math"])), now=0.0)
     observations.watch(lambda: machine)
     observed = meter.observed()
     assert observed["rl.coordinator.active"] == [1]
     assert observed["rl.coordinator.explorers"] == [1]
     assert observed["rl.coordinator.slots"] == [0, 4]
     assert observed["rl.coordinator.tasks"] == [0]
-
-
-def test_one_that_stands_by_tells_only_that(meter: Meter) -> None:
-    observations.watch(lambda: None)
-    observed = meter.observed()
-    assert observed.pop("rl.coordinator.active") == [0]
-    assert set(map(tuple, observed.values())) == {()}
 
 
 class Clock:

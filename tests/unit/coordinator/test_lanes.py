@@ -44,20 +44,13 @@ async def test_a_lane_that_is_new_is_asked_of_once() -> None:
     assert brokers.asked == 1
 
 
-async def test_orders_to_one_that_tells_of_a_lane_that_is_nowhere_hold_up_nobody() -> None:
+async def test_orders_to_one_whose_lane_is_nowhere_hold_up_nobody_and_brokers_are_asked_again_later() -> None:
     brokers, now = FakeBrokers(), 0.0
     lanes = Lanes(brokers, lambda: now)
     assert [await lanes.of(NAME, 1 << 40) for _ in range(100)] == [OWN] * 100
     assert brokers.asked == 1
-    now = ASK_S
+    now, brokers.away = ASK_S, True
     brokers.partitions = NEW + 1
+    assert await lanes.of(NAME, NEW) == OWN, "they do not say"
+    now, brokers.away = 2 * ASK_S, False
     assert await lanes.of(NAME, NEW) == NEW, "it is there by now"
-
-
-async def test_brokers_that_do_not_say_are_asked_again_later() -> None:
-    brokers, now = FakeBrokers(NEW + 1), 0.0
-    lanes = Lanes(brokers, lambda: now)
-    brokers.away = True
-    assert await lanes.of(NAME, NEW) == OWN
-    now, brokers.away = ASK_S, False
-    assert await lanes.of(NAME, NEW) == NEW

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.task import Task
-from trinity_bus.rollout import Conversation, RolloutContext, ToolError, ToolTimeoutError, ToolWorkflow
+from trinity_bus.rollout import Conversation, ToolError, ToolTimeoutError, ToolWorkflow
 from trinity_bus.rollout.tools import PythonTool, Toolbox
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
@@ -158,15 +158,3 @@ def test_what_cannot_be_told_is_no_tool() -> None:
             PythonTool(wrong)
     with pytest.raises(ValueError, match="the same name: add, add"):
         Toolbox([add, add])
-
-
-def test_a_context_without_turns_calls_and_ends_turns_all_the_same() -> None:
-    async def double(value: int) -> int:
-        return 2 * value
-
-    async def body() -> int:
-        context = RolloutContext(engine=None, tokenizer=None, repeat_times=1)  # type: ignore[arg-type]
-        await context.end_turn()
-        return await context.call("double", double, 4)
-
-    assert asyncio.run(body()) == 8

@@ -85,8 +85,8 @@ def test_the_answer_has_the_last_digit_of_all(text: str) -> None:
         assert not digits or digits[-1] in str(found)
 
 
-@given(st.text(max_size=200), st.text(max_size=50))
-def test_math_reward_takes_whatever_a_model_writes(response: str, answer: str) -> None:
+@given(st.text(max_size=200) | st.text("0123456789{}\\boxed$*(", max_size=3000), st.text(max_size=50) | st.just("x+1"))
+def test_math_reward_takes_whatever_a_model_writes_and_soon(response: str, answer: str) -> None:
     assert asyncio.run(math_reward(response, answer, different)) in {0.0, 1.0}
 
 

@@ -1,7 +1,6 @@
 """Workflows, run against an engine that answers from a list."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from schemas.message import FunctionSchema, Message, Tool
 from schemas.sampling import Sampling
 from schemas.task import Task
-from trinity_bus.chat import Completion
 from trinity_bus.rollout import (
     REGISTRY,
     Rollout,
@@ -21,33 +19,21 @@ from trinity_bus.rollout import (
     register,
 )
 from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens, sampling_of_rest
-from trinity_bus.testing import END, CharacterTokenizer
+from trinity_bus.testing import END, LOGPROB, CharacterTokenizer, Request, ScriptedEngine
 
 
-class ScriptedEngine:
-    """Says what it was told to, and notes what it was asked."""
-
-    def __init__(self, texts: list[str], finish_reason: str = "stop") -> None:
-        drawn = [[*map(ord, text), END] for text in texts]
-        self.answers = [Completion(ids, [-0.5] * len(ids), finish_reason, [(0, 7)]) for ids in drawn]
-        self.asked: list[tuple[list[int], Sampling, int, str | None]] = []
-        self.as_many_as_asked = False
-
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
-    ) -> Sequence[Completion]:
-        self.asked.append((list(prompt_token_ids), sampling, n, traceparent))
-        return self.answers[:n] if self.as_many_as_asked else self.answers
-
-
-def context(texts: list[str], *, runs: int | None = None, finish_reason: str = "stop") -> RolloutContext:
+def context(texts: Any, **changes: Any) -> RolloutContext:
+    """What a workflow is given, with an engine that says these, one for each run."""
+    engine = ScriptedEngine(texts, version=7)
+    own = {"sampling": Sampling(temperature=1.0, max_tokens=16), **changes}
     return RolloutContext(
-        engine=ScriptedEngine(texts, finish_reason),
-        tokenizer=CharacterTokenizer(),
-        repeat_times=len(texts) if runs is None else runs,
-        sampling=Sampling(temperature=1.0, max_tokens=16),
-        traceparent="00-trace",
+        engine=engine, tokenizer=engine.tokenizer, repeat_times=own.pop("repeat_times", None) or len(texts), **own
     )
+
+
+def requests(ctx: RolloutContext) -> list[Request]:
+    assert isinstance(ctx.engine, ScriptedEngine)
+    return ctx.engine.requests
 
 
 async def run(name: str, task: Task, ctx: RolloutContext) -> list[Rollout]:
@@ -57,22 +43,14 @@ async def run(name: str, task: Task, ctx: RolloutContext) -> list[Rollout]:
 async def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
     ctx = context(["it is 4", "it is 5"])
     task = Task(task_id="t", workflow="math", prompt="2 + 2 ?", answer="4", sampling=Sampling(temperature=0.5))
-    rollouts = await run("math", task, ctx)
-
-    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
-    assert isinstance(ctx.engine, ScriptedEngine)
-    ((prompt, sampling, n, traceparent),) = ctx.engine.asked
-    assert n == 2
-    assert traceparent == "00-trace"
-    assert sampling == Sampling(temperature=0.5, max_tokens=16)
-    assert prompt == ctx.tokenizer.encode("2 + 2 ?")
-    assert rollouts[0].prompt_token_ids == prompt
+    first, second = await run("math", task, ctx)
+    assert requests(ctx) == [Request("2 + 2 ?", Sampling(temperature=0.5, max_tokens=16), 2)]
+    assert (first.reward, second.reward) == (1.0, 0.0)
+    assert first.prompt_token_ids == ctx.tokenizer.encode("2 + 2 ?")
     # The engine's own tokens and logprobs, untouched.
-    assert rollouts[0].response_token_ids is ctx.engine.answers[0].token_ids
-    assert rollouts[0].logprobs is ctx.engine.answers[0].logprobs
-    assert rollouts[0].mask is None
-    assert rollouts[0].versions == [(0, 7)]
-    assert rollouts[0].metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 8.0, "truncated": 0.0}
+    assert (first.response_token_ids, first.logprobs) == ([*map(ord, "it is 4"), END], [LOGPROB] * 8)
+    assert (first.mask, first.versions) == (None, [(0, 7)])
+    assert first.metrics == {"reward": 1.0, "exact": 1.0, "response_tokens": 8.0, "truncated": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -87,15 +65,13 @@ async def test_math_asks_once_for_all_runs_and_rewards_each() -> None:
 async def test_the_first_run_of_a_task_that_wants_a_baseline_is_greedy(
     runs: int, base: int, batch_type: Any, asked: list[tuple[float, int]]
 ) -> None:
-    ctx = dataclasses.replace(context(["4"] * runs), run_id_base=base, batch_type=batch_type)
-    assert isinstance(ctx.engine, ScriptedEngine)
-    ctx.engine.as_many_as_asked = True
+    ctx = context(["4"] * runs, run_id_base=base, batch_type=batch_type)
     wishes = Sampling(temperature=0.5)
     task = Task(
         task_id="t", workflow="math", prompt="2 + 2 ?", answer="4", sampling=wishes, data={"greedy_baseline": True}
     )
     rollouts = await run("math", task, ctx)
-    assert [(sampling.temperature, n) for _, sampling, n, _ in ctx.engine.asked] == asked
+    assert [(one.sampling.temperature, one.n) for one in requests(ctx)] == asked
     found = [one.sampling.temperature for one in rollouts if one.sampling is not None]
     assert found == [temperature for temperature, n in asked for _ in range(n)]
     assert sampling_of_rest(rollouts, ctx.asked) is None
@@ -105,21 +81,30 @@ async def test_sequence_gives_partial_credit() -> None:
     task = Task(task_id="t", workflow="sequence", prompt="copy 3 1 =", answer="3 1")
     rollouts = await run("sequence", task, context(["3 1", "3 3", "1 3 1 1"]))
     assert [rollout.reward for rollout in rollouts] == [1.0, pytest.approx(2 / 3), 0.0]
-    cut = await run("sequence", task, context(["3 1"], finish_reason="length"))
+    cut = await run("sequence", task, context(["3 1"], sampling=Sampling(max_tokens=3)))
     assert cut[0].reward == pytest.approx(2 / 3)
     assert cut[0].metrics["truncated"] == 1.0
 
 
+class Short(ScriptedEngine):
+    """Gives one response, whatever it is asked for."""
+
+    async def generate(self, prompt_token_ids: Any, sampling: Any, n: int, traceparent: Any) -> Any:
+        del n
+        return await ScriptedEngine.generate(self, prompt_token_ids, sampling, 1, traceparent)
+
+
 @pytest.mark.parametrize(
-    ("answer", "runs", "why"),
+    ("answer", "why"),
     [
-        (None, 1, "task 't' has no answer, which workflow 'math' needs"),
-        ("4", 3, "asked the engine for 3 responses and got 1"),
+        (None, "task 't' has no answer, which workflow 'math' needs"),
+        ("4", "asked the engine for 3 responses and got 1"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_failure_not_a_zero(answer: str | None, runs: int, why: str) -> None:
+async def test_what_cannot_be_answered_is_a_failure_not_a_zero(answer: str | None, why: str) -> None:
+    ctx = dataclasses.replace(context(["4"] * 3), engine=Short(["4"]))
     with pytest.raises(WorkflowError, match=why):
-        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer=answer), context(["4"], runs=runs))
+        await run("math", Task(task_id="t", workflow="math", prompt="2 + 2", answer=answer), ctx)
 
 
 def test_messages_go_through_the_chat_template() -> None:
@@ -172,16 +157,15 @@ def test_a_name_belongs_to_one_workflow_and_an_unknown_one_is_told_the_known_one
 
 async def asked_seeds(ctx: RolloutContext, own: Sampling | None = None) -> list[int | None]:
     """Of two requests of one response each."""
-    engine = ctx.engine
-    assert isinstance(engine, ScriptedEngine)
     for _ in range(2):
         await ctx.generate([0], own)
-    return [sampling.seed for _, sampling, _, _ in engine.asked[-2:]]
+    return [one.sampling.seed for one in requests(ctx)[-2:]]
 
 
 async def test_where_the_explorer_has_a_seed_each_request_follows_from_it_the_task_and_the_run() -> None:
     def of(task_id: str, base: int = 0, seed: int | None = 7) -> RolloutContext:
-        return dataclasses.replace(context(["4"]), task_id=task_id, run_id_base=base, sampling=Sampling(seed=seed))
+        changes = {"repeat_times": 1, "task_id": task_id, "run_id_base": base, "sampling": Sampling(seed=seed)}
+        return context(iter("4" * 4), **changes)
 
     seeds = await asked_seeds(of("one"))
     assert seeds == await asked_seeds(of("one"))

@@ -8,10 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from schemas import LeftOut, Position, ResultPart, StepGroup, TokenFigures
+from schemas import LeftOut, Position, StepGroup, TokenFigures
 from schemas.codec import encode
 from schemas.token_figures import FLOAT16
 from schemas.topic import Topic
+from tests.support.fakes.mesh_records import part
 from tests.support.fakes.received import durable
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus
@@ -23,10 +24,6 @@ from workers.trainer.figure_log import FigureLog, records_of
 LIMIT_S = 30.0
 
 
-def part(partition: int, offset: int, samples: int) -> ResultPart:
-    return ResultPart(attempt=1, samples=samples, position=Position(partition=partition, offset=offset))
-
-
 def of(number: int, tokens: int = 2, updates: int = 0) -> SampleFigures:
     column = np.full(tokens, number, FLOAT16).tobytes()
     return SampleFigures(number, updates, column, column)
@@ -34,11 +31,11 @@ def of(number: int, tokens: int = 2, updates: int = 0) -> SampleFigures:
 
 STEP = begun(
     groups=[
-        StepGroup(task_id="a", parts=[part(0, 10, 2), part(1, 20, 2)]),
-        StepGroup(task_id="gone", parts=[part(0, 11, 2)]),
-        StepGroup(task_id="b", parts=[part(0, 12, 3)]),
+        StepGroup(task_id="a", parts=[part(10, 2), part(20, 2, partition=1)]),
+        StepGroup(task_id="gone", parts=[part(11, 2)]),
+        StepGroup(task_id="b", parts=[part(12, 3)]),
     ],
-    replayed=[StepGroup(task_id="c", parts=[part(2, 5, 1)])],
+    replayed=[StepGroup(task_id="c", parts=[part(5, 1, partition=2)])],
     left_out=[
         LeftOut(task_id="a", reason="bad_token", samples=[0, 2]),
         LeftOut(task_id="gone", reason="greedy", samples=[0, 1]),

@@ -106,17 +106,6 @@ def test_ranks_that_connect_make_calls_and_wait_for_the_next_training(ranks: Lau
         thread.join()
 
 
-def test_the_end_of_a_connection_is_the_end_of_the_rank(ranks: LaunchedRanks, connect: Connect) -> None:
-    thread, second = answering(connect(1)), connect(2)
-    ranks.wait(3)
-    with following(ranks) as followers:
-        second.close()
-        wait_until(lambda: not followers.ready, "it is noticed", 10)
-        with pytest.raises(RankError, match=r"rank 2 of 3 \(at 127\.0\.0\.1\) is gone: the other side closed"):
-            followers.begin(Join("1.0"))
-    thread.join()
-
-
 def test_a_stranger_costs_no_rank_and_learns_nothing(
     ranks: LaunchedRanks, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,6 +58,9 @@ def test_an_adapter_says_what_it_adds_and_to_which_weights(tmp_path: Path) -> No
     engine.leave()
 
 
+WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer": {"sync_method": "checkpoint"}}
+
+
 @pytest.mark.parametrize(
     ("service", "changes", "refusal"),
     [
@@ -69,9 +72,10 @@ def test_an_adapter_says_what_it_adds_and_to_which_weights(tmp_path: Path) -> No
         ("explorer", {"synchronizer": {"sync_method": "checkpoint"}}, "set it to nccl or memory"),
         ("trainer", {"trainer": {"lora_rank": 8, "stages": [{"stage": "a"}]}}, "leave trainer.stages empty"),
         ("explorer", {"explorer": {"engine_url": "http://there:1"}}, "a server takes versions from checkpoints"),
+        ("explorer", WITHOUT | {"explorer": {"engine_url": "http://there:1", "capture_routes": True}}, "does not tell"),
     ],
 )
-def test_settings_that_do_not_go_with_an_adapter_are_refused(
+def test_settings_that_do_not_go_with_an_adapter_or_a_server_are_refused(
     service: str, changes: dict[str, dict[str, Any]], refusal: str | None
 ) -> None:
     given = {"mesh": {"model_path": "/m", "adapter_rank": 8}, "trainer": {"lora_rank": 8, "checkpoint_dir": "/c"}}
@@ -79,10 +83,3 @@ def test_settings_that_do_not_go_with_an_adapter_are_refused(
     found = refusals(service, Settings(**given))
     assert len(found) == bool(refusal)
     assert all(refusal is not None and refusal in one for one in found)
-
-
-def test_a_server_tells_no_routes() -> None:
-    own = {"engine_url": "http://there:1", "capture_routes": True}
-    settings = Settings(mesh={"model_path": "/m"}, synchronizer={"sync_method": "checkpoint"}, explorer=own)
-    (found,) = refusals("explorer", settings)
-    assert "does not tell which experts were chosen" in found

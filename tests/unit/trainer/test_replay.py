@@ -58,14 +58,16 @@ def test_a_replay_is_a_shadow_that_ends_and_has_names_and_folders_of_its_own() -
 
 
 def test_what_cannot_be_asked_for_is_refused() -> None:
-    live = settings()
-    with pytest.raises(ConfigError, match="trainer-0 is the live trainer's name"):
-        ReplayRequest(live, live, "trainer-0", Path("own"), 1).check()
-    with pytest.raises(ConfigError, match=r"own/\.\./live is the live trainer's"):
-        ReplayRequest(live, live, "replay-1", Path("own/../live"), 1).check()
-    staged = settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
-    with pytest.raises(ConfigError, match="a replay is of one stage"):
-        ReplayRequest(staged, staged, "replay-1", Path("own"), 1).check()
+    live, staged = settings(), settings(stages=[{"stage": "sft", "loss": "sft", "total_steps": 1}, {"stage": "rl"}])
+    for own, name, folder, why in (
+        (live, "trainer-0", "own", "trainer-0 is the live trainer's name"),
+        (live, "replay-1", "own/../live", r"own/\.\./live is the live trainer's"),
+        (staged, "replay-1", "own", "a replay is of one stage"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            ReplayRequest(own, own, name, Path(folder), 1).check()
+    # Demonstrations can be left out.
+    ReplayRequest(settings(strategy="mix"), live, "replay-1", Path("own"), 1).check()
 
 
 @pytest.mark.parametrize(
@@ -90,11 +92,6 @@ def test_a_setting_of_which_nothing_would_come_is_refused(changes: dict[str, Any
         request(**changes, loss="gspo").check()
     (said,) = refused.value.problems
     assert said.startswith(line)
-
-
-def test_demonstrations_can_be_left_out_of_a_replay() -> None:
-    live = settings(strategy="mix")
-    ReplayRequest(live, settings(), "replay-1", Path("own"), 1).check()
 
 
 @pytest.mark.parametrize(

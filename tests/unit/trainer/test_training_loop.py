@@ -3,12 +3,12 @@
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from schemas import StepEnded
 from schemas.step import KEPT_STEPS
-from schemas.topic import Topic
-from tests.support.fakes.received import durable
+from schemas.topics import STEPS
+from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.trainer_context import context_of
 from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Bus, Producer
@@ -30,22 +30,8 @@ class Once(StepSource):
         return StepInput(begun(step=step, trainer="replay-1", follows="trainer-0"))
 
 
-class FakeTopic:
-    """A producer that keeps what is sent, with nobody behind it."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, object]] = []
-
-    async def send(self, _topic: Topic, key: str, record: object) -> Any:
-        self.sent.append((key, record))
-        return durable()
-
-    async def send_raw(self, topic: Topic, key: str, value: object) -> Any:
-        return await self.send(topic, key, value)
-
-
 async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_path: Path) -> None:
-    log, told_before_the_checkpoint = FakeTopic(), []
+    log, told_before_the_checkpoint = FakeLog(), []
 
     engine = cast("TrainingEngine", SimpleNamespace(progress=TrainingProgress()))
 
@@ -54,14 +40,15 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
         return {"loss": 0.5, "trained_tokens": 3.0, "updates_skipped_in_a_row": 0.0}
 
     def save_checkpoint(*_args: object, **_kwargs: object) -> Future[Path]:
-        told_before_the_checkpoint.extend(log.sent)
+        told_before_the_checkpoint.extend(log.all(STEPS))
         done: Future[Path] = Future()
         done.set_result(tmp_path)
         return done
 
     engine.take_figures = list  # type: ignore[method-assign]
     engine.train_step, engine.save_checkpoint = train_step, save_checkpoint  # type: ignore[method-assign]
-    steps = StepLog("replay-1", "run-1", 0, bus=cast("Bus", None), producer=cast("Producer", log))
+    producer = cast("Producer", FakeBus(log).producer())
+    steps = StepLog("replay-1", "run-1", 0, bus=cast("Bus", None), producer=producer)
     async with EngineThread() as thread:
         around = context_of(
             TrainerSettings(total_steps=1, name="replay-1"),
@@ -74,15 +61,16 @@ async def test_the_figures_of_a_step_are_on_the_log_before_its_checkpoint(tmp_pa
         trainer = TrainingLoop(around, Once(), CheckpointSink(around))
         await trainer.run()
         await trainer.finish()
-    ((key, ended),) = told_before_the_checkpoint
-    assert key == "replay-1/1/ended"
+    (told,) = told_before_the_checkpoint
+    assert told.key == "replay-1/1/ended"
+    ended = told.record
     assert isinstance(ended, StepEnded)
     assert (ended.trainer, ended.follows, ended.step, ended.metrics["loss"]) == ("replay-1", "trainer-0", 1, 0.5)
 
 
 async def test_figures_of_old_steps_go_with_their_records() -> None:
-    log = FakeTopic()
-    steps = StepLog("t", "r", 0, bus=cast("Bus", None), producer=cast("Producer", log))
+    log = FakeLog()
+    steps = StepLog("t", "r", 0, bus=cast("Bus", None), producer=cast("Producer", FakeBus(log).producer()))
     await steps.end(begun(step=KEPT_STEPS + 2), {}, 1.0)
-    assert [key for key, _ in log.sent] == [f"t/{KEPT_STEPS + 2}/ended", "t/2/ended"]
-    assert log.sent[1][1] is None
+    ended, old = log.all(STEPS)
+    assert (ended.key, old.key, old.record) == (f"t/{KEPT_STEPS + 2}/ended", "t/2/ended", None)

@@ -1,4 +1,6 @@
-"""What the trainer tells of steps and versions, in which order, whatever takes long. Engine and log are fakes."""
+"""What the trainer tells of steps and versions, in which order, whatever takes long; whom it lets in to a version, and
+whether what members say of it is right. Engine and log are fakes.
+"""
 
 import asyncio
 import threading
@@ -12,9 +14,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from schemas import StepTrained, VersionRefused
+from schemas import ModelVersion, StepTrained, VersionRefused, WeightsSynced
+from schemas.topics import MODEL_VERSIONS
+from tests.support.fakes.announcements import announced
+from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.received import durable
 from tests.support.fakes.trainer_context import context_of
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
@@ -22,7 +28,7 @@ from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.staging import Staging
 from workers.trainer.engines import EngineThread, PublishedTensors
 from workers.trainer.training_loop import Trained
-from workers.trainer.version_publisher import VersionPublisher
+from workers.trainer.version_publisher import ServedVersions, VersionPublisher
 
 
 class Engine:
@@ -223,3 +229,80 @@ async def test_a_checkpoint_that_cannot_be_written_ends_what_trains(tmp_path: Pa
         await train()
     assert ended.group_contains(CheckpointError, match="No space left")
     assert events == [[]]
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def announcement(epoch: int, *explorers: str, version: int = 1, incarnation: str = "life") -> ModelVersion:
+    return announced(version, *explorers, incarnation="a", epoch=epoch, trainer_incarnation=incarnation, checksum="aa")
+
+
+class FakeServer:
+    """Notes whom it is told to let in, and what to keep."""
+
+    def __init__(self) -> None:
+        self.admitted: list[tuple[int, int, str | None]] = []
+        self.kept: list[int] = []
+
+    def admit(self, announced: ModelVersion, traceparent: str | None = None) -> None:
+        self.admitted.append((announced.version, announced.epoch, traceparent))
+
+    def keep(self, version: int) -> None:
+        self.kept.append(version)
+
+
+def served(server: FakeServer | None = None) -> ServedVersions:
+    made = ServedVersions(cast("Any", server or FakeServer()), model="policy", incarnation="life")
+    made.add(1, "aa")
+    return made
+
+
+async def test_members_of_this_lifes_announcements_are_let_in_and_the_last_version_is_kept() -> None:
+    server, bus = FakeServer(), FakeBus(FakeLog())
+    async with bus.producer() as producer, bus.reader(MODEL_VERSIONS, start="beginning") as reader:
+        for record in (
+            announcement(1, "good"),
+            announcement(9, "good", incarnation="former"),
+            announcement(2, "lame"),
+            announcement(3, version=2),
+        ):
+            await producer.send(MODEL_VERSIONS, "policy", record, headers=[("traceparent", TRACE.encode())])
+            await producer.send_raw(MODEL_VERSIONS, "policy", b"not msgpack")
+        async with beside(served(server).serve(reader)):  # type: ignore[arg-type]  # has what is used
+            await until(lambda: len(server.kept) == 3)
+    assert server.admitted == [(1, 1, TRACE), (1, 2, TRACE), (2, 3, TRACE)]
+    assert server.kept == [1, 1, 2]
+
+
+def synced(**changes: Any) -> WeightsSynced:
+    of: dict[str, Any] = {"explorer": "explorer-0", "incarnation": "a", "model": "policy"}
+    return WeightsSynced(**{**of, "version": 1, "epoch": 1, "ok": True, "checksum": "aa", **changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        pytest.param(synced(), True, id="right"),
+        pytest.param(synced(ok=False, checksum="", error="LinkError"), True, id="failed, and says so"),
+        pytest.param(synced(version=7, checksum="bb"), True, id="of a version that this incarnation never had"),
+        pytest.param(synced(model="other", checksum="bb"), True, id="of another model"),
+        pytest.param(synced(checksum="bb"), False, id="other bytes"),
+        pytest.param(synced(checksum=""), False, id="none"),
+    ],
+)
+def test_wrong_bytes_are_reported_and_counted(
+    answer: WeightsSynced, *, is_right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = served()
+    assert made.compare(answer) is is_right
+    assert made.mismatches == int(not is_right)
+    assert ("explorer-0 received version 1" in caplog.text) is not is_right
+
+
+def test_old_checksums_are_forgotten() -> None:
+    made = served()
+    for version in range(2, 40):
+        made.add(version, "aa")
+    assert made.compare(synced(checksum="bb"))
+    assert not made.compare(synced(version=39, checksum="bb"))

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from schemas import ExperienceGroup
-from tests.support.fakes.experiences import make_group
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -26,16 +24,6 @@ def layout() -> Iterator[Layout]:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tied")
-
-
-@pytest.fixture
-def group() -> Callable[..., ExperienceGroup]:
-    return make_group
-
-
-@pytest.fixture(scope="session")
-def model_at() -> Callable[..., Path]:
-    return write_model
 
 
 @pytest.fixture(params=["megatron", "torch"])

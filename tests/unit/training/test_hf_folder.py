@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, read_shape
@@ -23,10 +24,8 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_names_of_a_model_are_those_that_transformers_writes(
-    model_at: Callable[..., Path], tmp_path: Path, family: str, *, tied: bool
-) -> None:
-    folder = model_at(tmp_path / "m", family=family, tied=tied)
+def test_the_names_of_a_model_are_those_that_transformers_writes(tmp_path: Path, family: str, *, tied: bool) -> None:
+    folder = write_model(tmp_path / "m", family=family, tied=tied)
     assert tensors.folder_names(read_shape(folder)) == load_file(folder / WEIGHTS).keys()
 
 
@@ -50,27 +49,25 @@ REFUSED: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "many": (lambda own: {**own, **{f"x.{i}": torch.ones(1) for i in range(9)}}, r"x\.4 and 4 more"),
     "another output layer": (lambda own: {**own, "lm_head.weight": torch.ones(2, 2)}, "lm_head.weight is not model"),
     "no prefix": (lambda own: {k.removeprefix("model."): v for k, v in own.items()}, r"lacks model\.embed_tokens"),
+    "a norm cut off": (lambda own: {**own, NORM: own[NORM][:-1].clone()}, rf"{NORM}.*\(31,\).*\(32,\)"),
+    "no norms": (lambda own: {k: v for k, v in own.items() if "norm.weight" not in k}, r"lacks model\.layers\.0"),
     "nan": (with_value(NORM, float("nan")), rf"{NORM} has numbers that are not finite"),
     "infinite": (with_value(DOWN, float("-inf")), rf"{DOWN} has numbers that are not finite"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_not_the_model_is_refused_by_name(
-    model_at: Callable[..., Path], tmp_path: Path, layout: Layout, kind: str
-) -> None:
+def test_what_is_not_the_model_is_refused_by_name(tmp_path: Path, layout: Layout, kind: str) -> None:
     change, message = REFUSED[kind]
-    folder = model_at(tmp_path / "m")
+    folder = write_model(tmp_path / "m")
     shape = read_shape(folder)
     save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
     with pytest.raises(ConversionError, match=message):
         StagedModel(shape, layout, torch.float32).load(folder)
 
 
-def test_what_older_versions_kept_beside_the_weights_is_passed_over(
-    model_at: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = model_at(tmp_path / "m")
+def test_what_older_versions_kept_beside_the_weights_is_passed_over(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
     own = load_file(folder / WEIGHTS)
     beside = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
@@ -81,15 +78,20 @@ def test_what_older_versions_kept_beside_the_weights_is_passed_over(
 
 
 @pytest.mark.parametrize("index", [[], {}, {"weight_map": [NORM]}, {"weight_map": {NORM: 3}}])
-def test_an_index_that_is_none_is_refused(model_at: Callable[..., Path], tmp_path: Path, index: object) -> None:
-    folder = model_at(tmp_path / "m")
+def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None:
+    folder = write_model(tmp_path / "m")
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     with pytest.raises(ConversionError, match="has no weight_map"):
         weights(folder, read_shape(folder))
 
 
-def test_pickled_weights_are_refused_by_name(model_at: Callable[..., Path], tmp_path: Path) -> None:
-    folder = model_at(tmp_path / "m")
+def test_a_folder_without_weights_that_can_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="does not exist"):
+        read_shape(tmp_path / "nowhere")
+    folder = write_model(tmp_path / "m")
+    (folder / WEIGHTS).write_bytes(b"not safetensors")
+    with pytest.raises(ConversionError, match="cannot be read"):
+        weights(folder, read_shape(folder))
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     with pytest.raises(ConversionError, match=r"pickled \(\*\.bin\) are not read"):
         weights(folder, read_shape(folder))

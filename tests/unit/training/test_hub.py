@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus import hub
 from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, TrainerSettings
@@ -134,8 +135,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def model(model_at: Callable[..., Path], tmp_path: Path) -> Path:
-    return model_at(tmp_path / "model")
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
 
 
 def filled(fake: FakeHub, model: Path) -> FakeHub:

@@ -31,11 +31,15 @@ EXPERTS = {"experts": 8, "experts_per_token": 2}
         ({"expert_parallel": 2, "data_parallel": 2}, {}, "expert_parallel=2: the model has no experts; 1 can be"),
         ({"expert_parallel": 3, "data_parallel": 3}, EXPERTS, "the model's 8 experts; 1, 2, 4, 8 can be trained"),
         ({"expert_parallel": 4, "data_parallel": 2}, EXPERTS, "context_parallel times data_parallel, 2; 1, 2 can be"),
+        ({"router_replay": True}, {}, "router_replay=true: the model has no experts"),
+        ({"router_replay": True, "engine": "torch"}, EXPERTS, "engine=torch cannot do it; megatron can"),
+        ({"router_replay": True, "recompute": True}, EXPERTS, "with recompute=true a router would choose anew"),
     ],
 )
 def test_what_does_not_fit_is_refused(layout: dict[str, Any], also: dict[str, Any], message: str) -> None:
+    settings = TrainerSettings(**layout)
     with pytest.raises(ParallelError, match=message):
-        layout_rules.check(TrainerSettings(**layout), ModelShape(**DENSE | also), "megatron")
+        layout_rules.check(settings, ModelShape(**DENSE | also), settings.engine)
 
 
 @pytest.mark.parametrize(

@@ -53,44 +53,6 @@ def test_parts_of_a_task_go_together_where_that_costs_no_freshness() -> None:
     assert [explorer for explorer, *_ in runs(harness.task("b"))] == ["e2", "e2", "e0"]
 
 
-def test_a_part_is_tried_again_elsewhere_and_the_others_keep_what_they_have() -> None:
-    harness = split_harness(max_attempts=2)
-    harness.beat("e0", slots=8)
-    harness.beat("e1", slots=8)
-    first = dispatches(harness.task("a"))
-    home = first[0].explorer
-    other = {"e0": "e1", "e1": "e0"}[home]
-    harness.finished("a", name=home, attempt=1)
-    retried = failed(harness, "a", name=home, attempt=2)
-    assert runs(retried) == [(other, 4, 2, 2)]
-    harness.restart()
-    harness.finished("a", name=home, attempt=3)
-    (result,) = answers(harness.finished("a", name=other, attempt=4))
-    assert [part.attempt for part in result.parts] == [1, 4, 3]
-    assert (result.status, result.error, result.attempts) == ("completed", None, 4)
-
-
-def test_a_task_fails_with_its_first_part_and_its_other_parts_are_cancelled() -> None:
-    harness = split_harness(max_attempts=1).begun("a", slots=2)
-    harness.finished("a", attempt=1)
-    effects = failed(harness, "a", attempt=2)
-    assert statuses(effects) == [("a", "failed")]
-    assert [c.attempt for c in cancels(effects)] == [3]
-    (result,) = answers(effects)
-    assert (result.error, result.parts, result.completed_runs) == ("ValueError: no", [], 0)
-    assert facts(harness.finished("a", attempt=3)) == [Fact.LATE_RESULT]
-    assert harness.machine.fleet.explorers["e0"].free == 2
-
-
-def test_parts_that_wait_are_not_handed_out_any_more_when_their_task_has_failed() -> None:
-    harness = split_harness(max_attempts=1, max_staleness=5).begun("a", "b", slots=1)
-    effects = failed(harness, "a")
-    assert statuses(effects) == [("a", "failed")]
-    assert [d.task.task_id for d in dispatches(effects)] == ["b"]
-    harness.restart()
-    assert [d.run_id_base for d in dispatches(harness.finished("b"))] == [2]
-
-
 def test_with_partial_results_a_task_goes_on_without_the_part_that_failed() -> None:
     harness = split_harness(max_attempts=1, return_partial_tasks=True, max_staleness=5).begun("a", slots=3)
     assert statuses(failed(harness, "a", attempt=2)) == []
@@ -156,14 +118,6 @@ def test_a_run_that_fails_each_time_fails_its_task_and_its_first_error_is_told()
     assert [(r.status, r.error, r.parts) for r in answers(effects)] == [("failed", "ValueError: run 1 broke off", [])]
 
 
-def test_in_an_open_batch_runs_that_are_done_count_when_the_others_fail_for_good() -> None:
-    harness = Harness(max_attempts=1, group_size=6).begun(slots=8)
-    harness.submit("open", None)
-    harness.task("a", batch_id="open")
-    (result,) = answers(broken_off(harness, 0, 2, batch_id="open"))
-    assert (result.status, result.completed_runs, result.total_runs) == ("partial", 2, 6)
-
-
 @pytest.mark.parametrize(
     "said", [[], [0, 1, 2], [0, 6], [0, 0]], ids=["nothing", "another number", "a run of nobody", "one run twice"]
 )
@@ -172,18 +126,6 @@ def test_an_attempt_that_does_not_say_which_runs_it_has_done_is_made_again_whole
     (again,) = dispatches(broken_off(harness, 0, 1, runs=said))
     assert (again.attempt, again.run_id_base, again.repeat_times) == (2, 0, 6)
     assert statuses(harness.finished("a", attempt=2, completed_runs=6, total_runs=6)) == [("a", "completed")]
-
-
-def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
-    harness = Harness(batch_size=2, group_size=6, straggler_factor=2, explorer_timeout_s=1000)
-    for name in ("e0", "e1"):
-        harness.beat(name, slots=1)
-    harness.task("a")
-    harness.task("b")
-    harness.finished("b", name="e1")
-    assert [d.attempt for d in dispatches(harness.wait(30))] == [2]
-    assert dispatches(broken_off(harness, 0, 2)) == []
-    assert statuses(harness.finished("a", name="e1", attempt=2)) == [("a", "completed")]
 
 
 def test_no_more_parts_come_of_it_than_a_task_of_its_batch_may_have() -> None:
@@ -261,17 +203,13 @@ def test_runs_that_are_done_when_a_batch_ends_count_with_partial_results() -> No
 
 def test_evaluation_waits_for_all_whatever_is_said() -> None:
     harness = Harness(over_rollout_ratio=0.5, wait_after_min_s=1, explorer_timeout_s=1000).begun()
+    assert [b.min_wait_num for b in batches(harness.submit("b", 2, min_wait_num=5))] == [2], "not for more than all"
     for batch_id, fields in (("all", {}), ("one", {"min_wait_num": 1})):
         harness.submit(batch_id, 2, batch_type="eval", **fields)
         for number in range(2):
             harness.task(f"{batch_id}-{number}", batch_id=batch_id, batch_type="eval")
         harness.finished(f"{batch_id}-0", batch_type="eval", experience=None)
     assert statuses(harness.wait(10)) == []
-
-
-def test_more_cannot_be_waited_for_than_there_is() -> None:
-    harness = Harness()
-    assert [b.min_wait_num for b in batches(harness.submit("b", 2, min_wait_num=5))] == [2]
 
 
 def test_limits_follow_what_attempts_took_once_enough_batches_were_trained() -> None:
@@ -378,3 +316,15 @@ def test_there_is_no_second_attempt_without_tries_left_or_without_another_explor
     assert dispatches(harness.wait(20)) == []
     assert dispatches(harness.beat("e2")) == []
     assert [d.explorer for d in dispatches(harness.wait(1))] == ["e2"]
+
+
+def test_beside_another_attempt_that_does_all_runs_none_is_kept() -> None:
+    harness = Harness(batch_size=2, group_size=6, straggler_factor=2, explorer_timeout_s=1000)
+    for name in ("e0", "e1"):
+        harness.beat(name, slots=1)
+    harness.task("a")
+    harness.task("b")
+    harness.finished("b", name="e1")
+    assert [d.attempt for d in dispatches(harness.wait(30))] == [2]
+    assert dispatches(broken_off(harness, 0, 2)) == []
+    assert statuses(harness.finished("a", name="e1", attempt=2)) == [("a", "completed")]

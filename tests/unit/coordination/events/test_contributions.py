@@ -43,6 +43,7 @@ def test_what_is_sent_twice_counts_once() -> None:
     assert errors(harness.contribute("a")) == ["known_task"]
     assert statuses(harness.contribute("b")) == [("a", "completed"), ("b", "completed")]
     assert errors(harness.contribute("a")) == ["known_task"], "answered"
+    assert errors(Harness(batch_size=1).begun("a").contribute("a")) == ["known_task"], "a task of anybody"
 
 
 def test_what_a_contribution_covers_is_known_with_it() -> None:
@@ -57,11 +58,6 @@ def test_what_a_contribution_covers_is_known_with_it() -> None:
     assert errors(harness.contribute("z")) == [None], "what is refused covers nothing"
     with pytest.raises(RecordError, match="more ids than there are samples"):
         harness.contribute("d", covers=["1", "2", "3"])
-
-
-def test_a_task_of_anybody_is_known() -> None:
-    harness = Harness(batch_size=1).begun("a")
-    assert errors(harness.contribute("a")) == ["known_task"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from schemas import Dispatch, PublishedVersion, PublishVersion, RollBack, VersionRefused, VersionWanted
+from schemas import Dispatch, PublishedVersion, PublishVersion, RollBack, SkippedBatch, VersionWanted
 from tests.support.effects import written
 from tests.support.simulation import harness as machine_harness
 from tests.support.simulation.harness import announced as announced_in
@@ -24,12 +24,6 @@ class Story(machine_harness.Harness):
     def choose(self, version: int | None, command_id: str = "c1", **fields: Any) -> list[Effect]:
         values = {"client": "me", "command_id": command_id, "model": "policy", "version": version, **fields}
         return self.command(PublishVersion(**values))
-
-    def refused(self, version: int) -> list[Effect]:
-        reason = {"reason": "its checkpoint is gone", "available": [4, 5]}
-        return self.event(
-            VersionRefused(trainer="trainer", incarnation="t1", model="policy", version=version, **reason)
-        )
 
     def begin(self, versions: int) -> Self:
         self.beat(model_version=-1)
@@ -55,38 +49,25 @@ def dispatched(effects: list[Effect]) -> list[str]:
 
 
 def test_each_version_is_remembered_once_with_what_made_it() -> None:
-    harness = Story()
-    effects = harness.trained(3, batch_id="train-000003", metrics={"loss": 0.5})
+    harness, skipped = Story(), [SkippedBatch(batch_id="a", step=1, reason="poison")]
+    effects = harness.trained(3, batch_id="train-000003", metrics={"loss": 0.5}, skipped=skipped)
     (remembered,) = written(effects, PublishedVersion)
     assert (remembered.version, remembered.batch_id, remembered.metrics) == (3, "train-000003", {"loss": 0.5})
-    assert isinstance(remembered, PublishedVersion)
+    assert remembered.skipped == skipped
     # A restarted trainer publishes what the former incarnation has made, and knows nothing of the step.
     assert not written(harness.trained(3, incarnation="t2"), PublishedVersion)
 
 
-def test_a_version_goes_back_and_forth() -> None:
-    harness = Story().begin(5)
-    assert asked(harness.choose(3)) == [3]
-    effects = harness.again(3)
-    (announced,) = announced_in(effects)
-    assert (announced.version, announced.pinned, [m.explorer for m in announced.members]) == (3, True, ["e0"])
-    assert errors(effects) == [None]
-    harness.synced(3, announced.epoch)
-    assert not announced_in(harness.trained(6)), "what is newer is held"
-    assert harness.machine.sync.version == 3
-    effects = harness.choose(None, "c2")
-    (announced,) = announced_in(effects)
-    assert (announced.version, announced.pinned) == (6, False)
-    assert errors(effects) == [None]
-
-
-def test_the_choice_of_the_version_that_is_served_pins_it() -> None:
+def test_the_choice_of_the_version_that_is_served_pins_it_and_may_be_taken_back() -> None:
     harness = Story().begin(2)
     effects = harness.choose(2, asked_by="ada")
     assert not asked(effects)
     assert errors(effects) == [None]
     (told,) = announced_in(effects)
     assert (told.version, told.pinned, told.asked_by, told.members) == (2, True, "ada", []), "nobody moves"
+    (told,) = announced_in(harness.choose(None, "c2", asked_by="bob"))
+    assert (told.version, told.pinned, told.asked_by) == (2, False, "bob")
+    harness.choose(2, "c3")
     assert not announced_in(harness.trained(3))
 
 
@@ -106,22 +87,6 @@ def test_announcements_say_who_chose_until_the_next_version_comes_by_itself() ->
         harness.synced(3, told.epoch, name)
     (told,) = announced_in(harness.trained(4))
     assert (told.version, told.pinned, told.asked_by) == (4, False, None)
-
-
-def test_a_pin_that_is_taken_back_while_nothing_newer_is_there_is_announced() -> None:
-    harness = Story().begin(2)
-    harness.choose(2, "c1", asked_by="ada")
-    (told,) = announced_in(harness.choose(None, "c2", asked_by="bob"))
-    assert (told.version, told.pinned, told.asked_by) == (2, False, "bob")
-
-
-def test_a_version_that_is_gone_is_refused_with_those_that_there_are() -> None:
-    harness = Story().begin(5)
-    harness.choose(1)
-    (reply,) = replies(harness.refused(1))
-    assert reply.error == "unknown_version"
-    assert reply.detail == "version 1 cannot be had: its checkpoint is gone; there are 4, 5"
-    assert announced_in(harness.trained(6)), "nothing has changed"
 
 
 def test_choices_that_cannot_be_carried_out_say_why() -> None:

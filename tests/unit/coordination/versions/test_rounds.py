@@ -21,15 +21,6 @@ def mesh(explorers: int, **synchronizer: Any) -> Harness:
     return harness
 
 
-def test_a_newer_version_waits_until_the_round_under_way_has_ended() -> None:
-    harness = mesh(2)
-    assert groups(harness.trained(1)) == [(1, 1, ["e0", "e1"])]
-    assert groups(harness.trained(2)) == []
-    assert groups(harness.trained(3)) == []
-    assert groups(harness.synced(1, 1, "e0")) == []
-    assert groups(harness.synced(1, 1, "e1")) == [(3, 1, ["e0", "e1"])], "the newest alone"
-
-
 def test_a_new_trainer_waits_for_no_round_of_its_former_incarnation() -> None:
     harness = mesh(1)
     harness.trained(1)
@@ -58,14 +49,6 @@ def test_with_fixed_a_version_is_not_left_out_for_a_round_that_lasts() -> None:
     harness.trained(1)
     harness.synced(1, 1, "e0")
     assert groups(harness.trained(2)) == [(2, 2, ["e0", "e1"])]
-
-
-def test_a_successor_finishes_the_round_under_way_too() -> None:
-    harness = mesh(1)
-    harness.trained(1)
-    harness.restart()
-    assert groups(harness.trained(2)) == []
-    assert groups(harness.synced(1, 1)) == [(2, 1, ["e0"])]
 
 
 @given(explorers=st.integers(1, 12), most=st.integers(1, 5), each=st.integers(1, 4))

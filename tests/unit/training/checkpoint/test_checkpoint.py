@@ -121,6 +121,8 @@ def test_no_torch_is_imported() -> None:
         "import sys, trinity_bus.training.checkpoint, trinity_bus.training.steps.samples, trinity_bus.training.engine\n"
         "import trinity_bus.training.steps.packing, trinity_bus.training.steps.step_plan\n"
         "import trinity_bus.training.ranks.followers, workers.trainer.service\n"
+        "from trinity_bus.config import TrainerSettings; from trinity_bus.training.objectives import registry\n"
+        "registry.check(TrainerSettings())\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

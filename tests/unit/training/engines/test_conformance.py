@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.fakes.tiny_trainer import write_model
 from tests.support.training.conformance import CHECKS, VOCABULARY, Subject, batch, checks_of
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -19,10 +20,10 @@ from trinity_bus.training.layout import Layout
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("families")
     return {
-        family: model_at(root / family, family=family, vocabulary=VOCABULARY, tied=family == "qwen3")
+        family: write_model(root / family, family=family, vocabulary=VOCABULARY, tied=family == "qwen3")
         for family in FAMILIES
     }
 

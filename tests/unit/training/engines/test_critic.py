@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.fakes.experiences import make_group
 from tests.support.training.conformance import same, weights
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.critic import Critic
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget
 from trinity_bus.training.engines.torch_engine import TorchEngine
-from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.step_plan import Update
 
-type MakeGroup = Callable[..., ExperienceGroup]
 ALONE = Layout.alone(torch.device("cpu"))
 RATE = 1e-3
 
@@ -59,12 +58,12 @@ def one_update(samples: list[TrainSample]) -> Update:
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_an_update_is_what_plain_torch_does(
-    make: Callable[..., Critic], model_folder: Path, group: MakeGroup, clip: float | None
+    make: Callable[..., Critic], model_folder: Path, clip: float | None
 ) -> None:
     from transformers import Qwen3Model
 
     # Values of before are far from what it says now, so that clipping has a say.
-    samples = samples_of(group(), values=0.7)
+    samples = samples_of(make_group(), values=0.7)
     critic = make(value_clip=clip)
     for of_sample in critic.values(samples):
         assert (of_sample == 0).all()
@@ -104,12 +103,12 @@ def test_an_update_is_what_plain_torch_does(
 
 
 def test_an_update_that_is_not_finite_changes_nothing_and_is_told(
-    make: Callable[..., Critic], group: MakeGroup, caplog: pytest.LogCaptureFixture
+    make: Callable[..., Critic], caplog: pytest.LogCaptureFixture
 ) -> None:
-    critic, samples = make(), samples_of(group())
+    critic, samples = make(), samples_of(make_group())
     critic.train(one_update(samples))
     before = {name: tensor.clone() for name, tensor in critic.state().items()}
-    broken = samples_of(group())
+    broken = samples_of(make_group())
     assert broken[0].returns is not None
     broken[0].returns[:] = np.inf
     critic.train(one_update(broken))
@@ -117,32 +116,24 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_told(
     assert "its update is skipped" in caplog.text
 
 
-def test_ppo_with_a_critic_tells_of_it_and_its_checkpoint_wants_one(
-    model_folder: Path, group: MakeGroup, tmp_path: Path
-) -> None:
-    def engine(**settings: Any) -> TorchEngine:
-        return TorchEngine(TrainerSettings(model_path=str(model_folder), **settings))
-
-    plain = engine()
-    plain.save_checkpoint(tmp_path, plain.progress).result()
-    with pytest.raises(CheckpointError, match=r"has no critic: trainer\.advantage='gae' can be begun with"):
-        engine(advantage="gae").load_latest(tmp_path)
-    trained = engine(advantage="gae", critic_learning_rate=1e-2)
-    told = [trained.train_step([group(rewards=[1.0, 1.0, 1.0])]) for _ in range(12)]
+def test_ppo_with_a_critic_tells_of_it(model_folder: Path) -> None:
+    settings = TrainerSettings(model_path=str(model_folder), advantage="gae", critic_learning_rate=1e-2)
+    trained = TorchEngine(settings)
+    told = [trained.train_step([make_group(rewards=[1.0, 1.0, 1.0])]) for _ in range(12)]
     # Nothing was expected, and everything turned out the same.
     assert told[0]["critic_explained_variance"] == 0.0
     assert told[-1]["critic_loss"] < 0.3 * told[0]["critic_loss"]
     assert told[0]["groups_skipped"] == 0
 
 
-def test_while_it_warms_up_nothing_else_learns(model_folder: Path, group: MakeGroup) -> None:
+def test_while_it_warms_up_nothing_else_learns(model_folder: Path) -> None:
     settings = {"advantage": "gae", "critic_learning_rate": RATE, "critic_warmup_steps": 1, "learning_rate": RATE}
     engine = TorchEngine(TrainerSettings(model_path=str(model_folder), mini_batches=2, **settings))
 
     before = weights(engine)
-    first = engine.train_step([group(seed=0)])
+    first = engine.train_step([make_group(seed=0)])
     assert same(weights(engine), before)
-    second = engine.train_step([group(seed=1)])
+    second = engine.train_step([make_group(seed=1)])
     assert not same(weights(engine), before)
     assert ("loss" in first, "loss" in second) == (False, True)
     for metrics in (first, second):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schemas import ExperienceGroup
+from tests.support.fakes.experiences import make_group
 from tests.support.training.conformance import same, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.trainer import REFUSED_OPTIMIZER_OPTIONS
@@ -20,12 +21,11 @@ from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.core import OptimizerConfig
 
 type MakeEngine = Callable[..., RankEngine]
-type MakeGroup = Callable[..., ExperienceGroup]
 
 
 @pytest.fixture
-def batches(group: MakeGroup) -> list[list[ExperienceGroup]]:
-    return [[group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
+def batches() -> list[list[ExperienceGroup]]:
+    return [[make_group(seed=10 * step + i, version=step) for i in range(3)] for step in range(4)]
 
 
 def plain_step(folder: Path, groups: Sequence[ExperienceGroup], *, learning_rate: float) -> tuple[float, Any]:
@@ -87,17 +87,9 @@ def test_the_learning_rate_rises_and_falls_to_nothing_and_the_weights_then_stay(
     assert same(weights(trained), before)
 
 
-def test_skipped_groups_cost_updates_and_leave_the_size_of_the_others(engine: MakeEngine, group: MakeGroup) -> None:
-    teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
-    useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(10)]
-    by_update = {"mini_batches": 4, "loss_normalizer": "update"}
-    assert engine(**by_update).train_step(teaching + useless[:2])["updates"] == 2
-    assert engine(**by_update).train_step(teaching + useless)["updates"] == 1
-
-
-def test_groups_that_teach_nothing_make_updates_smaller_and_not_fewer(engine: MakeEngine, group: MakeGroup) -> None:
-    teaching = [group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
-    useless = [group(seed=i, rewards=[1.0, 1.0]) for i in range(2, 8)]
+def test_groups_that_teach_nothing_make_updates_smaller_and_not_fewer(engine: MakeEngine) -> None:
+    teaching = [make_group(seed=i, rewards=[0.0, 1.0]) for i in range(2)]
+    useless = [make_group(seed=i, rewards=[1.0, 1.0]) for i in range(2, 8)]
     settings = {"mini_batches": 2, "max_grad_norm": 1e9, "learning_rate": 1e-12}
     alone, among = engine(**settings).train_step(teaching), engine(**settings).train_step(teaching + useless)
     assert alone["updates"] == among["updates"] == 2

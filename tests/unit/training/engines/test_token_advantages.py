@@ -76,9 +76,7 @@ def test_reinforce_plus_plus_compares_with_the_whole_batch() -> None:
     check(found, [[1.0] * 3, [3.0], [0.5] * 3])
     assert told["advantage_mean"] == pytest.approx(7.5 / 7)
     assert (told["advantage_min"], told["advantage_max"]) == (0.5, 3.0)
-
-
-def test_reinforce_plus_plus_with_a_baseline_takes_the_mean_of_the_task() -> None:
+    # With a baseline, the mean of the task.
     _, found, _ = finished([1.0, 4.0, 0.5], advantage="reinforce_plus_plus_baseline")
     check(found, [[-1.5] * 3, [1.5], [0.0] * 3])
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas import ExperienceGroup
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.layout import Layout
@@ -20,19 +21,17 @@ pytestmark = pytest.mark.skipif(not cpu_platform.on_cpu(), reason="there is CUDA
 
 
 @pytest.fixture(scope="session")
-def experts_folder(tmp_path_factory: pytest.TempPathFactory, model_at: Callable[..., Path]) -> Path:
-    return model_at(tmp_path_factory.mktemp("models") / "experts", family="qwen3_moe")
+def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "experts", family="qwen3_moe")
 
 
 @pytest.fixture
-def train(
-    model_folder: Path, experts_folder: Path, group: Callable[..., ExperienceGroup], layout: Layout
-) -> Callable[..., None]:
+def train(model_folder: Path, experts_folder: Path, layout: Layout) -> Callable[..., None]:
     def run(*also: str, experts: bool = False) -> None:
         folder = experts_folder if experts else model_folder
         values = {"model_path": str(folder), "learning_rate": 1e-3, **dict.fromkeys(also, True)}
         engine = MegatronEngine(TrainerSettings(**values))
-        assert engine.train_step([group()])["updates"] == 1
+        assert engine.train_step([make_group()])["updates"] == 1
 
     return run
 

@@ -49,11 +49,34 @@ def advantages(method: RunAdvantage, rewards: Sequence[float], runs: Sequence[in
     return [float(of_sample[0]) for of_sample in found]
 
 
-def test_grpo_by_hand() -> None:
-    rewards = [0.0, 1.0, 1.0, 2.0]
-    expected = [(reward - 1.0) / (np.sqrt(0.5) + 1e-4) for reward in rewards]
-    assert advantages(GRPO(TrainerSettings()), rewards) == pytest.approx(expected, rel=1e-6)
-    assert advantages(GRPO(TrainerSettings(advantage_std="none")), rewards) == [-1.0, 0.0, 0.0, 1.0]
+SOFT = [0.0, 1.0, 1.0, 5.0]
+
+
+def soft_baseline(tau: float) -> float:
+    return tau * math.log(math.fsum(math.exp(reward / tau) for reward in SOFT) / 4)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rewards", "expected"),
+    [
+        (GRPO, {}, [0.0, 1.0, 1.0, 2.0], [a / (math.sqrt(0.5) + 1e-4) for a in (-1.0, 0.0, 0.0, 1.0)]),
+        (GRPO, {"advantage_std": "none"}, [0.0, 1.0, 1.0, 2.0], [-1.0, 0.0, 0.0, 1.0]),
+        (RLOO, {}, [0.0, 1.0, 5.0], [-3.0, -1.5, 4.5]),
+        (OPMDAdvantage, {}, SOFT, [-1.75, -0.75, -0.75, 3.25]),
+        *(
+            (
+                OPMDAdvantage,
+                {"opmd_baseline": "logavgexp", "opmd_tau": tau},
+                SOFT,
+                [reward - soft_baseline(tau) for reward in SOFT],
+            )
+            for tau in (0.01, 0.5, 10.0)
+        ),
+    ],
+)
+def test_advantages_by_hand(method: Any, settings: dict[str, Any], rewards: list[float], expected: list[float]) -> None:
+    found = advantages(method(TrainerSettings(**settings)), rewards)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_grpo_over_the_deviation_of_the_batch() -> None:
@@ -67,16 +90,6 @@ def test_grpo_over_the_deviation_of_the_batch() -> None:
     assert [a[0] for a in third] == pytest.approx([-2 / (deviation + 1e-4), 2 / (deviation + 1e-4)], rel=1e-6)
     # What has equal rewards counts in the deviation, and teaches nothing.
     assert second is None
-
-
-@pytest.mark.parametrize("tau", [0.01, 0.5, 10.0])
-def test_opmd_by_hand(tau: float) -> None:
-    rewards = [0.0, 1.0, 1.0, 5.0]
-    assert advantages(OPMDAdvantage(TrainerSettings()), rewards) == [-1.75, -0.75, -0.75, 3.25]
-    soft = TrainerSettings(opmd_baseline="logavgexp", opmd_tau=tau)
-    baseline = tau * math.log(math.fsum(math.exp(reward / tau) for reward in rewards) / 4)
-    expected = [reward - baseline for reward in rewards]
-    assert advantages(OPMDAdvantage(soft), rewards) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_remax_compares_with_the_greedy_answer_and_does_not_train_on_it() -> None:
@@ -124,10 +137,6 @@ def test_stepwise_takes_a_sample_without_turn_rewards_as_one_turn() -> None:
     expected = advantages(GRPO(TrainerSettings()), rewards)
     np.testing.assert_allclose([a[0] for a in found], np.array(expected), rtol=1e-6)
     assert StepWise(TrainerSettings())([[sample(1.0, 0), sample(1.0, 1)], [sample(NAN, 0)], []]) == [None] * 3
-
-
-def test_rloo_by_hand() -> None:
-    assert advantages(RLOO(TrainerSettings()), [0.0, 1.0, 5.0]) == [-3.0, -1.5, 4.5]
 
 
 def test_each_run_weighs_the_same_however_many_samples_it_gave() -> None:

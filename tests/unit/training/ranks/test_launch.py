@@ -14,21 +14,20 @@ TORCHRUN = {
 }
 
 
-def test_a_process_learns_who_it_is() -> None:
-    launch = launch_of(TORCHRUN)
-    assert launch == Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, restarts=0)
-    assert launch.spans_machines
-
-
-def test_all_are_on_one_machine_unless_it_is_said() -> None:
-    launch = launch_of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
-    assert launch == Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, restarts=0)
-    assert not launch.spans_machines
-
-
-@pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}])
-def test_one_process_is_alone(environment: dict[str, str]) -> None:
-    assert launch_of(environment) is None
+@pytest.mark.parametrize(
+    ("environment", "launch"),
+    [
+        (TORCHRUN, Launch(rank=5, world_size=8, local_rank=1, local_world_size=4, restarts=0)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, Launch(1, 2, 1, 2, 0)),
+        ({}, None),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+    ],
+)
+def test_a_process_learns_who_it_is(environment: dict[str, str], launch: Launch | None) -> None:
+    """All are on one machine unless it is said; one process is alone."""
+    found = launch_of(environment)
+    assert found == launch
+    assert found is None or found.spans_machines == (environment is TORCHRUN)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup, Sample
 from schemas.groups.kept import decode_kept
 from schemas.groups.trainable import Bounds
-from tests.support.fakes.experiences import drawn_from_some, kept_of
+from tests.support.fakes.experiences import drawn_from_some, kept_of, make_group
 from tests.support.narrowing import some
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives.advantages import GRPO, ReMax
@@ -18,7 +18,6 @@ from trinity_bus.training.steps.choice import counts, left_out, retold, without
 from trinity_bus.training.steps.samples import overlong_penalty, prepare
 
 BOUNDS = Bounds(vocabulary=32, positions=128)
-type MakeGroup = Callable[..., ExperienceGroup]
 
 
 def _at(array: np.ndarray, index: int, value: float) -> np.ndarray:
@@ -71,9 +70,9 @@ def trained(groups: list[ExperienceGroup]) -> Any:
 
 @pytest.mark.parametrize(("damage", "reason", "detail"), FLAWS)
 def test_what_is_left_out_might_never_have_been_drawn(
-    group: MakeGroup, damage: Callable[[ExperienceGroup], dict[str, np.ndarray]], reason: str, detail: str
+    damage: Callable[[ExperienceGroup], dict[str, np.ndarray]], reason: str, detail: str
 ) -> None:
-    good = group(task_id="task-7")
+    good = make_group(task_id="task-7")
     poisoned = replace(good, **damage(good))
     (found,) = left(poisoned)
     assert (found.task_id, found.reason, found.samples) == ("task-7", reason, [0])
@@ -86,8 +85,8 @@ def test_what_is_left_out_might_never_have_been_drawn(
     assert counts([found]) == {"samples_left_out": 1.0, f"samples_left_out/{reason}": 1.0}
 
 
-def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_greedy_ones(group: MakeGroup) -> None:
-    one = group()
+def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_greedy_ones() -> None:
+    one = make_group()
     limited = replace(one, sampling=drawn(one, (0.7, 0.9, 0, 0)))
     greedy = replace(one, sampling=drawn(one, (0, 0.9, 0, 0)))
     assert left(limited, limited=True) == []
@@ -95,8 +94,8 @@ def test_limited_samples_are_trained_on_where_the_setting_says_so_but_never_gree
     assert [found.reason for found in left(greedy, limited=True)] == ["greedy"]
 
 
-def test_what_was_drawn_from_known_tokens_is_trained_on(group: MakeGroup) -> None:
-    whole = drawn_from_some(group(), vocabulary=32)
+def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
+    whole = drawn_from_some(make_group(), vocabulary=32)
     assert left(whole) == []
     assert trained([whole])[1]["samples_limited"] == len(whole) - 1
     counts = [decode_kept(one.kept, len(one.mask)).counts for one in whole.samples() if one.kept is not None]
@@ -124,8 +123,8 @@ def nested_sets(sample: Sample) -> list[list[int]]:
     return [part.tolist() for part in np.split(found.ids, np.cumsum(found.counts))[:-1]]
 
 
-def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
-    whole = group()
+def test_a_group_of_which_nothing_is_left_is_gone() -> None:
+    whole = make_group()
     logprobs = np.zeros(len(whole.tokens), np.float32)
     bare = replace(
         whole,
@@ -140,8 +139,8 @@ def test_a_group_of_which_nothing_is_left_is_gone(group: MakeGroup) -> None:
     assert (long.reason, long.samples) == ("too_long", [0, 1, 2, 3])
 
 
-def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: MakeGroup) -> None:
-    whole = group()
+def test_nothing_is_asked_of_logprobs_that_are_not_trained_on() -> None:
+    whole = make_group()
     spoiled = replace(whole, logprobs=np.where(whole.mask, whole.logprobs, np.float32(np.nan)))
     assert not whole.mask.all()
     assert left(spoiled) == []
@@ -150,8 +149,8 @@ def test_nothing_is_asked_of_logprobs_that_are_not_trained_on(group: MakeGroup) 
         assert np.isfinite(sample.old_logprobs).all()
 
 
-def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_reward(group: MakeGroup) -> None:
-    whole = group()
+def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_reward() -> None:
+    whole = make_group()
     mask = whole.mask.copy()
     mask[: int((whole.lengths - whole.prompt_lengths)[0])] = False
     masked = replace(whole, mask_bits=np.packbits(mask))
@@ -171,10 +170,8 @@ def test_samples_with_nothing_to_train_on_are_told_of_and_count_with_their_rewar
     assert [one.reason for one in left(empty)] == ["empty"]
 
 
-def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_never_trained_on(
-    group: MakeGroup,
-) -> None:
-    one = group(rewards=[0.25, 1.0, 0.0, 1.0])
+def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_never_trained_on() -> None:
+    one = make_group(rewards=[0.25, 1.0, 0.0, 1.0])
     mixed = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
     (found,) = left(mixed, greedy=True)
     assert (found.reason, found.samples) == ("baseline", [0])
@@ -187,8 +184,8 @@ def test_greedy_samples_are_kept_for_an_advantage_that_compares_with_them_and_ne
     assert trained([kept])[1]["samples"] == len(one) - 1
 
 
-def test_what_another_trainer_left_out_counts_as_this_ones_advantage_has_it(group: MakeGroup) -> None:
-    one = group()
+def test_what_another_trainer_left_out_counts_as_this_ones_advantage_has_it() -> None:
+    one = make_group()
     greedy = replace(one, sampling=drawn(one, (0, 1, 0, 0)))
     bad = replace(one, rewards=_at(one.rewards, 0, np.inf))
     for wants in (False, True):
@@ -197,8 +194,8 @@ def test_what_another_trainer_left_out_counts_as_this_ones_advantage_has_it(grou
             assert retold(before, wants_greedy=now) == left(greedy, bad, greedy=now)
 
 
-def test_overlong_responses_lose_of_their_reward(group: MakeGroup) -> None:
-    one = group(rewards=[1.0, 1.0, 1.0, 0.0])
+def test_overlong_responses_lose_of_their_reward() -> None:
+    one = make_group(rewards=[1.0, 1.0, 1.0, 0.0])
     lengths = [int(sample.mask.sum()) for sample in one.samples()]
     longest = max(lengths)
     settings = TrainerSettings(max_tokens=longest, overlong_buffer=4, overlong_penalty=0.5, advantage_std="none")

@@ -1,4 +1,6 @@
-from collections.abc import Callable
+"""How samples are packed, and their recorded routes with them."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas import ExperienceGroup
-from tests.support.fakes.experiences import kept_of
+from tests.support.fakes.experiences import kept_of, make_group
+from tests.support.fakes.tiny_trainer import EXPERTS, EXPERTS_PER_TOKEN, LAYERS, write_model
 from tests.support.narrowing import some
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
+from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives.advantages import GRPO
 from trinity_bus.training.steps.packing import (
     TrainSample,
@@ -22,7 +25,7 @@ from trinity_bus.training.steps.packing import (
     pack,
     unpack,
 )
-from trinity_bus.training.steps.samples import prepare
+from trinity_bus.training.steps.samples import prepare, with_routes
 
 lengths_of_samples = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -78,8 +81,14 @@ def test_unpack_is_the_inverse_of_pack(sizes: list[tuple[int, int]], multiple: i
     arrays = pack(samples, token_weight=1.0, multiple=multiple)
     assert not (np.diff(arrays.bounds) % multiple).any()
     assert arrays.weight.sum() == sum(r for _, r in sizes)
-    for values, original in zip(unpack(arrays.rollout_logprobs, arrays, samples), samples, strict=True):
-        np.testing.assert_array_equal(values, original.rollout_logprobs)
+    values = [np.arange(1, r + 1, dtype=np.float32) for _, r in sizes]
+    flat = lay(values, arrays, samples)
+    assert ((flat > 0) == (arrays.weight > 0)).all()
+    for found, laid, original, own in zip(
+        unpack(arrays.rollout_logprobs, arrays, samples), unpack(flat, arrays, samples), samples, values, strict=True
+    ):
+        np.testing.assert_array_equal(found, original.rollout_logprobs)
+        np.testing.assert_array_equal(laid, own)
 
 
 prompts_and_answers = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=12)
@@ -124,8 +133,8 @@ def test_a_group_is_divided_where_more_micro_batches_are_wanted() -> None:
     assert sorted(map(len, micro_batches(samples, 1000, lambda _: 4, share=True))) == [2, 2, 2, 2]
 
 
-def test_what_teaches_nothing_is_left_out(group: Callable[..., ExperienceGroup]) -> None:
-    groups = [group(rewards=[1.0, 1.0], seed=1), group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
+def test_what_teaches_nothing_is_left_out() -> None:
+    groups = [make_group(rewards=[1.0, 1.0], seed=1), make_group(rewards=[0.0, np.nan, 1.0], seed=2, version=3)]
     batch = prepare(groups, version=5, advantage=GRPO(TrainerSettings()))
     assert len(batch.samples) == 2
     assert [s.advantages[0] for s in batch.samples] == pytest.approx([-1.0, 1.0], abs=1e-3)
@@ -156,15 +165,38 @@ def test_bins_are_divided_into_as_many_as_there_can_be(sizes: list[int], wanted:
     assert all(found)
 
 
-@pytest.mark.parametrize("multiple", [1, 4])
-def test_what_is_laid_out_is_found_again(multiple: int) -> None:
-    samples = [
-        sample(list(range(n)), prompt, advantage=0.0, mask=[True] * (n - prompt))
-        for n, prompt in ((7, 3), (2, 1), (7, 5))
-    ]
-    values = [np.arange(1, len(s.mask) + 1, dtype=np.float32) for s in samples]
-    arrays = pack(samples, token_weight=1.0, multiple=multiple)
-    flat = lay(values, arrays, samples)
-    assert ((flat > 0) == (arrays.weight > 0)).all()
-    for found, expected in zip(unpack(flat, arrays, samples), values, strict=True):
-        np.testing.assert_array_equal(found, expected)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("routes") / "model", family="qwen3_moe")
+
+
+def routed(chosen: list[list[int]]) -> TrainSample:
+    return train_sample(range(len(chosen)), len(chosen) - 1, routes=np.array(chosen, np.uint8))
+
+
+@given(st.lists(st.permutations(range(EXPERTS)), min_size=LAYERS * 2, max_size=LAYERS * 2), st.integers(1, 4))
+def test_padding_goes_where_the_token_before_it_goes(rows: list[list[int]], multiple: int) -> None:
+    layers = np.array(rows)[:, :EXPERTS_PER_TOKEN].reshape(2, -1)
+    packed = pack([routed(layers.tolist())], token_weight=1.0, multiple=multiple)
+    assert packed.routes is not None
+    assert len(packed.routes) == len(packed.tokens)
+    np.testing.assert_array_equal(packed.routes[:2], layers)
+    assert (packed.routes[2:] == packed.routes[1]).all()
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param([[0, 1, 2]] * 2, id="another number"),
+        pytest.param([[0, 1, 2, 2]] * 2, id="one twice"),
+        pytest.param([[0, 1, 2, EXPERTS]] * 2, id="none such"),
+    ],
+)
+def test_what_cannot_be_used_is_counted(chosen: list[list[int]], folder: Path) -> None:
+    shape, good = read_shape(folder), routed([[0, 1, 2, 3]] * 2)
+    kept, told = with_routes([routed(chosen), good], shape, replay=True)
+    assert told == {"samples_without_routes": 1.0}
+    assert kept[0].routes is None
+    assert kept[1] is good
+    kept, told = with_routes([good], shape, replay=False)
+    assert (kept[0].routes, told) == (None, {})

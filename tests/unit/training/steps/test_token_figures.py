@@ -11,6 +11,7 @@ import torch
 
 from schemas import ExperienceGroup
 from schemas.token_figures import FLOAT16
+from tests.support.fakes.experiences import make_group
 from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.rank_engine import RankEngine
@@ -19,7 +20,6 @@ from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.token_figures import SAMPLED_GROUPS, FigureKeeper, SampleFigures, marked
 
 type MakeEngine = Callable[..., RankEngine]
-type MakeGroup = Callable[..., ExperienceGroup]
 
 ALL: dict[str, Any] = {"token_figures": "all"}
 NONE: dict[str, Any] = {"token_figures": "none"}
@@ -49,8 +49,8 @@ def expected(folder: Path, groups: Sequence[ExperienceGroup]) -> dict[int, tuple
     return found
 
 
-def test_they_are_what_plain_transformers_compute(engine: MakeEngine, model_folder: Path, group: MakeGroup) -> None:
-    groups = [group(seed=0), group(seed=1, rewards=[1.0, 1.0, 1.0]), group(seed=2)]
+def test_they_are_what_plain_transformers_compute(engine: MakeEngine, model_folder: Path) -> None:
+    groups = [make_group(seed=0), make_group(seed=1, rewards=[1.0, 1.0, 1.0]), make_group(seed=2)]
     made = engine(**ALL)
     made.train_step(groups)
     kept = {one.number: one for one in made.take_figures()}
@@ -65,21 +65,21 @@ def test_they_are_what_plain_transformers_compute(engine: MakeEngine, model_fold
     assert made.take_figures() == [], "they are given once"
 
 
-def test_each_sample_says_how_many_updates_came_before(engine: MakeEngine, group: MakeGroup) -> None:
+def test_each_sample_says_how_many_updates_came_before(engine: MakeEngine) -> None:
     made = engine(**ALL, mini_batches=3)
-    made.train_step([group(seed=0), group(seed=2)])
+    made.train_step([make_group(seed=0), make_group(seed=2)])
     told = [one.updates_before for one in made.take_figures()]
     assert sorted(set(told)) == [0, 1, 2]
-    assert len(told) == 2 * len(group())
+    assert len(told) == 2 * len(make_group())
 
 
-def test_a_step_that_keeps_none_has_those_of_no_step_before(engine: MakeEngine, group: MakeGroup) -> None:
+def test_a_step_that_keeps_none_has_those_of_no_step_before(engine: MakeEngine) -> None:
     made = engine(**ALL)
-    made.train_step([group(seed=0)])
-    made.train_step([group(seed=1, rewards=[1.0, 1.0, 1.0])])
+    made.train_step([make_group(seed=0)])
+    made.train_step([make_group(seed=1, rewards=[1.0, 1.0, 1.0])])
     assert made.take_figures() == []
     quiet = engine(**NONE)
-    quiet.train_step([group(seed=0)])
+    quiet.train_step([make_group(seed=0)])
     assert quiet.take_figures() == []
 
 

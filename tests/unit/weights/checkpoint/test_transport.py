@@ -10,6 +10,7 @@ import torch
 
 from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, assert_takes, saved, settled
+from tests.support.faults.transfers import weights_of as model
 from tests.support.narrowing import some
 from trinity_bus.training import checkpoint
 from trinity_bus.training.errors import CheckpointError
@@ -21,17 +22,6 @@ from trinity_bus.weights.tensor_file import TensorFile
 from trinity_bus.weights.transport import source_of
 
 BUCKET = 1 << 12
-
-
-def model(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "w": torch.randn(3000, generator=generator).bfloat16(),
-        "a": torch.randn(7, 3, generator=generator),
-        "none": torch.zeros(0, 4),
-        "scalar": torch.tensor(float(seed)),
-        "ids": torch.arange(5),
-    }
 
 
 class Trainer:

@@ -62,20 +62,6 @@ def test_a_version_comes_to_each_machine_once_and_leaves_it_once(hosts: list[str
     assert max(near.values(), default=0) <= 1
 
 
-def test_who_loses_its_source_is_sent_to_that_ones_source() -> None:
-    tree = FanOut("trainer")
-    first, second, third, fourth = (tree.join(host, 1) for host in "abcd")
-    # Whether the trainer knows yet that it is dead, or not.
-    tree.move(third, alone=False)
-    assert tree._places[third].source == first
-    tree.leave(second)
-    assert tree._places[fourth].source == third
-    # One that is there, and has failed, is left to itself; not for the time in which it had nothing to send.
-    for _ in range(2):
-        tree.move(fourth, alone=False)
-    assert tree._places[fourth].source not in (third, fourth)
-
-
 def test_those_behind_one_that_has_lost_its_source_stay_there() -> None:
     tree = FanOut("trainer")
     _, second, third, fourth = (tree.join(host, 1) for host in "abcd")
@@ -87,15 +73,6 @@ def test_those_behind_one_that_has_lost_its_source_stay_there() -> None:
     tree.move(third, alone=False)
     assert tree._places[second].failed
     assert chain(tree, third) == [third, TRAINER]
-
-
-def test_who_cannot_reach_its_source_is_sent_the_rest_by_the_trainer_and_others_keep_theirs() -> None:
-    tree = FanOut("trainer")
-    first, second = tree.join("a", 1), tree.join("b", 2)
-    assert tree.source(second) == ("a", 1)
-    tree.move(second, alone=True)
-    assert tree.source(second) is None
-    assert tree._places[tree.join("c", 3)].source == first
 
 
 def test_who_comes_when_all_others_have_left_takes_from_the_trainer() -> None:

@@ -16,7 +16,6 @@ from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.weights.channel import Channel, meet
 from trinity_bus.weights.errors import LinkError, VersionGoneError
-from trinity_bus.weights.layout import MAX_CHUNKS, PIECE, Bucket, chunk_bytes, spans
 from trinity_bus.weights.pull import frames, transport
 from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.server import WeightServer
@@ -352,29 +351,3 @@ def test_the_next_version_waits_for_nobody_who_still_takes_the_former(fleet: Pas
     fleet.take("a")
     assert holding._readers == 0
     deaf.close()
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 4096, 64 << 20, 512 << 20, 8 << 30])
-def test_chunks_fill_buckets_and_the_pieces_of_the_checksum(bucket_bytes: int) -> None:
-    size = chunk_bytes(bucket_bytes, 0)
-    assert PIECE % size == 0
-    layout = [Bucket((), nbytes) for nbytes in (3 * size + 5, size, 1)]
-    assert spans((bucket.nbytes for bucket in layout), bucket_bytes) == [
-        (0, 0, size),
-        (0, size, 2 * size),
-        (0, 2 * size, 3 * size),
-        (0, 3 * size, 3 * size + 5),
-        (1, 0, size),
-        (2, 0, 1),
-    ]
-
-
-def test_a_version_of_hundreds_of_gigabytes_is_passed_on_too() -> None:
-    buckets = [16 << 20] * ((470 << 30) // (16 << 20))
-    chunks = spans(buckets, 16 << 20)
-    assert len(chunks) <= MAX_CHUNKS // 4
-    sizes = [end - start for _, start, end in chunks]
-    # Small where the version is: the chunks of a small model's are as they were.
-    assert (sizes[0], sizes[-1]) == (256 << 10, PIECE)
-    assert sizes == sorted(sizes)
-    assert sum(sizes) == sum(buckets)

@@ -1,6 +1,5 @@
 """Taking versions from a trainer's memory, by TCP and over links: real servers, sockets, threads and processes."""
 
-import contextlib
 import signal
 import socket
 import threading
@@ -13,26 +12,18 @@ import pytest
 import torch
 
 from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, pull, settled
+from tests.support.faults.transfers import weights_of as model
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
 from trinity_bus.weights.channel import OPENING_BYTES, meet
-from trinity_bus.weights.errors import LinkError, WeightTransferError, WireError
+from trinity_bus.weights.errors import WeightTransferError, WireError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
 from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
-
-
-def model(seed: int, *, elements: int = 3000) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "w": torch.randn(elements, generator=generator).bfloat16(),
-        "v": torch.randn(7, 3, generator=generator),
-        "scalar": torch.tensor(float(seed)),
-    }
 
 
 # More than the kernel buffers, in several buckets.
@@ -153,30 +144,6 @@ def test_who_asks_for_nothing_or_takes_nothing_is_dropped(monkeypatch: pytest.Mo
     server.close()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        b"\xff\xff\xff\xff",
-        HEAD.pack(3) + b"abc",
-        HEAD.pack(1) + b"\xc1",
-        HEAD.pack(1) + b"\x80",
-        b"GET / HTTP/1.1\r\n\r\n",
-    ],
-)
-def test_what_is_no_request_is_dropped(server: WeightServer, receiver: WeightReceiver, message: bytes) -> None:
-    checksum = server.stage(0, model(0).items())
-    # What the stranger has sent and nobody has read may make of the end a reset.
-    with socket.create_connection(server.address) as stranger, contextlib.suppress(OSError):
-        stranger.sendall(message)
-        stranger.shutdown(socket.SHUT_WR)
-        stranger.settimeout(5)
-        # The challenge is all that anyone gets.
-        assert len(stranger.recv(100)) == OPENING_BYTES
-        assert stranger.recv(1) == b""
-    assert pull(server, receiver, 0, checksum).state == "ready"
-
-
 def test_nobody_or_a_silent_trainer_fails_by_the_time_limit_and_a_cancelled_transfer_at_once(
     server: WeightServer, receiver: WeightReceiver
 ) -> None:
@@ -196,23 +163,6 @@ def test_nobody_or_a_silent_trainer_fails_by_the_time_limit_and_a_cancelled_tran
     assert "no trainer answers" in settled(receiver).error
     receiver.cancel()
     assert pull(server, receiver, 0, checksum).state == "ready"
-
-
-def test_a_thread_that_hangs_counts_as_failed(receiver: WeightReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = threading.Event()
-
-    def hang(*_: object) -> None:
-        held.wait(30)
-        raise LinkError("it has ended at last")
-
-    monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
-    monkeypatch.setattr("trinity_bus.weights.pull.transport.PullTransport.open", hang)
-    server = WeightServer()
-    assert "nothing has moved" in pull(server, receiver, 0, "0" * 64, timeout_s=0.05).error
-    receiver.cancel()
-    assert receiver.progress.state == "idle"
-    held.set()
-    server.close()
 
 
 def test_a_member_killed_amid_a_transfer_costs_the_others_nothing(

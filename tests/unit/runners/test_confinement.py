@@ -1,6 +1,14 @@
+"""What runners are given, whom they become, and that it is said where no sandbox can be had."""
+
+import logging
+import os
+import pwd
+from types import SimpleNamespace
+
 import pytest
 
 from trinity_bus.runners.confinement import confine, environment
+from trinity_bus.runners.fork_server import runner_user
 from workers.explorer.service import _tell_of_sandbox
 
 GIVEN = {
@@ -41,3 +49,24 @@ async def test_an_explorer_says_at_its_start_why_no_sandbox_can_be_had(
     await _tell_of_sandbox()
     (line,) = caplog.messages
     assert line == "rewards and tools that run programs fail here: no namespaces can be had here"
+
+
+@pytest.mark.parametrize(
+    ("named", "is_root", "becomes"), [("nobody", True, "nobody"), (None, True, "workflows"), (None, False, None)]
+)
+def test_runners_of_root_become_the_images_user(
+    named: str | None,
+    is_root: bool,
+    becomes: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entries = {"workflows": SimpleNamespace(pw_name="workflows")}
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1000)
+    monkeypatch.setattr(pwd, "getpwnam", entries.__getitem__)
+    with caplog.at_level(logging.WARNING):
+        assert runner_user(named) == becomes
+        assert not caplog.text
+        entries.clear()
+        assert runner_user(named) == named
+    assert ("workflows run as root" in caplog.text) == (is_root and named is None)
