@@ -29,6 +29,10 @@ LLAMA: tuple[list[str], list[str]] = (
 MARKS = {"qwen25": QWEN, "qwen3": QWEN, "llama3": LLAMA}
 END = {"qwen25": "<|im_end|>", "qwen3": "<|im_end|>", "llama3": "<|eot_id|>"}
 FAMILIES = sorted(MARKS)
+PACKAGED = "Qwen/Qwen3-0.6B"
+"""A model whose renderer the package ``renderers`` has."""
+RENDERED = [*((family, "") for family in FAMILIES), ("qwen3", PACKAGED)]
+"""Each family by its template, and the one that the package knows by its renderer."""
 
 
 @cache

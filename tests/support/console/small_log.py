@@ -12,10 +12,8 @@ import numpy as np
 from benchmarks._records import completed, trainer_beat
 from schemas import (
     BatchLifecycleState,
-    BatchRecord,
     ManifestEntry,
     Position,
-    PublishedVersion,
     SkippedBatch,
     Task,
     TokenFigures,
@@ -42,9 +40,11 @@ from schemas.topics import (
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.mesh_records import (
+    batch,
     coordinator_beat,
     dispatch,
     explorer_beat,
+    published_version,
     step_trained,
     task_result,
     weights_synced,
@@ -113,15 +113,7 @@ async def _step(log: _Writer, step: int) -> dict[str, Position]:
     trained = step_trained(incarnation="t", metrics=metrics, **version)
     await log.write(TRAINER_EVENTS, "trainer-0", trained)
     skipped = [SkippedBatch(batch_id="train-1", step=step, reason=HOSTILE)] if step == 2 else []
-    published = PublishedVersion(
-        model="policy",
-        trainer="trainer-0",
-        trainer_incarnation="t",
-        **version,
-        metrics=metrics,
-        method="gloo",
-        skipped=skipped,
-    )
+    published = published_version(metrics=metrics, skipped=skipped, **version)
     await log.write(VERSION_HISTORY, f"policy/{step}", published)
     news = announced(step, epoch=step, trainer_incarnation="t", checksum="c" * 64)
     await log.write(MODEL_VERSIONS, "policy", news)
@@ -184,13 +176,11 @@ async def _batch(
 ) -> None:
     done = state is BatchLifecycleState.FINALIZED
     entries = [ManifestEntry(task_id=task, status="completed", parts=[_part(places[task])]) for task in tasks]
-    record = BatchRecord(
-        batch_id=batch_id,
-        batch_type="train",
-        state=state,
+    record = batch(
+        batch_id,
+        state,
         sequence=int(batch_id[-1]),
-        expected_task_count=len(tasks),
-        accepted_task_count=len(tasks),
+        **dict.fromkeys(("expected_task_count", "accepted_task_count"), len(tasks)),
         completed_task_count=len(tasks) if done else 0,
         manifest=entries if done else [],
         metrics={"rollout/reward/mean": 0.5} if done else {},
@@ -199,15 +189,9 @@ async def _batch(
 
 
 async def _evaluation(log: _Writer) -> None:
-    record = BatchRecord(
-        batch_id="eval-after",
-        batch_type="eval",
-        state=BatchLifecycleState.FINALIZED,
-        sequence=0,
-        expected_task_count=1,
-        min_version=2,
-        metrics={"eval/held_out/reward/mean@1": 0.75},
-    )
+    metrics = {"eval/held_out/reward/mean@1": 0.75}
+    told: dict[str, Any] = {"batch_type": "eval", "sequence": 0, "expected_task_count": 1, "min_version": 2}
+    record = batch("eval-after", metrics=metrics, **told)
     await log.write(BATCHES, "eval-after", record)
 
 

@@ -42,20 +42,10 @@ class FakeLog:
             partition = partition_of(key or b"", topic.partitions)
         records = self.records.setdefault((topic.name, partition), [])
         offset = len(records)
+        sizes = len(key or b""), len(value or b"")
+        now_ms = round(time.time() * 1000)
         records.append(
-            ConsumerRecord(
-                topic=topic.name,
-                partition=partition,
-                offset=offset,
-                timestamp=round(time.time() * 1000),
-                timestamp_type=0,
-                key=key,
-                value=value,
-                checksum=None,
-                serialized_key_size=len(key or b""),
-                serialized_value_size=len(value or b""),
-                headers=tuple(headers),
-            )
+            ConsumerRecord(topic.name, partition, offset, now_ms, 0, key, value, None, *sizes, tuple(headers))
         )
         async with self.grown:
             self.grown.notify_all()

@@ -10,7 +10,9 @@ from schemas import (
     ExplorerHeartbeat,
     ManifestEntry,
     Position,
+    PublishedVersion,
     ResultPart,
+    RolloutFinished,
     StepTrained,
     Task,
     TaskResult,
@@ -52,9 +54,25 @@ def explorer_beat(name: str = "explorer-0", **changes: Any) -> ExplorerHeartbeat
     return ExplorerHeartbeat(**{"explorer": name, "incarnation": "a", "state": "ready", "slots": 8} | changes)
 
 
+def batch(batch_id: str, state: BatchLifecycleState = BatchLifecycleState.FINALIZED, **changes: Any) -> BatchRecord:
+    own: dict[str, Any] = {"batch_id": batch_id, "batch_type": "train", "state": state, "sequence": 1}
+    return BatchRecord(**own | changes)
+
+
 def finalized(sequence: int, **changes: Any) -> BatchRecord:
-    own: dict[str, Any] = {"batch_id": f"batch-{sequence}", "batch_type": "train", "sequence": sequence}
-    return BatchRecord(**{"state": BatchLifecycleState.FINALIZED} | own | changes)
+    return batch(f"batch-{sequence}", **{"sequence": sequence} | changes)
+
+
+def rollout_finished(task_id: str, **changes: Any) -> RolloutFinished:
+    own: dict[str, Any] = {"explorer": "explorer-0", "incarnation": "a", "task_id": task_id, "attempt": 1}
+    of_batch: dict[str, Any] = {"batch_id": "b", "batch_type": "train", "status": "completed"}
+    return RolloutFinished(**own | of_batch | dict.fromkeys(("completed_runs", "total_runs"), 1) | changes)
+
+
+def published_version(version: int, **changes: Any) -> PublishedVersion:
+    own: dict[str, Any] = {"model": "policy", "version": version, "step": version, "method": "gloo"}
+    by = {"trainer": "trainer-0", "trainer_incarnation": "t", "checksum": "c" * 64}
+    return PublishedVersion(**own | by | changes)
 
 
 def part(offset: int, samples: int = 4, *, partition: int = 0, attempt: int = 1) -> ResultPart:

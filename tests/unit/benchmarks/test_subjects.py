@@ -14,6 +14,7 @@ from benchmarks._options import REAL, TOY, parser, subjects_of
 from benchmarks._peers.trl_demo import number
 from benchmarks._report import Row, report
 from benchmarks._workload import SMOLLM2
+from benchmarks.demo import learned, of_all, seeds_of
 
 
 @pytest.fixture
@@ -99,3 +100,24 @@ def test_of_seeds_what_was_learned_is_the_mean_and_all_else_the_median() -> None
 )
 def test_trl_rewards_the_last_number(text: str, value: float) -> None:
     assert number(text, "33") == value
+
+
+def summary(seed: int, exact: float, steps: int) -> dict[str, Any]:
+    step = {"rollout_s": 1.0, "train_s": 0.5, "sync_s": 0.1}
+    return {
+        "subject": "copy", "seed": seed, "steps": [step] * steps, "stages": {"train": 1.0}, "reward_before": 0.0,
+        "reward_after": exact, "exact_after": exact, "train_seconds": 2.0 * steps, "time_to_first_reward_s": 5.0,
+        "total_seconds": 10.0 * seed,
+    }  # fmt: skip
+
+
+def test_the_table_has_medians_and_says_how_many_of_the_named_seeds_have_learned() -> None:
+    assert seeds_of("0,2,5-7") == [0, 2, 5, 6, 7]
+    runs = [summary(1, 1.0, 20), summary(2, 0.5, 60), summary(3, 0.99, 30)]
+    values = {row.metric: row.value for row in of_all(runs)}
+    assert values["steps"] == 30
+    assert values["everything"] == 20.0
+    assert values["held-out prompts answered exactly, median"] == 0.99
+    assert values["held-out prompts answered exactly, worst"] == 0.5
+    assert values["seeds at 0.99 or more"] == 2
+    assert learned(runs[1]) == {"seed": 2, "exact": 0.5, "steps": 60, "seconds": 20.0}

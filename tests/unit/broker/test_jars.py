@@ -1,14 +1,14 @@
 """The jars: what the lock file pins, and that nothing else is ever run. The Maven repository is one of our own."""
 
 import hashlib
-import http.server
-import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.support.fakes.http import Answering, served
 from trinity_bus.broker.jars import LOCK_FILE, install, jar_folder, read_lock
 from trinity_bus.errors import BrokerError, DataFolderUnusableError
 
@@ -19,45 +19,34 @@ PATH = "org/example/thing/1.0/thing-1.0.jar"
 quiet = Console(quiet=True)
 
 
-class Repository(http.server.ThreadingHTTPServer):
+@dataclass
+class Repository:
     """Answers with what ``replies`` says, the last one again and again; None is "not found"."""
 
-    replies: list[bytes | None]
+    replies: list[bytes | None] = field(default_factory=lambda: [CONTENT])
     requests: int = 0
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Repository
-
-    def do_GET(self) -> None:
-        reply = None
-        if self.path == f"/{PATH}":
-            self.server.requests += 1
-            reply = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
-        self.send_response(404 if reply is None else 200)
-        self.send_header("Content-Length", str(len(reply or b"")))
-        self.end_headers()
-        self.wfile.write(reply or b"")
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
-        """Say nothing."""
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     """The only remote repository that jgo knows of."""
-    with Repository(("127.0.0.1", 0), Handler) as server:
-        server.replies = [CONTENT]
+    here = Repository()
+
+    class Handler(Answering):
+        def reply(self) -> None:
+            reply = None
+            if self.path == f"/{PATH}":
+                here.requests += 1
+                reply = here.replies.pop(0) if len(here.replies) > 1 else here.replies[0]
+            self.answer(404 if reply is None else 200, reply or b"")
+
+    with served(Handler) as url:
         settings = tmp_path / "jgo.conf"
-        settings.write_text(f"[repositories]\nlocal = http://127.0.0.1:{server.server_address[1]}\n")
+        settings.write_text(f"[repositories]\nlocal = {url}\n")
         monkeypatch.setenv("JGO_CONFIG_FILE", str(settings))
         monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        yield here
 
 
 @pytest.fixture
@@ -84,9 +73,7 @@ def test_a_damaged_lock_file_is_refused(tmp_path: Path, line: str) -> None:
         read_lock(path)
 
 
-def test_downloads_once_and_heals_what_a_cut_off_download_left(
-    repository: Repository, tmp_path: Path, lock: Path
-) -> None:
+def test_downloads_once_and_heals_what_is_cut_off(repository: Repository, tmp_path: Path, lock: Path) -> None:
     for _ in range(2):
         (path,) = install(tmp_path / "cache", console=quiet, lock=lock)
         assert path.read_bytes() == CONTENT

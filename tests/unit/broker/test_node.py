@@ -1,5 +1,3 @@
-"""What is checked before Kafka is started, and what is said when it cannot be."""
-
 import os
 import shutil
 import socket
@@ -70,15 +68,6 @@ def test_folders_follow_the_xdg_rules(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert data_dir(BrokerSettings(data_dir=Path("mine"))) == tmp_path / "mine"
 
 
-def test_claim_makes_the_folder_and_locks_it(folder: Folder) -> None:
-    with claim(folder):
-        write_state(folder, this_process(9092))
-        with pytest.raises(DataFolderUnusableError, match=rf"\(process {os.getpid()} on port 9092\)"), claim(folder):
-            pass
-    with claim(folder):
-        assert folder.kafka.is_dir()
-
-
 @pytest.mark.parametrize("started", [0, None])
 def test_claim_waits_for_a_dying_broker(folder: Folder, monkeypatch: pytest.MonkeyPatch, started: int | None) -> None:
     """One that has ended (another process has its id), and one whose command was killed just now."""
@@ -132,22 +121,16 @@ def test_a_configured_port_must_be_free(folder: Folder) -> None:
     assert choose_port(BrokerSettings(), folder) == choose_port(BrokerSettings(port=0), folder) == port
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "started": 1, "port": 1, "background": 1}']
-)
-def test_a_damaged_state_file_is_no_state(folder: Folder, content: str) -> None:
-    folder.root.mkdir()
-    folder.state.write_text(content)
-    assert read_state(folder) is None
-
-
-def test_state_survives_the_file(folder: Folder) -> None:
+def test_state_survives_the_file_and_a_damaged_file_is_no_state(folder: Folder) -> None:
     folder.root.mkdir()
     assert read_state(folder) is None
     write_state(folder, this_process())
     assert read_state(folder) == this_process()
     assert this_process().alive
     assert not State(os.getpid(), 1, 9, background=True).alive
+    for content in ("", "{", "[]", '{"pid": 1}', '{"pid": "1", "started": 1, "port": 1, "background": 1}'):
+        folder.state.write_text(content)
+        assert read_state(folder) is None
 
 
 def test_only_the_loopback_interface_is_listened_on(folder: Folder) -> None:
@@ -197,22 +180,17 @@ def answered(answer: bytes) -> Cluster:
             thread.join()
 
 
-def test_probe_reads_the_answer() -> None:
+def test_probe_reads_the_answer_and_refuses_what_is_no_brokers() -> None:
     broker = struct.pack(">ih9sih", 1, 9, b"127.0.0.1", 9092, -1)
     body = struct.pack(">iii", 1, 0, 2) + broker * 2 + struct.pack(">h3s", 3, b"abc") + b"more"
     assert answered(struct.pack(">i", len(body)) + body) == Cluster(2, "abc")
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"\0\0\0\x04abcd", b"\0\0\0\x0c" + b"\1" * 12, b"\0"])
-def test_probe_refuses_what_is_no_broker(answer: bytes) -> None:
-    with pytest.raises(OSError, match=r"no Kafka broker|closed within"):
-        answered(answer)
+    for answer in (b"HTTP/1.1 400 Bad Request", b"\0\0\0\x04abcd", b"\0\0\0\x0c" + b"\1" * 12, b"\0"):
+        with pytest.raises(OSError, match=r"no Kafka broker|closed within"):
+            answered(answer)
 
 
 @pytest.mark.parametrize(("port", "succeeds_at", "attempts"), [(None, 3, 3), (None, 4, 3), (9092, 9, 1)])
-def test_a_port_lost_to_another_process_is_given_up_only_where_it_may_be(
-    port: int | None, succeeds_at: int, attempts: int
-) -> None:
+def test_a_lost_port_is_given_up_only_where_it_may_be(port: int | None, succeeds_at: int, attempts: int) -> None:
     made: list[int] = []
 
     def start() -> None:
@@ -235,18 +213,8 @@ def test_the_reason_of_a_death_is_in_the_message(folder: Folder) -> None:
     folder.server_log.write_text("java.net.BindException: Address already in use\n")
     with pytest.raises(PortInUseError):
         wait_ready(Ended(), free_port(), folder, 5)
-
-
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ("", "it said nothing"),
-        ("a\nb\n\n", "b"),
-        ("x\njava.lang.OutOfMemoryError: heap\ny", "java.lang.OutOfMemoryError: heap"),
-    ],
-)
-def test_reasons(said: str, why: str) -> None:
-    assert reason(said) == why
+    memory = "java.lang.OutOfMemoryError: heap"
+    assert [reason(said) for said in ("", "a\nb\n\n", f"x\n{memory}\ny")] == ["it said nothing", "b", memory]
 
 
 def test_a_missing_extra_is_one_line_and_java_is_not_changed_behind_our_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,25 @@
 """The first connection to a broker: none is left half closed, whatever the other side does."""
 
 import asyncio
+import logging
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed, UnsupportedSaslMechanismError
 
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client import internals
-from trinity_bus.bus.client.connection import check_reachable, kafka_errors, wait_reachable
+from trinity_bus.bus.client.connection import BriefLog, check_reachable, kafka_errors, wait_reachable
+from trinity_bus.bus.client.credentials import LULL_S, REFUSED_S, Refusals, doubtful_settings
 from trinity_bus.bus.client.internals import LogClient
 from trinity_bus.bus.client.shutdown import close_connection
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import BrokerUnreachableError, BusError, ConfigError
-from workers.coordinator.pending_commit import is_input_error
+from trinity_bus.errors import BrokerUnreachableError
 
 type Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -113,9 +115,7 @@ async def test_all_that_a_silent_broker_is_asked_is_broken_off_at_once() -> None
 
 
 @pytest.mark.parametrize("handler", [answers_nonsense, hangs_up, says_nothing])
-async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
-    monkeypatch: pytest.MonkeyPatch, handler: Handler
-) -> None:
+async def test_a_connection_of_no_use_is_closed(monkeypatch: pytest.MonkeyPatch, handler: Handler) -> None:
     made: list[AIOKafkaConnection] = []
 
     class Seen(AIOKafkaConnection):
@@ -134,18 +134,6 @@ async def test_a_connection_that_is_of_no_use_is_closed_when_that_is_told(
         assert connection._closed_fut.done()
 
 
-@pytest.mark.parametrize("error", [AssertionError("COMMITTING -> ABORTING"), KeyError(3), asyncio.CancelledError()])
-async def test_whatever_the_client_library_raises_is_an_error_of_the_log(error: BaseException) -> None:
-    with pytest.raises(BusError, match=r"^commit: ") as raised, kafka_errors("commit"):
-        raise error
-    assert not is_input_error(raised.value)
-
-
-async def test_an_error_of_ours_stays_what_it_is() -> None:
-    with pytest.raises(ConfigError), kafka_errors("commit"):
-        raise ConfigError("no")
-
-
 async def test_who_is_told_to_stop_is_stopped() -> None:
     async def commit() -> None:
         with kafka_errors("commit"):
@@ -156,3 +144,83 @@ async def test_who_is_told_to_stop_is_stopped() -> None:
     committing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await committing
+
+
+def test_each_place_speaks_once_in_an_interval() -> None:
+    now = [0.0]
+    brief = BriefLog(10.0, lambda: now[0])
+
+    def passes(line: int, level: int = logging.ERROR) -> bool:
+        return brief.filter(logging.LogRecord("aiokafka", level, "client.py", line, "x", (), None))
+
+    assert [passes(1), passes(1), passes(2)] == [True, False, True]
+    assert passes(1, logging.DEBUG), "debugging is not held back"
+    now[0] = 9.9
+    assert not passes(1)
+    now[0] = 10.0
+    assert [passes(1), passes(1)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (None, "in sender"),
+        (ConnectionError("closed %s"), "in sender: ConnectionError: closed %s"),
+        (ConnectionError("closed 100 %"), "in sender: ConnectionError: closed 100 %"),
+    ],
+)
+def test_an_exception_is_one_line(error: Exception | None, line: str) -> None:
+    trace = None if error is None else (ConnectionError, error, None)
+    record = logging.LogRecord("aiokafka", logging.ERROR, "sender.py", 1, "in %s", ("sender",), trace)
+    assert BriefLog().filter(record)
+    assert logging.Formatter("%(message)s").format(record) == line
+
+
+def test_refusals_count_from_the_first_since_a_client_was_let_in() -> None:
+    refusals = Refusals()
+
+    def told(now: float) -> tuple[str | None, str | None]:
+        return refusals.last, refusals.given_up(now)
+
+    assert told(1000.0) == (None, None)
+    refusals.refused(0.0, "wrong")
+    assert told(REFUSED_S / 2) == ("wrong", None)
+    refusals.forget()
+    assert told(1000.0) == (None, None)
+    refusals.refused(1000.0, "wrong")
+    refusals.refused(1000.0 + REFUSED_S - 0.1, "wrong again")
+    assert told(1000.0 + REFUSED_S) == ("wrong again", None)
+    refusals.refused(1000.0 + REFUSED_S, "still wrong")
+    assert told(1000.0 + REFUSED_S) == ("still wrong", "still wrong")
+
+
+def test_a_refusal_that_is_not_repeated_is_none_of_credentials() -> None:
+    refusals = Refusals()
+    # One of several brokers, which nobody asks any more: connections to the others stand, and no new one is let in.
+    refusals.refused(0.0, "wrong")
+    assert refusals.given_up(REFUSED_S + 1) is None
+    refusals.refused(LULL_S + 1, "wrong, long after")
+    assert refusals.given_up(LULL_S + 1) is None
+    refusals.refused(LULL_S + 1 + REFUSED_S, "wrong")
+    assert refusals.given_up(LULL_S + 1 + REFUSED_S) == "wrong"
+    assert refusals.given_up(LULL_S + 1 + REFUSED_S + LULL_S + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (SaslAuthenticationFailed("no"), "SASL_USERNAME, _SASL_PASSWORD and _SASL_MECHANISM"),
+        (UnsupportedSaslMechanismError("no"), "is _SASL_MECHANISM"),
+        (ssl.SSLCertVerificationError("no"), "SSL_CAFILE and _BOOTSTRAP_SERVERS"),
+        (KafkaConnectionError("no"), None),
+        (ConnectionResetError("no"), None),
+        (TimeoutError("no"), None),
+    ],
+)
+def test_only_a_refusal_of_credentials_names_settings(error: Exception, names: str | None) -> None:
+    doubt = doubtful_settings(error)
+    if names is None:
+        assert doubt is None
+    else:
+        assert doubt is not None
+        assert names in doubt.replace("TRINITY_BUS_KAFKA_", "")

@@ -1,5 +1,3 @@
-"""Headers, dead letters and what a reader makes of a record, readable or not."""
-
 import asyncio
 from collections import deque
 from typing import Any

@@ -1,5 +1,3 @@
-"""Text of others as tokens: never more than a prompt can have, and never a mark that its template has not written."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.chat.models import FAMILIES, MARKS, tokenizer_of
+from tests.support.chat.models import FAMILIES, MARKS, RENDERED, tokenizer_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
 from trinity_bus.chat.encoding import Encoder, Writing, encoder_of, load_tokenizer
@@ -24,11 +22,8 @@ def marks_in(tokenizer: Any, token_ids: list[int]) -> list[int]:
     return [token for token in token_ids if token in added]
 
 
-@pytest.mark.parametrize("name", ["", "Qwen/Qwen3-0.6B"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "name"), RENDERED)
 def test_marks_in_what_users_and_tools_say_are_text(family: str, name: str) -> None:
-    if name and family != "qwen3":
-        pytest.skip("the package knows a model of that name")
     tokenizer = tokenizer_of(family, name)
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 

@@ -1,5 +1,3 @@
-"""Tool calls and reasoning, as each family of models writes them."""
-
 import pytest
 
 from trinity_bus.chat.formats import (

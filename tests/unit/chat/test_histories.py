@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from schemas import build_group
-from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from tests.support.chat.models import END, RENDERED, tokenizer_of
 from trinity_bus.chat import Completion, Session, renderer_for
 
 WORDS = tuple("The answer is 42, and so the weather in Paris is lazy  é 漢字 \n\n{} <b> think".split(" "))  # noqa: SIM905 (short)
@@ -116,9 +116,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("block", range(4))
-@pytest.mark.parametrize(
-    ("family", "name"), [*((family, "") for family in FAMILIES), ("qwen3", "Qwen/Qwen3-0.6B")], ids=" ".join
-)
+@pytest.mark.parametrize(("family", "name"), RENDERED)
 def test_what_is_trained_is_what_was_drawn(family: str, name: str, block: int) -> None:
     # 3 families x 4 blocks x 84: a thousand and eight. And as many as of one with the package's renderer.
     for seed in range(block * 84, (block + 1) * 84):

@@ -1,5 +1,3 @@
-"""Options of chat templates: by a setting for all, by a request for itself, and never the template."""
-
 from typing import Any
 
 import pytest

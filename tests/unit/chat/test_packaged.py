@@ -1,21 +1,24 @@
-"""A model that the package ``renderers`` knows: its renderer is taken, and keeps the same rule."""
-
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.chat.models import PACKAGED as NAME
 from tests.support.chat.models import tokenizer_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, TemplateRenderer, renderer_for
+from trinity_bus.chat.encoding import Encoder, Writing
 from trinity_bus.chat.packaged import PackagedRenderer
 
-NAME = "Qwen/Qwen3-0.6B"
 USER = {"role": "user", "content": "What is 1 + 2?"}
 
 
 def test_it_is_taken_for_a_name_that_the_package_knows_and_no_other(tmp_path: Path) -> None:
     assert isinstance(renderer_for(tokenizer_of("qwen3", NAME)), PackagedRenderer)
     assert isinstance(renderer_for(tokenizer_of("qwen3", "someone/else")), TemplateRenderer)
+    assert isinstance(renderer_for(Encoder(tokenizer_of("qwen3"), Writing(renderer="qwen3"))), PackagedRenderer)
+    with pytest.raises(ChatError, match="no-such"):
+        renderer_for(Encoder(tokenizer_of("qwen3"), Writing(renderer="no-such")))
     # A folder may hold anything.
     assert isinstance(renderer_for(tokenizer_of("qwen3", str(tmp_path))), TemplateRenderer)
 
@@ -47,5 +50,14 @@ def test_reasoning_and_tool_calls_are_kept_as_they_were_drawn() -> None:
 def test_an_option_that_the_model_has_not_is_refused() -> None:
     with pytest.raises(ChatError, match="no_such_option"):
         renderer_for(tokenizer_of("qwen3", NAME), no_such_option=True)
-    prompt = renderer_for(tokenizer_of("qwen3", NAME), enable_thinking=False).prompt([USER], None)
-    assert tokenizer_of("qwen3").decode(prompt).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(("name", "tools"), [("", None), ("", TOOLS), (NAME, None)])
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=["thinking", "no thinking"])
+def test_first_prompts_are_the_templates(name: str, tools: Any, options: dict[str, Any]) -> None:
+    tokenizer = tokenizer_of("qwen3", name)
+    for messages in ([USER], [{"role": "system", "content": "Be brief."}, USER]):
+        whole = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+        )
+        assert renderer_for(tokenizer, **options).prompt(messages, tools) == whole

@@ -1,5 +1,3 @@
-"""What clients ask, and what they are told: OpenAI's and Anthropic's shapes, against one session."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What an engine lets a model say that must call a tool, by the grammar that it makes of what it is told."""
-
 import json
 from typing import Any
 

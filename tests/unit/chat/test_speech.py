@@ -1,5 +1,3 @@
-"""What is shown of a turn while it is drawn is what it reads as when it has ended, however it came."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,14 +34,11 @@ def test_what_was_shown_is_what_it_reads_as(family: str, texts: list[str], sizes
     assert content.strip().startswith(shown.strip())
 
 
-def test_content_is_shown_at_once_and_marks_and_stops_are_held() -> None:
+def test_content_is_shown_at_once_and_marks_stops_and_reasoning_are_held() -> None:
     speech = Speech(CharacterTokenizer(), stop=("STOP",))
     heard = [speech.hear([ord(character)]) for character in "<think>x</think>\n\nHi <b> STO"]
     assert "".join(heard) == "Hi <b>"
     assert speech.hear([ord("P")]) == ""
     assert speech.end("Hi <b> ") == " "
-
-
-def test_a_prompt_that_opens_reasoning_is_followed_by_reasoning() -> None:
     speech = Speech(CharacterTokenizer(), opened=True)
     assert speech.hear([ord(character) for character in "so 3</think>3"]) == "3"

@@ -1,53 +1,18 @@
-import contextlib
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.fakes.experiences import kept_of
 from tests.support.narrowing import some
 from trinity_bus.chat import Completion, wire
 from trinity_bus.runtime.frames import ProtocolError
 
-shapes = st.none() | st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 3))
-responses = st.builds(
-    lambda tokens, reason, versions, shape: Completion(
-        tokens, [-0.5] * len(tokens), reason, versions, None if shape is None else np.ones(shape, np.uint8)
-    ),
-    st.lists(st.integers(0, 2**31 - 1), max_size=20),
-    st.sampled_from(["", "stop"]),
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3),
-    shapes,
-)
-drawn = st.builds(wire.frame_of, responses, st.integers(0, 9), st.integers(-1, 5))
-others = (
-    st.builds(wire.FailedFrame, reason=st.text(max_size=20))
-    | st.builds(wire.SaidFrame, text=st.text(max_size=20))
-    | st.builds(wire.ScoredFrame, logprobs=st.just(wire.logprob_bytes([-0.5, 0.0])))
-)
-frames = st.lists(drawn | others, max_size=8)
-
-
-@given(frames, st.integers(1, 50))
-def test_frames_arrive_in_whatever_pieces_they_come(sent: list[wire.Frame], size: int) -> None:
-    data = b"".join(map(wire.FRAMES.frame, sent))
-    reader = wire.frame_reader()
-    bodies = [body for at in range(0, len(data), size) for body in reader.feed(data[at : at + size])]
-    assert [wire.decode_frame(body) for body in bodies] == sent
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_frames_or_an_error(data: bytes) -> None:
-    for read in (wire.decode_frame, wire.ASKS.decode):
-        with contextlib.suppress(ProtocolError):
-            read(data)
-
 
 def test_a_response_arrives_as_it_was_drawn() -> None:
     routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     sent = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3), (1, 4)], routes)
-    came = wire.completion_of(wire.frame_of(sent))
+    frame = wire.decode_frame(wire.FRAMES.encode(wire.frame_of(sent)))
+    assert isinstance(frame, wire.DrawnFrame)
+    came = wire.completion_of(frame)
     np.testing.assert_array_equal(came.routes, routes)
     came.routes = sent.routes = None
     assert came == sent

@@ -1,12 +1,10 @@
-"""Examples as tokens: what stands before an answer is what an explorer prompts with, and only answers are learned."""
-
 import copy
 from typing import Any
 
 import pytest
 
 from schemas import Demonstration, Preference
-from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from tests.support.chat.models import END, FAMILIES, RENDERED, tokenizer_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, ExampleWriter, Session, renderer_for
 
@@ -31,12 +29,9 @@ def test_a_prompt_and_its_answer_are_never_merged(family: str) -> None:
     assert all(answer.mask)
 
 
-@pytest.mark.parametrize("name", ["", "Qwen/Qwen3-0.6B"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "name"), RENDERED)
 def test_a_conversation_is_what_a_session_would_have_made_of_it(family: str, name: str) -> None:
     """The reference: the same turns drawn by an engine, with all that is told to the model in between."""
-    if name and family != "qwen3":
-        pytest.skip("the package knows a model of that name")
     tokenizer = tokenizer_of(family, name)
     says = [{"role": "assistant", "content": text} for text in ("42", "49, so it goes")]
     (answer,) = ExampleWriter(tokenizer).write(demonstration(messages=[ASK, says[0], MORE, says[1]]))

@@ -46,9 +46,7 @@ def test_runs_that_begin_together_have_a_folder_each(tmp_path: Path) -> None:
     assert {folder.name for folder in made} >= {"20260101-120000-copy-seed0", "20260101-120000-copy-seed0-2"}
 
 
-def test_a_folder_that_another_demo_takes_at_the_same_moment_is_refused_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_demo_takes_too_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     # As it looked a moment ago.
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))

@@ -1,5 +1,3 @@
-"""When a mesh of one's own is done, what it starts, and who runs its folder."""
-
 import os
 import subprocess
 import sys

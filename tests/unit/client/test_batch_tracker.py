@@ -1,12 +1,11 @@
-"""When a wait of a scheduler's caller is over, and what it may take: any history."""
-
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from schemas import Position, ResultPart, Task, TaskResult
+from schemas import Task, TaskResult
+from tests.support.fakes.mesh_records import task_result
 from trinity_bus.client.results import CLEANUP, BatchTracker, Rejection, Wait, WaitAll, WaitOutcome, status_of
 
 WAIT_AFTER_MIN_S = 30.0
@@ -17,16 +16,12 @@ def task(number: int, runs: int | None = None) -> Task:
 
 
 def result(number: int, completed: int = 1, total: int = 1, error: str | None = None) -> TaskResult:
-    return TaskResult(
-        task_id=f"b#{number}",
-        batch_id="b",
-        batch_type="train",
+    return task_result(
+        f"b#{number}",
         status="completed" if completed == total else "partial" if completed else "failed",
         completed_runs=completed,
         total_runs=total,
-        parts=[ResultPart(attempt=1, samples=1, position=Position(partition=0, offset=number))] if completed else [],
         metrics={"reward": 1.0} if completed else {},
-        attempts=1,
         error=error,
     )
 
@@ -131,6 +126,11 @@ def test_enough_waits_for_the_others_and_then_no_longer() -> None:
     assert wait.over(50.0) is WaitOutcome.ENOUGH
     tracker.accept(result(2))
     assert wait.over(50.0) is WaitOutcome.COMPLETE
+    # A minimum above what there is means all.
+    tracker, wait = waiting(1, 5)
+    assert wait.over(1.0) is None
+    tracker.accept(result(0))
+    assert wait.over(1.0) is WaitOutcome.COMPLETE
 
 
 def test_results_that_another_caller_took_are_not_enough_any_more() -> None:
@@ -143,13 +143,6 @@ def test_results_that_another_caller_took_are_not_enough_any_more() -> None:
     tracker.accept(result(1))
     assert wait.over(41.0) is None
     assert wait.over(71.0) is WaitOutcome.ENOUGH
-
-
-def test_a_minimum_above_what_there_is_means_all() -> None:
-    tracker, wait = waiting(1, 5)
-    assert wait.over(1.0) is None
-    tracker.accept(result(0))
-    assert wait.over(1.0) is WaitOutcome.COMPLETE
 
 
 @given(gaps=st.lists(st.integers(0, 9), max_size=20))

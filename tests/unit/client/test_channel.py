@@ -1,15 +1,16 @@
-"""Commands and replies, over a fake log in memory with a fake coordinator."""
-
 import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas import CommandReply, FinalizeBatch, SubmitBatch
 from schemas.topics import REPLIES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
 from trinity_bus.client import CommandChannel
+from trinity_bus.client.channel import RetryPolicy, RetryStep
 from trinity_bus.errors import BusError, NoCoordinatorError
 
 
@@ -32,9 +33,7 @@ async def test_many_commands_are_under_way_at_once_and_each_gets_its_own_reply(b
             assert sorted(str(reply.error) for reply in pair) == ["None", "already_active"]
 
 
-async def test_a_command_without_a_reply_is_sent_again_under_its_id_and_carried_out_once(
-    bus: FakeBus, coordinator: FakeCoordinator
-) -> None:
+async def test_a_command_is_sent_again_and_carried_out_once(bus: FakeBus, coordinator: FakeCoordinator) -> None:
     coordinator.deaf = True
     async with Channel(bus, again_s=0.05) as client:
         asking = asyncio.create_task(client.submit())
@@ -44,9 +43,7 @@ async def test_a_command_without_a_reply_is_sent_again_under_its_id_and_carried_
         assert len({command.command_id for command in coordinator.commands}) == 1
 
 
-async def test_a_broker_that_is_away_for_a_while_costs_nothing(
-    log: FakeLog, bus: FakeBus, coordinator: FakeCoordinator
-) -> None:
+async def test_a_broker_that_was_away_costs_nothing(log: FakeLog, bus: FakeBus, coordinator: FakeCoordinator) -> None:
     async with Channel(bus, again_s=0.05) as client:
         log.refuse_sends = 2
         assert (await client.submit()).error is None
@@ -104,3 +101,52 @@ async def test_a_caller_that_waits_when_the_channel_closes_is_told(bus: FakeBus)
         await asyncio.sleep(0)
     with pytest.raises(BusError, match="shut down"):
         await waiting
+
+
+def retry(*, taken: bool = True) -> RetryPolicy:
+    return RetryPolicy(0.0, taken=taken, again_s=5.0, silence_s=30.0, outage_s=60.0)
+
+
+def test_a_command_is_sent_again_until_the_coordinator_or_the_broker_was_silent_for_too_long() -> None:
+    one = retry()
+    steps = []
+    for now in range(0, 31, 5):
+        steps.append(one.step(now, None))
+        if steps[-1] is RetryStep.AGAIN:
+            one.sent(now, taken=True)
+    assert steps == [RetryStep.WAIT, *[RetryStep.AGAIN] * 5, RetryStep.GIVE_UP]
+    one = retry()
+    assert one.step(29.0, None) is RetryStep.AGAIN
+    one.sent(29.0, taken=True)
+    assert one.step(31.0, 25.0) is RetryStep.WAIT
+    assert one.step(54.9, 25.0) is RetryStep.AGAIN
+    assert one.step(55.0, 25.0) is RetryStep.GIVE_UP
+    one = retry(taken=False)
+    assert one.step(59.0, None) is RetryStep.AGAIN
+    one.sent(59.0, taken=False)
+    assert one.step(60.0, None) is RetryStep.GIVE_UP
+    one.sent(59.5, taken=True)
+    # It is back: the coordinator has all its time to answer.
+    assert one.step(60.0, None) is RetryStep.WAIT
+    assert one.step(89.4, None) is RetryStep.AGAIN
+    assert one.step(89.5, None) is RetryStep.GIVE_UP
+
+
+@given(moments=st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.booleans()), max_size=60), taken=st.booleans())
+def test_each_wait_has_a_next_moment_and_an_end(moments: list[tuple[int, bool, bool]], taken: bool) -> None:
+    one, now, heard_at, last = retry(taken=taken), 0.0, None, 0.0
+    for gap, hears, is_taken in moments:
+        now += gap
+        if hears:
+            heard_at = last = now
+        step = one.step(now, heard_at)
+        if step is RetryStep.WAIT:
+            assert 0 < one.pause(now, heard_at) <= 5.0
+        elif step is RetryStep.AGAIN:
+            one.sent(now, taken=is_taken)
+        else:
+            assert now >= last + 30.0
+            assert one.pause(now, heard_at) == 0
+            return
+    # However often it is sent again, silence ends it.
+    assert one.step(now + 200.0, heard_at) is RetryStep.GIVE_UP

@@ -1,5 +1,3 @@
-"""``Client`` over a fake log in memory with a fake coordinator."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -31,9 +29,7 @@ async def rest(batch: BatchHandle) -> list[TaskResult]:
     return [result async for result in batch]
 
 
-async def test_results_come_as_they_count_and_the_iteration_ends_with_the_last(
-    client: Client, coordinator: FakeCoordinator
-) -> None:
+async def test_results_come_as_they_count_until_the_last(client: Client, coordinator: FakeCoordinator) -> None:
     batch = await client.submit(tasks("a", "b", "c"), batch_id=1)
     await coordinator.finish("1#b")
     first = await anext(batch)
@@ -45,9 +41,7 @@ async def test_results_come_as_they_count_and_the_iteration_ends_with_the_last(
     assert (await batch.result()).finished_task_count == 3
 
 
-async def test_the_batch_is_of_its_tasks_type_and_has_an_id_of_its_own(
-    client: Client, coordinator: FakeCoordinator
-) -> None:
+async def test_a_batch_has_its_tasks_type_and_an_own_id(client: Client, coordinator: FakeCoordinator) -> None:
     first = await client.submit(tasks("a", batch_type="eval"))
     second = await client.submit(tasks("a"), min_wait_num=5)
     assert first.batch_id != second.batch_id
@@ -58,9 +52,7 @@ async def test_the_batch_is_of_its_tasks_type_and_has_an_id_of_its_own(
     ]
 
 
-async def test_what_cannot_be_a_batch_is_refused_before_anything_is_sent(
-    client: Client, coordinator: FakeCoordinator
-) -> None:
+async def test_what_cannot_be_a_batch_is_refused_unsent(client: Client, coordinator: FakeCoordinator) -> None:
     for wrong in ([], [*tasks("a"), *tasks("b", batch_type="eval")], tasks("a", "a")):
         with pytest.raises(RefusedError):
             await client.submit(wrong)

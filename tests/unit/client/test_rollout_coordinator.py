@@ -1,5 +1,3 @@
-"""``RolloutCoordinator`` over a fake log in memory with a fake coordinator."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,13 +10,10 @@ from schemas.topics import EXPERIENCES, TASKS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log import FakeLog
+from tests.support.mesh.client_fleet import tasks
 from tests.support.mesh.records import record_of
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.errors import RefusedError, SendError
-
-
-def tasks(count: int, **fields: Any) -> list[Task]:
-    return [Task(task_id=f"t{n}", workflow="math", prompt="1 + 1", **fields) for n in range(count)]
 
 
 @pytest.fixture
@@ -33,37 +28,20 @@ async def other(bus: Any, coordinator: FakeCoordinator) -> AsyncIterator[Rollout
         yield client
 
 
-async def test_a_train_batch_is_submitted_and_finalized_under_the_id_that_was_given(
+async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said(
     log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
 ) -> None:
-    await client.submit_batch(batch_id=7, tasks=tasks(3), batch_type="train", min_wait_num=2)
-    sent = [record_of(received) for received in log.all(TASKS)]
-    assert sorted(task.task_id for task in sent) == ["7#t0", "7#t1", "7#t2"]
-    assert {(t.batch_id, t.batch_type, t.batch_size) for t in sent} == {("7", "train", 3)}
+    given = tasks(3, batch_id="other", batch_type="train", batch_size=9)
+    await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval", min_wait_num=2)
     (submitted,) = coordinator.commands
-    assert (submitted.expected_task_count, submitted.min_wait_num) == (3, 2)
-    waiting = [asyncio.create_task(client.finalize_train_batch(7)) for _ in range(3)]
-    for n in range(3):
-        await coordinator.finish(f"7#t{n}")
-    results = await asyncio.gather(*waiting)
-    counts = {"finished_task_count": 3, "metrics": {"rollout/finished_task_count": 3.0}}
-    expected = {"batch_id": 7, "batch_type": "train", **counts}
-    assert results == [expected] * 3
-    assert await client.finalize_train_batch("7") == {**expected, "batch_id": "7"}
-
-
-async def test_tasks_are_told_what_batch_they_are_of_whatever_they_said(
-    log: FakeLog, client: RolloutCoordinator
-) -> None:
-    given = tasks(1, batch_id="other", batch_type="train", batch_size=9)
-    await client.submit_batch(batch_id="1/held-out", tasks=given, batch_type="eval")
-    (received,) = log.all(TASKS)
-    task = record_of(received)
-    assert (task.batch_id, task.batch_type, task.batch_size) == ("1/held-out", "eval", 1)
-    assert received.key == task.task_id == "1/held-out#t0"
+    assert (submitted.batch_id, submitted.expected_task_count, submitted.min_wait_num) == ("1/held-out", 3, 2)
+    told = [record_of(received) for received in log.all(TASKS)]
+    assert {(task.batch_id, task.batch_type, task.batch_size) for task in told} == {("1/held-out", "eval", 3)}
+    assert [received.key for received in log.all(TASKS)] == [task.task_id for task in told]
+    assert [task.task_id for task in told] == [f"1/held-out#t{n}" for n in range(3)]
     # The same tasks again, in another batch.
     await client.submit_batch(batch_id="2/held-out", tasks=given, batch_type="eval")
-    assert len({record_of(received).task_id for received in log.all(TASKS)}) == 2
+    assert len({record_of(received).task_id for received in log.all(TASKS)}) == 6
 
 
 async def test_tasks_of_a_batch_are_read_in_the_order_of_their_submission(
@@ -99,18 +77,7 @@ async def test_a_timeout_of_0_is_none(coordinator: FakeCoordinator, client: Roll
     assert (await waiting)["finished_task_count"] == 1
 
 
-async def test_an_empty_batch_can_be_finalized_at_once(
-    log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
-) -> None:
-    await client.submit_batch(batch_id=1, tasks=[], batch_type="train", min_wait_num=5)
-    assert (coordinator.commands[0].expected_task_count, coordinator.commands[0].min_wait_num) == (0, None)
-    assert (await client.finalize_train_batch(1))["finished_task_count"] == 0
-    assert log.all(TASKS) == []
-
-
-async def test_every_error_has_the_text_that_callers_know(
-    client: RolloutCoordinator, other: RolloutCoordinator
-) -> None:
+async def test_errors_have_texts_that_callers_know(client: RolloutCoordinator, other: RolloutCoordinator) -> None:
     with pytest.raises(KeyError) as unknown:
         await client.finalize_train_batch(3)
     assert unknown.value.args == ("Batch 3 is not registered.",)
@@ -131,42 +98,21 @@ async def test_every_error_has_the_text_that_callers_know(
     await client.abort_batch("never-was", reason="enough")
 
 
-async def test_an_aborted_batch_answers_its_finalizers(
-    coordinator: FakeCoordinator, client: RolloutCoordinator, other: RolloutCoordinator
-) -> None:
-    await client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train")
-    waiting = asyncio.create_task(client.finalize_train_batch(1))
-    await coordinator.finish("1#t0")
-    await coordinator.until(lambda: "1#t1" in coordinator.tasks and len(coordinator.commands) == 2)
-    await other.abort_batch(1, reason="enough", keep_partial_results=True)
-    assert (await waiting)["finished_task_count"] == 1
-    assert coordinator.commands[-1].keep_partial_results
-    assert coordinator.commands[-1].reason == "enough"
-
-
-@pytest.mark.parametrize("batch_id", ["", -1, "x" * 201, " " * 50])
-async def test_an_id_that_cannot_be_is_refused_before_anything_is_sent(
-    coordinator: FakeCoordinator, client: RolloutCoordinator, batch_id: Any
-) -> None:
-    with pytest.raises(ValueError, match="cannot be a batch id"):
-        await client.submit_batch(batch_id=batch_id, tasks=tasks(1), batch_type="train")
-    assert coordinator.commands == []
-
-
-async def test_tasks_with_one_id_or_too_long_a_one_are_refused_before_anything_is_sent(
-    coordinator: FakeCoordinator, client: RolloutCoordinator
-) -> None:
-    with pytest.raises(ValueError, match="'t0' is twice in batch '1'"):
-        await client.submit_batch(batch_id=1, tasks=[*tasks(1), *tasks(2)], batch_type="train")
+async def test_ids_that_cannot_be_are_refused_unsent(coordinator: FakeCoordinator, client: RolloutCoordinator) -> None:
     long = Task(task_id="x" * 200, workflow="math", prompt="1")
-    with pytest.raises(ValueError, match="too long"):
-        await client.submit_batch(batch_id=1, tasks=[long], batch_type="train")
-    with pytest.raises(ValueError, match="True"):
-        await client.submit_batch(batch_id=True, tasks=tasks(1), batch_type="train")
+    wrong: list[tuple[Any, list[Task], str]] = [
+        *((batch_id, tasks(1), "cannot be a batch id") for batch_id in ("", -1, "x" * 201, " " * 50)),
+        (True, tasks(1), "True"),
+        (1, [*tasks(1), *tasks(2)], "'t0' is twice in batch '1'"),
+        (1, [long], "too long"),
+    ]
+    for batch_id, given, why in wrong:
+        with pytest.raises(ValueError, match=why):
+            await client.submit_batch(batch_id=batch_id, tasks=given, batch_type="train")
     assert coordinator.commands == []
 
 
-async def test_tasks_that_cannot_be_sent_leave_a_batch_that_can_be_aborted(
+async def test_unsent_tasks_can_be_aborted(
     log: FakeLog, coordinator: FakeCoordinator, client: RolloutCoordinator
 ) -> None:
     submitting = asyncio.create_task(client.submit_batch(batch_id=1, tasks=tasks(2), batch_type="train"))
@@ -193,9 +139,7 @@ async def test_prepare_and_shutdown_may_be_called_twice_and_again(bus: Any, coor
     assert [type(command) for command in coordinator.commands] == [SubmitBatch, SubmitBatch]
 
 
-async def test_experiences_are_checked_published_and_contributed(
-    log: FakeLog, bus: Any, coordinator: FakeCoordinator
-) -> None:
+async def test_experiences_are_checked_and_contributed(log: FakeLog, bus: Any, coordinator: FakeCoordinator) -> None:
     client = RolloutCoordinator(bus=bus, name="me")
     with pytest.raises(RuntimeError, match=r"^Experience pipeline is not initialized\.$"):
         await client.process_experiences([])

@@ -1,5 +1,3 @@
-"""``Scheduler`` over a fake log in memory with a fake coordinator."""
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator
@@ -17,13 +15,11 @@ from schemas import (
     RunnerState,
     RunningAttempt,
     SubmitBatch,
-    Task,
 )
 from schemas.codec import decode
-from schemas.topics import TASKS
 from tests.support.fakes.coordinator import FakeBatch, FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
-from tests.support.mesh.records import record_of
+from tests.support.mesh.client_fleet import tasks
 from trinity_bus.client import RolloutCoordinator, Scheduler, Synchronizer
 from trinity_bus.client.connection import check_reply
 from trinity_bus.client.results import CLEANUP
@@ -32,10 +28,6 @@ from trinity_bus.errors import BusError, NoCoordinatorError, NotStartedError, Re
 
 pytestmark = pytest.mark.timeout(20)
 NEVER = 60.0
-
-
-def tasks(count: int, first: int = 0, **fields: Any) -> list[Task]:
-    return [Task(task_id=f"t{n}", workflow="math", prompt="1 + 1", **fields) for n in range(first, first + count)]
 
 
 class Mesh:
@@ -94,14 +86,6 @@ async def test_tasks_are_scheduled_and_their_results_taken_in_the_order_of_sched
     await mesh.coordinator.until(lambda: mesh.sent(AbortBatch))
 
 
-async def test_statuses_alone_read_no_experience(mesh: Mesh) -> None:
-    mesh.scheduler.schedule(tasks(2), 1)
-    for task_id in ("t0", "t1"):
-        await mesh.finish(task_id)
-    assert [s.ok for s in await mesh.scheduler.get_statuses(1)] == [True, True]
-    assert mesh.bus.fetched == 0
-
-
 async def test_nothing_is_scheduled_of_nothing_and_unknown_batches_have_nothing(mesh: Mesh) -> None:
     await mesh.scheduler.schedule([], 1)
     assert not mesh.scheduler.has_step(1)
@@ -119,6 +103,7 @@ async def test_enough_results_end_the_wait_and_the_others_are_cut_off(mesh: Mesh
     await mesh.finish("t1")
     statuses = await mesh.scheduler.get_statuses(1, min_num=1, timeout=NEVER)
     assert [s.ok for s in statuses] == [True]
+    assert mesh.bus.fetched == 0, "statuses alone read no experience"
     (cancel,) = mesh.sent(CancelTasks)
     assert (cancel.restart_runners, cancel.return_partial_tasks, cancel.reason) == (False, False, CLEANUP)
     assert not mesh.scheduler.has_step(1)
@@ -150,19 +135,6 @@ async def test_a_timeout_of_0_waits_as_long_as_none(mesh: Mesh) -> None:
     assert mesh.scheduler.dynamic_timeout(0) == mesh.scheduler.dynamic_timeout()
 
 
-async def test_late_results_are_taken_by_a_later_call_where_nothing_is_cleared(mesh: Mesh) -> None:
-    mesh.scheduler.schedule(tasks(3), 1)
-    await mesh.finish("t0")
-    first = await mesh.scheduler.get_statuses(1, min_num=1, timeout=NEVER, clear_timeout_tasks=False)
-    assert len(first) == 1
-    # What was taken is not waited for again: the two others are all.
-    waiting = asyncio.create_task(mesh.scheduler.get_statuses(1, timeout=NEVER))
-    await mesh.finish("t1")
-    await mesh.finish("t2")
-    assert len(await waiting) == 2
-    assert mesh.sent(CancelTasks) == [] or not mesh.scheduler.has_step(1)
-
-
 async def test_payloads_that_cannot_be_read_take_nothing(mesh: Mesh) -> None:
     mesh.scheduler.schedule(tasks(1), 1)
     await mesh.finish("t0")
@@ -171,21 +143,6 @@ async def test_payloads_that_cannot_be_read_take_nothing(mesh: Mesh) -> None:
         await mesh.scheduler.get_payload_results(1)
     statuses, payloads = await mesh.scheduler.get_payload_results(1)
     assert (len(statuses), len(payloads)) == (1, 1)
-
-
-async def test_an_id_can_be_used_again_and_by_another_scheduler_at_the_same_time(mesh: Mesh) -> None:
-    async with Scheduler(mesh.settings, bus=mesh.bus) as other:
-        other.schedule(tasks(1, first=9), 1)
-        for count in (3, 5):
-            mesh.scheduler.schedule(tasks(2), 1)
-            await mesh.coordinator.until(lambda count=count: len(mesh.coordinator.tasks) == count)
-            for task_id in ("t0", "t1"):
-                await mesh.finish(task_id)
-            assert len(await mesh.scheduler.get_statuses(1)) == 2
-        assert len({record_of(received).batch_id for received in mesh.log.all(TASKS)}) == 3
-        assert other.has_step(1)
-        await mesh.finish("t9")
-        assert len(await other.get_statuses(1)) == 1
 
 
 async def test_a_task_that_the_coordinator_refuses_is_answered(mesh: Mesh) -> None:
@@ -274,6 +231,77 @@ async def test_tasks_that_contradict_their_batch_are_refused_and_nothing_is_sche
         mesh.scheduler.schedule(tasks(1, first=1, batch_type="eval"), 1)
 
 
+async def test_start_and_stop_may_be_called_again(log: FakeLog, bus: FakeBus, coordinator: FakeCoordinator) -> None:
+    mesh = Mesh(log, bus, coordinator)
+    with pytest.raises(RuntimeError, match="not started"):
+        mesh.scheduler.schedule(tasks(1), 1)
+    await mesh.scheduler.stop()
+    await asyncio.gather(mesh.scheduler.start(), mesh.scheduler.start())
+    mesh.scheduler.schedule(tasks(2), 1)
+    await mesh.finish("t0")
+    await mesh.until_there(1, 1)
+    await mesh.scheduler.get_statuses(1, timeout=0.01, min_num=0, clear_timeout_tasks=False)
+    mesh.scheduler.schedule(tasks(1, first=2), 2)
+    await mesh.finish("t2")
+    await mesh.until_there(2, 1)
+    await mesh.scheduler.stop()
+    await mesh.scheduler.stop()
+    assert {batch.state.value for batch in mesh.coordinator.batches.values()} == {"aborted"}
+    await mesh.scheduler.start()
+    assert len(await mesh.scheduler.get_statuses(2)) == 1
+    mesh.scheduler.schedule(tasks(1), 1)
+    await mesh.finish("t0")
+    assert len(await mesh.scheduler.get_statuses(1)) == 1
+    await mesh.scheduler.stop()
+
+
+async def test_without_a_coordinator_start_says_so(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_bus.client.scheduler.SILENCE_S", 0.05)
+    with pytest.raises(NoCoordinatorError, match="trinity-bus run coordinator"):
+        await Scheduler(Settings(), bus=bus).start()
+
+
+async def test_limits_of_attempts_are_those_that_were_measured(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [mesh.scheduler.dynamic_timeout(asked) for asked in (None, 3.0, 99.0)] == [12.0, 3.0, 12.0]
+    heartbeat = mesh.scheduler._coordinator().model_copy(update={"dynamic_timeout_s": 30.0})
+    monkeypatch.setattr(mesh.scheduler, "_coordinator", lambda: heartbeat)
+    assert mesh.scheduler.dynamic_timeout() == heartbeat.max_timeout_s == 30.0
+    assert [mesh.scheduler.dynamic_timeout(asked) for asked in (3.0, 60.0)] == [3.0, 60.0]
+
+
+def test_models_that_are_given_are_not_used_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    Scheduler(Settings())
+    RolloutCoordinator.get_actor(Settings())
+    assert not caplog.messages
+    for make in (Scheduler, RolloutCoordinator, RolloutCoordinator.get_actor):
+        make(Settings(), ["a model"], [["a judge"]])
+    Synchronizer(Settings(), "an actor")
+    assert len(caplog.messages) == 4
+    assert {message.split(":")[0] for message in caplog.messages} == {
+        "models and actors that a client is given are not used"
+    }
+    assert Synchronizer.get_actor(Settings(), "another")._settings.kafka.namespace == "another"
+
+
+async def test_states_of_runners_are_told_by_their_names(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    assert mesh.scheduler.get_all_state() == {}
+    values = [{"workflow_id": f"1/{task}/0", "model_version": version} for task, version in (("t", 3), ("u", 4))]
+    running = [RunningAttempt(task_id="t", attempt=1)]
+    busy = RunnerState(runner="e/0", state="busy", pid=1, running=running, values=values)
+    runners = [busy, RunnerState(runner="e/1", state="idle", pid=2)]
+    await mesh.coordinator.say(RunnersReport(explorer="e", incarnation="1", runners=runners), "e")
+    while not mesh.scheduler.get_all_state():
+        await mesh.scheduler._change(0.01, [])
+    assert list(mesh.scheduler.get_all_state()) == ["e/0", "e/1"]
+    assert mesh.scheduler.get_key_state("model_version") == {"e/0": 3}
+    assert mesh.scheduler.get_key_state("state") == {"e/0": "busy", "e/1": "idle"}
+    assert [a["workflow_id"] for a in mesh.scheduler.get_runner_state("e/0")["attempts"]] == ["1/t/0", "1/u/0"]
+    assert mesh.scheduler.get_runner_state("e/7") == {}
+    with caplog.at_level(logging.INFO):
+        mesh.scheduler.print_all_state()
+    assert "e/1     -            -              idle" in caplog.text
+
+
 async def test_refusals_name_the_batch_as_its_caller_does(mesh: Mesh) -> None:
     name = mesh.scheduler._next_name(3)
     mesh.coordinator.batches[name] = FakeBatch(SubmitBatch(client="x", command_id="x/1", batch_id=name))
@@ -314,78 +342,3 @@ async def test_a_wait_for_a_batch_that_a_stop_leaves_open_fails_at_once(
     # It is closed once somebody answers again.
     await mesh.scheduler.start()
     await mesh.scheduler.abort_batch(1)
-
-
-async def test_start_and_stop_may_be_called_twice_and_again(
-    log: FakeLog, bus: FakeBus, coordinator: FakeCoordinator
-) -> None:
-    mesh = Mesh(log, bus, coordinator)
-    with pytest.raises(RuntimeError, match="not started"):
-        mesh.scheduler.schedule(tasks(1), 1)
-    await mesh.scheduler.stop()
-    await asyncio.gather(mesh.scheduler.start(), mesh.scheduler.start())
-    mesh.scheduler.schedule(tasks(2), 1)
-    await mesh.finish("t0")
-    await mesh.until_there(1, 1)
-    await mesh.scheduler.get_statuses(1, timeout=0.01, min_num=0, clear_timeout_tasks=False)
-    mesh.scheduler.schedule(tasks(1, first=2), 2)
-    await mesh.finish("t2")
-    await mesh.until_there(2, 1)
-    await mesh.scheduler.stop()
-    await mesh.scheduler.stop()
-    assert {batch.state.value for batch in mesh.coordinator.batches.values()} == {"aborted"}
-    await mesh.scheduler.start()
-    assert len(await mesh.scheduler.get_statuses(2)) == 1
-    mesh.scheduler.schedule(tasks(1), 1)
-    await mesh.finish("t0")
-    assert len(await mesh.scheduler.get_statuses(1)) == 1
-    await mesh.scheduler.stop()
-
-
-async def test_without_a_coordinator_start_says_so(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinity_bus.client.scheduler.SILENCE_S", 0.05)
-    with pytest.raises(NoCoordinatorError, match="trinity-bus run coordinator"):
-        await Scheduler(Settings(), bus=bus).start()
-
-
-async def test_limits_of_attempts_are_those_that_the_coordinator_tells_once_it_has_measured_some(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert [mesh.scheduler.dynamic_timeout(asked) for asked in (None, 3.0, 99.0)] == [12.0, 3.0, 12.0]
-    heartbeat = mesh.scheduler._coordinator().model_copy(update={"dynamic_timeout_s": 30.0})
-    monkeypatch.setattr(mesh.scheduler, "_coordinator", lambda: heartbeat)
-    assert mesh.scheduler.dynamic_timeout() == heartbeat.max_timeout_s == 30.0
-    assert [mesh.scheduler.dynamic_timeout(asked) for asked in (3.0, 60.0)] == [3.0, 60.0]
-
-
-def test_models_that_are_given_are_not_used_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    Scheduler(Settings())
-    RolloutCoordinator.get_actor(Settings())
-    assert not caplog.messages
-    for make in (Scheduler, RolloutCoordinator, RolloutCoordinator.get_actor):
-        make(Settings(), ["a model"], [["a judge"]])
-    Synchronizer(Settings(), "an actor")
-    assert len(caplog.messages) == 4
-    assert {message.split(":")[0] for message in caplog.messages} == {
-        "models and actors that a client is given are not used"
-    }
-    assert Synchronizer.get_actor(Settings(), "another")._settings.kafka.namespace == "another"
-
-
-async def test_states_of_runners_are_told_by_their_names(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
-    assert mesh.scheduler.get_all_state() == {}
-    values = [{"workflow_id": f"1/{task}/0", "model_version": version} for task, version in (("t", 3), ("u", 4))]
-    running = [RunningAttempt(task_id="t", attempt=1)]
-    busy = RunnerState(runner="e/0", state="busy", pid=1, running=running, values=values)
-    runners = [busy, RunnerState(runner="e/1", state="idle", pid=2)]
-    await mesh.coordinator.say(RunnersReport(explorer="e", incarnation="1", runners=runners), "e")
-    while not mesh.scheduler.get_all_state():
-        await mesh.scheduler._change(0.01, [])
-    assert list(mesh.scheduler.get_all_state()) == ["e/0", "e/1"]
-    assert mesh.scheduler.get_key_state("model_version") == {"e/0": 3}
-    assert mesh.scheduler.get_key_state("state") == {"e/0": "busy", "e/1": "idle"}
-    assert [a["workflow_id"] for a in mesh.scheduler.get_runner_state("e/0")["attempts"]] == ["1/t/0", "1/u/0"]
-    assert mesh.scheduler.get_runner_state("e/7") == {}
-    with caplog.at_level(logging.INFO):
-        mesh.scheduler.print_all_state()
-    assert "e/1     -            -              idle" in caplog.text

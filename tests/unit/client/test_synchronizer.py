@@ -1,5 +1,3 @@
-"""The client of model versions, on a fake log."""
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
@@ -119,9 +117,7 @@ async def test_the_states_of_explorers_are_counted(rig: Rig) -> None:
     assert client.serving(1) == ["e1"]
 
 
-async def test_the_weights_of_the_version_to_be_served_are_described_and_read_from_its_checkpoint(
-    rig: Rig, tmp_path: Path
-) -> None:
+async def test_weights_to_be_served_are_described_and_read_from_a_checkpoint(rig: Rig, tmp_path: Path) -> None:
     weights = {"b": torch.arange(6, dtype=torch.bfloat16).view(2, 3), "a": torch.tensor(1.5), "none": torch.zeros(0, 4)}
     save_file(weights, tmp_path / "model.safetensors")
     client = rig.client

@@ -1,5 +1,3 @@
-"""The settings file: what it gives, what counts more, and where each mistake in it stands."""
-
 from pathlib import Path
 
 import pytest
@@ -49,13 +47,27 @@ def test_every_mistake_is_told_with_its_line(mesh_toml: Path, monkeypatch: pytes
     assert "\n" not in str(caught.value)
 
 
-def test_a_secret_of_the_file_is_not_shown(mesh_toml: Path) -> None:
+def test_a_secret_of_the_file_is_not_shown_and_refused_where_others_may_read_it(mesh_toml: Path) -> None:
     mesh_toml.write_text("[kafka]\nsasl_password = 17\nsasl_passwrod = 'hunter2'\n")
     mesh_toml.chmod(0o600)
     with pytest.raises(ConfigError) as caught:
         Settings()
     assert f"{mesh_toml}:2: kafka.sasl_password=(secret): input should be a valid string" in str(caught.value)
     assert "hunter2" not in str(caught.value)
+    mesh_toml.write_text("[mesh]\nmodel = 'm'\n[kafka]\nsasl_password = 'hunter2'\n")
+    for mode in (0o644, 0o640, 0o604, 0o660):
+        mesh_toml.chmod(mode)
+        with pytest.raises(ConfigError, match="is a secret, and others may read") as caught:
+            Settings()
+        assert str(caught.value) == (
+            f"{mesh_toml}:4: kafka.sasl_password is a secret, and others may read or write the file (mode {mode:04o}): "
+            f"chmod 600 {mesh_toml}, or name a file of the secret with TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE"
+        )
+    mesh_toml.chmod(0o600)
+    assert Settings().kafka.sasl_password is not None
+    mesh_toml.write_text("[mesh]\nmodel = 'm'\n")
+    mesh_toml.chmod(0o644)
+    assert Settings().mesh.model == "m"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +88,7 @@ def test_a_file_that_cannot_be_used_is_named(mesh_toml: Path, content: bytes | N
     assert str(mesh_toml) in str(caught.value)
 
 
-def test_settings_that_contradict_each_other_are_told_with_where_each_comes_from(
-    mesh_toml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_contradict_are_told_with_their_origins(mesh_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.config.sources.OPTIONS", {"kafka.security_protocol"})
     mesh_toml.write_text(
         "[mesh]\nmax_tokens = 2048\n[coordinator]\nheartbeat_s = 2\n[synchronizer]\ntls_cafile = 'mesh.toml'\n"
@@ -101,20 +111,3 @@ def test_settings_that_contradict_each_other_are_told_with_where_each_comes_from
             "which cannot be encrypted: only memory can"
         ),
     ]
-
-
-def test_a_secret_that_others_may_read_is_refused(mesh_toml: Path) -> None:
-    mesh_toml.write_text("[mesh]\nmodel = 'm'\n[kafka]\nsasl_password = 'hunter2'\n")
-    for mode in (0o644, 0o640, 0o604, 0o660):
-        mesh_toml.chmod(mode)
-        with pytest.raises(ConfigError, match="is a secret, and others may read") as caught:
-            Settings()
-        assert str(caught.value) == (
-            f"{mesh_toml}:4: kafka.sasl_password is a secret, and others may read or write the file (mode {mode:04o}): "
-            f"chmod 600 {mesh_toml}, or name a file of the secret with TRINITY_BUS_KAFKA__SASL_PASSWORD_FILE"
-        )
-    mesh_toml.chmod(0o600)
-    assert Settings().kafka.sasl_password is not None
-    mesh_toml.write_text("[mesh]\nmodel = 'm'\n")
-    mesh_toml.chmod(0o644)
-    assert Settings().mesh.model == "m"

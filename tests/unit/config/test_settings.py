@@ -29,9 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_settings")
 LOGIN = "TRINITY_BUS_KAFKA__SASL_PASSWORD"
 
 
-def test_the_environment_sets_values_and_sections_find_in_mesh_what_they_share(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_environment_sets_values_that_sections_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093")
     monkeypatch.setenv(LOGIN, "hunter2")
     monkeypatch.setenv("TRINITY_BUS_EXPLORER__SLOTS", "3")
@@ -66,16 +64,6 @@ NOT_SERVERS = "expected host:port, several separated by commas"
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        (
-            "COORDINATOR__TAKEOVER_S",
-            "1",
-            "@ is 1.0, not more than twice ~COORDINATOR__HEARTBEAT_S, which is 0.5",
-        ),
-        (
-            "COORDINATOR__HEARTBEAT_S",
-            "2",
-            "~COORDINATOR__TAKEOVER_S is 1.5, not more than twice @, which is 2.0",
-        ),
         (SERVERS, "localhost", f"@='localhost': {NOT_SERVERS}"),
         (SERVERS, "localhost:70000", f"@='localhost:70000': {NOT_SERVERS}"),
         ("KAFKA__BOOTSTRAP_SERVER", "localhost:9092", f"@ is not a setting; did you mean ~{SERVERS}?"),
@@ -86,7 +74,6 @@ NOT_SERVERS = "expected host:port, several separated by commas"
         ("MESH__MAX_TOKENS", "1024", "@ is 1024, which leaves no room for prompts: ~MESH__MAX_MODEL_LEN is 1024"),
         ("KAFKA", "localhost:9092", "@ is not a setting: name one of the section, such as ~KAFKA__..."),
         ("MESH__NAMESPACE", "a b", "@='a b': string should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'"),
-        ("KAFKA__SECURITY_PROTOCOL", "SASL_SSL", "~KAFKA__SASL_USERNAME is not set: @ is SASL_SSL"),
         ("KAFKA__SSL_CAFILE", "/no/such.pem", "@='/no/such.pem': no such file; give the path of a readable file"),
         ("KAFKA__SSL_CERTFILE", __file__, "~KAFKA__SSL_KEYFILE is not set: it goes together with @"),
         ("COORDINATOR__BATCH_SIZE", "0", "@='0': input should be greater than or equal to 1"),
@@ -224,7 +211,7 @@ def test_other_options_are_passed_through() -> None:
     assert settings.trainer.optimizer_options == {"adam_eps": 1e-6}
 
 
-def test_no_secret_is_told_and_nothing_without_bounds() -> None:
+def test_no_secret_is_told_nothing_without_bounds_and_what_was_told_is_read_again() -> None:
     settings = Settings(
         mesh=MeshSettings(model_path="x" * 5000),
         explorer=ExplorerSettings(http_key=SecretStr("the-key-of-explorers"), engine_url="http://me:password@there:1"),
@@ -242,16 +229,6 @@ def test_no_secret_is_told_and_nothing_without_bounds() -> None:
         settings=told,
     )  # fmt: skip
     assert decode(encode(beat), TrainerHeartbeat) == beat
-
-
-@pytest.mark.parametrize("service", ["coordinator", "explorer", "trainer"])
-def test_what_a_service_tells_is_small(service: str) -> None:
-    told = told_settings(Settings(), "mesh", service, "synchronizer")
-    assert {path.partition(".")[0] for path in told} == {"mesh", service, "synchronizer"}
-    assert sum(len(path) + len(value) for path, value in told.items()) < 16_384
-
-
-def test_what_was_told_is_read_again() -> None:
     stages = [{"stage": "sft", "loss": "sft", "total_steps": 3}, {"stage": "rl", "kl_coef": 0.5, "limited": True}]
     settings = Settings(trainer=TrainerSettings(advantage="rloo", stages=stages))
     told = told_settings(settings, "trainer")
@@ -259,3 +236,10 @@ def test_what_was_told_is_read_again() -> None:
     assert values_told(told, paths) == {"trainer.advantage": "rloo", "trainer.stages": stages}
     with pytest.raises(ConfigError, match=r"what was told of a\.b is no value"):
         values_told({"a.b": '"cut'}, ["a.b"])
+
+
+@pytest.mark.parametrize("service", ["coordinator", "explorer", "trainer"])
+def test_what_a_service_tells_is_small(service: str) -> None:
+    told = told_settings(Settings(), "mesh", service, "synchronizer")
+    assert {path.partition(".")[0] for path in told} == {"mesh", service, "synchronizer"}
+    assert sum(len(path) + len(value) for path, value in told.items()) < 16_384

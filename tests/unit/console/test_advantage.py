@@ -1,5 +1,3 @@
-"""What the Group page says of advantages is what the trainer computes, of the whole group; else it says why not."""
-
 from typing import Any
 
 import numpy as np

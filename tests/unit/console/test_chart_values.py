@@ -1,5 +1,3 @@
-"""The chart's values that the console writes: what the chart's schema takes, and the settings that were asked for."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +47,19 @@ def test_settings_become_values_with_the_paths_of_pods() -> None:
     }
     assert read["device"] == "cpu"
     assert "taskset" not in read
+    read = values(
+        rows__path="a.parquet", rows__prompt="q", rows__workflow="math", access__producer_write_bytes_s="1000"
+    )
+    assert read["settings"]["taskset"]["path"] == "/tasks/tasks.toml"
+    assert read["taskset"]["extraVolumeMounts"][0]["mountPath"] == "/tasks"
+    assert read["kafka"]["producerQuotas"] == {"producerByteRate": 1000}
+    assert "access" not in read["settings"]
+    alone = values(mesh__mode="explore")
+    assert not alone["trainer"]["enabled"]
+    assert alone["explorer"]["replicas"] == 1
+    read = values(mesh__model_path="/a/small", explorer__model_path="/b/small", gateway__model_path="/a/small")
+    told = [read["settings"][section]["model_path"] for section in ("mesh", "explorer", "gateway")]
+    assert told == ["/model/small", "/model/small-2", "/model/small"]
 
 
 def test_gpus_become_resources_of_each_pod() -> None:
@@ -66,19 +77,6 @@ def test_a_file_of_tasks_is_looked_for_in_its_claim(tmp_path: Path) -> None:
     assert values(taskset__path=str(path))["settings"]["taskset"]["path"] == f"/tasks/{path.name}"
 
 
-def test_rows_quotas_and_services_that_take_no_part() -> None:
-    read = values(
-        rows__path="a.parquet", rows__prompt="q", rows__workflow="math", access__producer_write_bytes_s="1000"
-    )
-    assert read["settings"]["taskset"]["path"] == "/tasks/tasks.toml"
-    assert read["taskset"]["extraVolumeMounts"][0]["mountPath"] == "/tasks"
-    assert read["kafka"]["producerQuotas"] == {"producerByteRate": 1000}
-    assert "access" not in read["settings"]
-    alone = values(mesh__mode="explore")
-    assert not alone["trainer"]["enabled"]
-    assert alone["explorer"]["replicas"] == 1
-
-
 @pytest.mark.parametrize("text", ["null", "1e3", "a: b # c", "\x7f\u2028é'\"\\", "[{", "- x", "a\nmesh: {}"])
 def test_a_text_is_read_as_it_was_given(text: str) -> None:
     assert yaml.safe_load(blocks({"text": text})) == {"text": text}
@@ -94,12 +92,6 @@ def test_paths_of_this_machine_stay_here_and_are_named() -> None:
     assert "/home/me" not in text
     paths = {path for path, info in setting_fields().items() if "Path" in repr(info) or "ExistingFile" in repr(info)}
     assert paths - {*PLACED} - CHART_SAYS == OF_THIS_MACHINE
-
-
-def test_two_models_of_one_folder_name_have_two_places() -> None:
-    read = values(mesh__model_path="/a/small", explorer__model_path="/b/small", gateway__model_path="/a/small")
-    told = [read["settings"][section]["model_path"] for section in ("mesh", "explorer", "gateway")]
-    assert told == ["/model/small", "/model/small-2", "/model/small"]
 
 
 @hypothesis_settings(max_examples=40, deadline=None, phases=[Phase.generate])

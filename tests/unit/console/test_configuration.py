@@ -1,10 +1,9 @@
-"""Settings asked for question by question: whatever a form yields is read by the loader, and taken by the services."""
-
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given
@@ -12,7 +11,15 @@ from hypothesis import settings as hypothesis_settings
 
 from tests.support.console.answers import ANSWERS, CHECKS, SHAPE, SOUND, random_answers, shape_of
 from tests.support.narrowing import some
-from trinity_bus.config import CONFIG_VARIABLE, Settings, setting_fields
+from trinity_bus.config import (
+    CONFIG_VARIABLE,
+    ConsoleSettings,
+    KafkaSettings,
+    Settings,
+    TrainerSettings,
+    setting_fields,
+    told_settings,
+)
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.files import (
@@ -33,8 +40,11 @@ from trinity_bus.console.configuration.questions import (
     draft_of,
     fields,
 )
+from trinity_bus.console.index.answers import SettingsRow
 from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
+from workers.console.configuration import running_settings
+from workers.console.index_pages import ComparedSetting, compared_settings
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 
@@ -97,15 +107,13 @@ def test_each_answer_is_checked_as_the_services_would(path: str, text: str, told
     assert not found.is_sound
 
 
-def test_what_does_not_fit_the_gpus_is_told_with_what_it_is_made_of() -> None:
+def test_what_fits_neither_gpus_nor_memory_is_told_with_what_it_is_made_of() -> None:
     one = {"hardware.trainer_gpus": "1", "hardware.explorer_gpus": "1"}
     assert checked({**SOUND, **one}).is_sound
     found = checked({**SOUND, **one}, hardware__gpu_gib="6")
     assert "each GPU of the trainer needs about" in found.of("hardware.gpu_gib")
     assert not some(found.trainer).fits
 
-
-def test_what_this_machine_has_not_the_memory_for_is_told_and_may_be_for_another() -> None:
     def memory(services: Sequence[str], settings: Sections) -> HostMemory:
         return host_memory(services, settings, dict.fromkeys(("trainer", "explorer"), SHAPE), GIB, GIB)
 
@@ -225,3 +233,73 @@ def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_ser
 
 def test_the_questions_cover_what_a_random_form_answers() -> None:
     assert ANSWERS.keys() == QUESTIONS.keys()
+
+
+OWN = Settings(kafka=KafkaSettings(bootstrap_servers="there:1"), console=ConsoleSettings(port=8901))
+
+
+def told(service: str, name: str = "it", at: float = 1.0, **settings: str) -> SettingsRow:
+    return SettingsRow(service, name, at, {path.replace("__", "."): text for path, text in settings.items()})
+
+
+def changes(before: Any, **trainer: Any) -> dict[str, tuple[str, str]]:
+    after = OWN.model_copy(update={"trainer": TrainerSettings(**trainer)})
+    return {one.path: (one.before, one.after) for one in differences(before, after)}
+
+
+def test_what_services_told_stands_over_the_consoles_own() -> None:
+    trainer = told_settings(Settings(trainer=TrainerSettings(advantage="rloo", kl_coef=0.5)), "mesh", "trainer")
+    rows = [
+        SettingsRow("trainer", "trainer-0", 2.0, trainer | {"trainer.name": '"trainer-0"'}),
+        told("trainer", "before", 1.0, trainer__advantage='"opmd"'),
+        told("explorer", "explorer-0", explorer__temperature="0.7", explorer__no_such_setting="1"),
+    ]
+    found = running_settings(OWN, rows)
+    assert [row.name for row in found.told] == ["explorer-0", "trainer-0"]
+    assert found.refused == []
+    assert (found.settings.kafka.bootstrap_servers, found.settings.console.port) == ("there:1", 8901)
+    assert changes(found.settings, advantage="rloo", kl_coef=0.25) == {
+        "explorer.temperature": ("0.7", "1.0"),
+        "trainer.kl_coef": ("0.5", "0.25"),
+    }
+
+
+def test_what_a_service_has_not_set_or_cannot_be_is_left_out() -> None:
+    own = Settings(trainer=TrainerSettings(overlong_buffer=4))
+    assert (
+        running_settings(own, [told("trainer", "t", trainer__overlong_buffer="")]).settings.trainer == TrainerSettings()
+    )
+    assert running_settings(own, []).settings.trainer.overlong_buffer == 4
+    rows = [
+        told("explorer", "e", explorer__temperature='"hot"', explorer__max_num_seqs="9"),
+        told("trainer", "t", trainer__advantage='"cut'),
+        told("coordinator", "c", coordinator__group_size="4"),
+    ]
+    found = running_settings(OWN, rows)
+    assert [row.name for row in found.told] == ["c", "e"]
+    assert [(row.name, why.split("=")[0]) for row, why in found.refused] == [
+        ("e", "explorer.temperature"),
+        ("t", "what was told of trainer.advantage is no value: '\"cut'"),
+    ]
+    assert (found.settings.coordinator.group_size, found.settings.explorer.max_num_seqs) == (4, 9)
+
+
+def test_what_differs_comes_first_and_values_of_one_run_stand_beside_each_other() -> None:
+    one = [told("trainer", s__rate="1", s__seed="7"), told("explorer", s__slots="8", s__port="")]
+    other = [told("trainer", s__rate="2", s__seed="7")]
+    assert compared_settings([one, other]) == [
+        ComparedSetting("s.rate", ("1", "2")),
+        ComparedSetting("s.port", ("", None)),
+        ComparedSetting("s.seed", ("7", "7")),
+        ComparedSetting("s.slots", ("8", None)),
+    ]
+    assert [row.differs for row in compared_settings([one, other])] == [True, False, False, False]
+    assert compared_settings([]) == []
+    run = [
+        told("explorer", f"explorer-{i}", s__core=value, s__slots="8")
+        for i, value in enumerate(["0", "", "2", "3", "4"])
+    ]
+    assert compared_settings([run]) == [
+        ComparedSetting("s.core", ("0, unset, 2 and 2 more",)),
+        ComparedSetting("s.slots", ("8",)),
+    ]

@@ -1,6 +1,5 @@
 """The pages that ask for settings, without a broker: who is asked, what is said, files, and a mesh of stand-ins."""
 
-import asyncio
 import json
 import re
 import sys
@@ -15,7 +14,7 @@ from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tok
 from tests.support.mesh.waiting import until
 from tests.support.narrowing import some
 from trinity_bus.console.configuration.files import PlannedService
-from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
+from workers.console.local_mesh import LocalMesh, LocalRun
 
 CONFIG = {
     "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -100,23 +99,6 @@ def stand_in(*arguments: str) -> Sequence[str]:
 def local_run(folder: Path, *programs: str) -> LocalRun:
     plan = [PlannedService(f"service-{number}", [program]) for number, program in enumerate(programs)]
     return LocalRun(namespace="mine", folder=folder, plan=plan, env={})
-
-
-async def test_a_mesh_that_is_started_here_runs_until_it_is_stopped(tmp_path: Path) -> None:
-    mesh = LocalMesh(stand_in)
-    sleeps = "import time; time.sleep(600)"
-    mesh.start(local_run(tmp_path, sleeps, sleeps))
-    await until(lambda: mesh.state == "running", 60)
-    assert [one.name for one in mesh.activities()] == ["service-0", "service-1"]
-    with pytest.raises(MeshBusyError):
-        mesh.start(local_run(tmp_path, sleeps))
-    await mesh.stop()
-    assert mesh.state == "idle"
-    mesh.start(local_run(tmp_path, sleeps))
-    # Stopped while it starts.
-    await asyncio.sleep(0)
-    await mesh.stop()
-    assert mesh.state == "idle"
 
 
 async def test_a_service_that_is_given_up_ends_the_others_and_says_why(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """Who comes in: real HTTP, no broker. Every page says that the broker is away, and is there all the same."""
 
 import asyncio
+import contextlib
 import re
+import sqlite3
+import threading
+from contextlib import closing
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,11 @@ from pydantic import SecretStr
 
 from tests.support.console.site import TOKEN, VIEWERS, Client, console, settings_of, status_of, with_tokens
 from tests.support.mesh.waiting import until
+from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from trinity_bus.console.index.files import explained, store_folder
+from trinity_bus.console.index.store import Store
+from workers.console.mesh_watcher import IndexSide
 from workers.console.service import Console
 from workers.preconditions import problems
 
@@ -60,7 +68,6 @@ def by_proxy(**headers: str) -> dict[str, str]:
     [
         # A page of another site has had its own name lead here.
         ({}, "GET /", {"Host": "evil.test"}, 421),
-        ({}, "GET /", {"Host": "127.0.0.1.evil.test:80"}, 421),
         ({}, "GET /", {"Host": "localhost:8900"}, 200),
         # Without a token everybody looks, and nobody acts.
         ({}, f"GET {SERVE}", {}, 403),
@@ -92,19 +99,17 @@ async def test_who_is_let_in(
         assert await status_of(client, path, method, headers=headers) == status
 
 
-async def test_a_token_that_is_not_known_gives_no_cookie(tmp_path: Path) -> None:
+async def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_have_until_logging_out(tmp_path: Path) -> None:
     async with with_tokens(tmp_path) as client:
         for token in ("wrong", "", TOKEN[:-1], f"{TOKEN}x"):
             async with client.post("/login", data={"token": token}, allow_redirects=False) as answer:
                 assert (answer.status, dict(answer.cookies)) == (401, {})
-
-
-async def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_have(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path) as client:
         (cookie,) = (await log_in(client)).values()
         assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
         async with client.get("/", headers=PAGE) as answer:
             assert 'class="who" title="operator"' in await answer.text()
+        assert await status_of(client, "/logout", "POST", data={"proof": await proof_of(client)}) == 303
+        assert await status_of(client, "/", headers=PAGE) == 303
 
 
 async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
@@ -127,56 +132,36 @@ async def test_a_form_needs_its_proof_and_its_origin(tmp_path: Path) -> None:
         assert await status_of(client, "/versions/1/serve", "POST", data={"proof": proof}) == 403
 
 
-async def test_logging_out_ends_the_cookie(tmp_path: Path) -> None:
-    async with with_tokens(tmp_path) as client:
-        await log_in(client)
-        assert await status_of(client, "/logout", "POST", data={"proof": await proof_of(client)}) == 303
-        assert await status_of(client, "/", headers=PAGE) == 303
+ODD_LINKS = [
+    *(f"/?until={at}" for at in ("tomorrow", "nan", "1e300", "<script>")),
+    *(f"/steps{rest}" for rest in ("/x", "/99999999999999999999", '?x="><script>alert(1)</script>')),
+    *(f"/samples{rest}" for rest in ("/1-2", "?low=x", "?step=-1", f"?text={'x' * 3000}")),
+    *(f"/compare?run={run}" for run in ("../../etc", "<script>alert(1)</script>")),
+    "/versions/x/serve",
+]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/?until=tomorrow",
-        "/?until=nan",
-        "/?until=1e300",
-        "/?until=<script>",
-        "/steps/x",
-        "/steps/99999999999999999999",
-        '/steps?x="><script>alert(1)</script>',
-        "/samples/1-2",
-        "/samples?low=x",
-        "/samples?step=-1",
-        "/versions/x/serve",
-        f"/samples?text={'x' * 3000}",
-        "/compare?run=../../etc",
-        "/compare?run=<script>alert(1)</script>",
-    ],
-)
-async def test_a_link_that_no_page_can_show_is_told_in_a_line_of_text(path: str, tmp_path: Path) -> None:
-    async with console(tmp_path) as client, client.get(path) as answer:
-        text = await answer.text()
-    assert answer.status in {400, 403, 404}
-    assert "Traceback" not in text
-    assert "<script>" not in text
+async def test_a_link_that_no_page_can_show_is_told_in_a_line_of_text(tmp_path: Path) -> None:
+    async with console(tmp_path) as client:
+        for path in ODD_LINKS:
+            async with client.get(path) as answer:
+                text = await answer.text()
+            assert answer.status in {400, 403, 404}, path
+            assert "Traceback" not in text, path
+            assert "<script>" not in text, path
 
 
-async def test_streams_are_bounded_and_their_end_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.console.service.MAX_STREAMS", 1)
-    async with console(tmp_path) as client, client.get("/live") as first:
-        assert first.headers["Content-Type"] == "text/event-stream"
-        async with client.get("/live") as second:
-            assert second.status == 503
-
-
-async def test_one_visitor_does_not_take_the_streams_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.console.service.MAX_OF_ONE", 1)
+@pytest.mark.parametrize(("limit", "others"), [("MAX_STREAMS", 503), ("MAX_OF_ONE", 200)])
+async def test_streams_are_bounded_for_one_visitor_and_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, others: int
+) -> None:
+    monkeypatch.setattr(f"workers.console.service.{limit}", 1)
     async with with_tokens(tmp_path) as client:
         operator, viewer = ({"Authorization": f"Bearer {token}"} for token in (TOKEN, VIEWERS))
         async with client.get("/live", headers=viewer) as first, client.get("/live", headers=viewer) as second:
-            assert (first.status, second.status) == (200, 503)
+            assert (first.status, first.headers["Content-Type"], second.status) == (200, "text/event-stream", 503)
             async with client.get("/live", headers=operator) as other:
-                assert other.status == 200
+                assert other.status == others
 
 
 async def test_a_broker_that_is_away_is_said_on_every_page(tmp_path: Path) -> None:
@@ -201,3 +186,80 @@ def test_beyond_loopback_it_asks_who_it_is(host: str) -> None:
     with_token = ConsoleSettings(host=host, token=SecretStr(TOKEN))
     assert problems("console", Settings(kafka=kafka, console=with_token)) == []
     assert problems("console", Settings(kafka=kafka, console=ConsoleSettings(host="::1"))) == []
+
+
+async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
+    made = Console(settings_of(tmp_path))
+
+    async def news(times: int) -> int:
+        for _ in range(times):
+            async with made.feed._news:
+                made.feed.serial += 1
+                made.feed._news.notify_all()
+            for line in (b"event: changed\n", b"data: "):
+                assert (await stream.content.readline()).startswith(line)
+            await stream.content.readline()
+            # Two pages that look at the same, and one that does not.
+            for path in ("/configuration/mesh", "/configuration/mesh", "/"):
+                async with client.get(path, headers={"X-Part": "1"}) as answer:
+                    await answer.read()
+        return len(asyncio.all_tasks())
+
+    async with TestClient(TestServer(made.app())) as client, client.get("/live") as stream:
+        before = await news(2)
+        assert await news(100) <= before
+
+
+async def test_a_record_is_not_called_live(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    for is_record in (False, True):
+        made = Console(settings, is_record=is_record)
+        async with TestClient(TestServer(made.app())) as client, client.get("/") as answer:
+            text = await answer.text()
+        assert ("record of a run" in text, "</i> live" in text) == (is_record, not is_record)
+
+
+NO_TEXTS = "no tokenizer"
+
+
+async def test_what_is_being_opened_when_it_ends_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowStore(Store):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            begun.set()
+            assert go_on.wait(60)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("workers.console.mesh_watcher.Store", SlowStore)
+    settings = settings_of(tmp_path)
+    side = IndexSide(settings, lambda: Bus(settings.kafka, client_id="test"))
+    running = asyncio.create_task(side.run(lambda: None))
+    await asyncio.to_thread(begun.wait, 60)
+    running.cancel()
+    go_on.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    Store(store_folder(settings), texts=NO_TEXTS).close()
+
+
+async def test_a_full_disk_is_a_line_on_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullStore(Store):
+        def __init__(self, folder: Path, **_: object) -> None:
+            with explained(folder), closing(sqlite3.connect(":memory:")) as db:
+                db.execute("PRAGMA max_page_count = 1")
+                db.execute("CREATE TABLE one (x)")
+                db.execute("CREATE TABLE two (x)")
+
+    monkeypatch.setattr("workers.console.mesh_watcher.Store", FullStore)
+    there = Console(settings_of(tmp_path))
+    keeping = asyncio.create_task(there.feed.index.run(lambda: None))
+    try:
+        async with TestClient(TestServer(there.app())) as client:
+            await until(lambda: "cannot be kept" in there.feed.trouble or keeping.done(), 60)
+            for path in ("/", "/steps"):
+                async with client.get(path) as answer:
+                    assert "the disk is full: make room, and it goes on by itself" in await answer.text(), path
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])

@@ -1,5 +1,3 @@
-"""What the index answers of a small mesh, now and at an earlier moment."""
-
 import math
 from pathlib import Path
 from typing import Any
@@ -8,28 +6,34 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from schemas import BatchLifecycleState, BatchRecord, Position, PublishedVersion, RolloutFinished, Task
+from schemas import BatchLifecycleState, Position, Task
 from schemas.batch import ResultPart
 from schemas.step import LeftOut, StepGroup
 from schemas.topics import DEAD_LETTERS, EXPERIENCES
+from tests.support.chat.models import FAMILIES, tokenizer_of
 from tests.support.console.indexed import indexed, texts
 from tests.support.fakes.announcements import announced
 from tests.support.fakes.log_records import LogRecords, group
-from tests.support.fakes.mesh_records import dispatch, explorer_beat, step_trained, task_result, weights_synced
+from tests.support.fakes.mesh_records import (
+    batch,
+    dispatch,
+    explorer_beat,
+    published_version,
+    rollout_finished,
+    step_trained,
+    task_result,
+    weights_synced,
+)
 from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
 from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
+from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter, StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
 
-State = BatchLifecycleState
 TODAY = 1_700_000_000.0
-
-
-def batch(batch_id: str, state: State, **fields: Any) -> BatchRecord:
-    return BatchRecord(batch_id=batch_id, batch_type="train", state=state, sequence=1, **fields)
 
 
 @pytest.fixture
@@ -38,23 +42,21 @@ def log() -> LogRecords:
     log = LogRecords()
     task = Task(task_id="copy-1", workflow="copy", prompt="copy three digits", answer="4", producer="me")
     log.add(task, 100)
-    log.add(batch("train-1", State.RUNNING, expected_task_count=1), 101)
+    log.add(batch("train-1", BatchLifecycleState.RUNNING, expected_task_count=1), 101)
     order = dispatch(task=task, attempt=1, batch_id="train-1", repeat_times=3)
     log.add(order, 102)
     log.add(group("copy-1", [0.0, 1.0, 0.5]), 103, partition=2, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
     done: dict[str, Any] = {"batch_id": "train-1", "status": "completed", "completed_runs": 3, "total_runs": 3}
-    life = {"explorer": "explorer-0", "incarnation": "a", "task_id": "copy-1", "attempt": 1, "batch_type": "train"}
-    log.add(RolloutFinished(samples=3, seconds=1, **life, **done), 104)
+    log.add(rollout_finished("copy-1", samples=3, seconds=1, **done), 104)
     log.add(task_result("copy-1", **done), 105)
-    finalized = {"expected_task_count": 1, "metrics": {"rollout/reward/mean": 0.5}}
-    log.add(batch("train-1", State.FINALIZED, **finalized), 106)
+    metrics = {"rollout/reward/mean": 0.5}
+    log.add(batch("train-1", expected_task_count=1, metrics=metrics), 106)
     part = ResultPart(attempt=1, samples=3, position=Position(partition=2, offset=0))
     groups = [StepGroup(task_id="copy-1", parts=[part])]
     left_out = [LeftOut(task_id="copy-1", reason="too_long", samples=[2], detail="9 tokens")]
     log.add(begun_step(1, run="r", batch_id="train-1", groups=groups, left_out=left_out), 107)
     log.add(step_trained(1, metrics={"loss": 0.25, "entropy": math.nan}, batch_id="train-1", seconds=2), 108)
-    made = {"model": "policy", "trainer": "trainer-0", "trainer_incarnation": "a", "version": 1, "step": 1}
-    log.add(PublishedVersion(**made, checksum="c", method="gloo", batch_id="train-1", checkpoint="/ckpt/1"), 109)
+    log.add(published_version(1, batch_id="train-1", checkpoint="/ckpt/1"), 109)
     log.add(announced(1), 109)
     log.add(weights_synced("explorer-0", 1), 110)
     log.add(explorer_beat(slots=4, model_version=0, tokens_generated=100), 60)
@@ -86,12 +88,14 @@ def test_a_step_leads_to_its_samples_and_a_sample_to_what_became_of_it(index: In
     assert (whole.metrics, whole.left_out[0].samples) == ({"loss": 0.25}, [2])
 
 
-def test_a_group_shows_the_spread_of_its_rewards(index: Index) -> None:
+def test_a_group_shows_the_spread_of_its_rewards_and_a_histogram_counts_every_sample_once(index: Index) -> None:
     (row,) = index.groups(SampleFilter(batch_id="train-1")).rows
     assert (row.partition, row.offset, row.samples, row.response_tokens) == (2, 0, 3, 6)
     assert (row.reward_mean, row.reward_min, row.reward_max) == (0.5, 0.0, 1.0)
-    assert not row.teaches_nothing
     assert index.groups(SampleFilter(teaches_nothing=True)).rows == []
+    found = index.reward_histogram(bins=2)
+    assert [(bar.low, bar.high, bar.count) for bar in found.bins] == [(0, 0.5, 1), (0.5, 1, 2)]
+    assert (found.samples, found.without_reward, found.newest_only) == (3, 0, False)
 
 
 def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
@@ -142,21 +146,12 @@ def test_samples_are_found_by_what_is_in_them(index: Index) -> None:
     assert numbers(text="the", reward_min=0.4) == [1, 2]
 
 
-@pytest.mark.parametrize("text", ["...", "", "x" * 201])
-def test_a_text_without_words_is_no_question(index: Index, text: str) -> None:
-    with pytest.raises(QuestionError):
-        index.samples(SampleFilter(text=text))
-
-
-@pytest.mark.parametrize("text", ['NOT "', "a AND", "words:x", "x* ^y", '"";drop', "NEAR(a b)", "{a}", "\0a"])
-def test_no_operator_of_the_search_is_understood(index: Index, text: str) -> None:
-    assert index.samples(SampleFilter(text=text)).rows == []
-
-
-def test_a_histogram_counts_every_sample_once(index: Index) -> None:
-    found = index.reward_histogram(bins=2)
-    assert [(bar.low, bar.high, bar.count) for bar in found.bins] == [(0, 0.5, 1), (0.5, 1, 2)]
-    assert (found.samples, found.without_reward, found.newest_only) == (3, 0, False)
+def test_a_text_without_words_is_no_question_and_no_operator_is_understood(index: Index) -> None:
+    for text in ("...", "", "x" * 201):
+        with pytest.raises(QuestionError):
+            index.samples(SampleFilter(text=text))
+    for text in ('NOT "', "a AND", "words:x", "x* ^y", '"";drop', "NEAR(a b)", "{a}", "\0a"):
+        assert index.samples(SampleFilter(text=text)).rows == [], text
 
 
 def test_metrics_are_charted_by_step_and_time(index: Index) -> None:
@@ -167,15 +162,12 @@ def test_metrics_are_charted_by_step_and_time(index: Index) -> None:
     assert index.metrics(["loss"], until=107) == {"loss": []}
 
 
-def test_dead_letters_are_filtered(index: Index) -> None:
+def test_dead_letters_are_filtered_and_explorers_show_what_they_did_since_the_minute_before(index: Index) -> None:
     (row,) = index.dead_letters(reason="no_workflow", text="COPY").rows
     assert (row.source, row.key, row.detail) == ("tasks/3@7", "copy-2", "")
     assert index.dead_letters(reason="other").rows == []
-
-
-def test_explorers_show_what_they_did_since_the_minute_before(index: Index) -> None:
-    (row,) = index.fleet()
-    assert (row.tokens_per_s, row.slots) == (10, 4)
+    (explorer,) = index.fleet()
+    assert (explorer.tokens_per_s, explorer.slots) == (10, 4)
 
 
 def test_pages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
@@ -270,12 +262,9 @@ def test_a_sample_that_is_no_number_spoils_no_other(tmp_path: Path) -> None:
         assert [row.logprob for row in index.samples().rows] == [-1.0, -1.0, None]
 
 
-def test_a_second_console_is_refused_and_told_the_folder(store: Store) -> None:
+def test_a_store_is_of_one_console_and_emptied_for_another_log(store: Store, index: Index) -> None:
     with pytest.raises(StoreBusyError, match=str(store.folder)):
         Store(store.folder, texts=texts)
-
-
-def test_a_store_of_another_log_is_emptied(store: Store, index: Index) -> None:
     store.belong_to({"tasks": "cluster/1", "steps": "cluster/2"})
     assert store.is_of({"tasks": "cluster/1", "steps": "cluster/2", "batches": "cluster/3"})
     assert not store.is_of({"tasks": "cluster/9"})
@@ -318,3 +307,18 @@ def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
         found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
         assert found == [(106, 1, True, "ada"), (105, 1, True, None), (103, 3, False, "bob"), (101, *ada)]
         assert [one.at for one in index.choices("policy", rows=1, until=104.0)] == [103]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_table_says_what_the_tokenizer_says(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of(family)
+    monkeypatch.setattr("trinity_bus.console.index.group_rows.load_tokenizer", lambda _: tokenizer)
+    texts = load_texts(str(tmp_path))
+    assert not isinstance(texts, str)
+    rng = np.random.default_rng(0)
+    # Drawn at random, tokens make bytes that are no letters.
+    drawn = [rng.integers(0, len(tokenizer), length).tolist() for length in range(200)]
+    said = tokenizer("\u00fc\u4e2d \U0001f642 a \u202e\0 <|im_end|>\n").input_ids
+    assert texts([*drawn, said]) == tokenizer.batch_decode([*drawn, said])
+    assert texts([[-1, 2**31 - 1, len(tokenizer) + 1], []]) == ["", ""]
+    assert texts([]) == []

@@ -1,13 +1,9 @@
-"""What the index answers where several trainers, or several runs of one, have steps of the same numbers."""
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas import (
-    BatchLifecycleState,
-    BatchRecord,
     LeftOut,
     Position,
     ResultPart,
@@ -18,6 +14,8 @@ from schemas import (
 )
 from tests.support.console.indexed import indexed
 from tests.support.fakes.log_records import LogRecords, group
+from tests.support.fakes.mesh_records import batch, step_trained
+from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
 from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
@@ -25,7 +23,6 @@ from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
 from trinity_bus.coordination.events.versions import history_entry as entry
 
-MODEL = {"incarnation": "a", "model": "policy"}
 GROUPS = [
     StepGroup(task_id="copy-1", parts=[ResultPart(attempt=1, samples=2, position=Position(partition=0, offset=0))])
 ]
@@ -34,14 +31,13 @@ EXAMPLES: dict[str, Any] = {"groups": [], "next_offset": 0, "batch_id": "demonst
 
 
 def begun(trainer: str, step: int, *, run: str = "r", **fields: Any) -> StepBegun:
-    told = {"batch_id": f"train-{step}", "sequence": step, "next_offset": step, "groups": GROUPS, **fields}
-    return StepBegun(**MODEL, trainer=trainer, run=run, step=step, **told)
+    told = {"batch_id": f"train-{step}", "groups": GROUPS, **fields}
+    return begun_step(step, trainer=trainer, run=run, **told)
 
 
 def trained(step: int, loss: float, trainer: str = "trainer-0", **more: Any) -> StepTrained:
-    weights = {"checksum": "c", "master_address": "h", "master_port": 1, "publish": True}
-    told = {"step": step, "version": step, "batch_id": f"train-{step}", "metrics": {"loss": loss}}
-    return StepTrained(**MODEL, **weights, **told, **more, trainer=trainer, seconds=2)
+    told = {"batch_id": f"train-{step}", "metrics": {"loss": loss}, "seconds": 2}
+    return step_trained(step, trainer=trainer, **told, **more)
 
 
 @pytest.fixture
@@ -49,9 +45,8 @@ def log() -> LogRecords:
     """Two steps of a trainer, and the second one once more, as replays and shadows write it."""
     log = LogRecords()
     log.add(group("copy-1", [0.0, 1.0]), 90)
-    done = {"batch_type": "train", "state": BatchLifecycleState.FINALIZED, "metrics": {"rollout/reward/mean": 0.5}}
     for step in (1, 2):
-        log.add(BatchRecord(batch_id=f"train-{step}", sequence=step, **done), 99 + step)
+        log.add(batch(f"train-{step}", sequence=step, metrics={"rollout/reward/mean": 0.5}), 99 + step)
         log.add(begun("trainer-0", step), 100 * step)
         log.add(trained(step, loss=0.5 / step), 100 * step + 1)
     left_out = [LeftOut(task_id="copy-1", reason="stale", samples=[1])]
@@ -71,14 +66,11 @@ def test_a_replay_leaves_the_live_runs_steps_as_they_are(index: Index) -> None:
     assert [row.trained_as for row in index.batches().rows] == [2, 1]
 
 
-def test_what_became_of_a_sample_names_whose_steps(index: Index) -> None:
+def test_another_trainer_is_shown_where_it_is_asked_for_and_at_each_of_its_samples(index: Index) -> None:
     sample = some(index.sample(SamplePlace(0, 0, 1)))
     fates = [(fate.step.step, fate.step.trainer, fate.step.follows, fate.left_out) for fate in sample.fates]
     assert fates == [(1, "trainer-0", None, None), (2, "trainer-0", None, None), (2, "replay-2", "trainer-0", "stale")]
     assert sample.group.trained_in == [fate.step for fate in sample.fates]
-
-
-def test_another_trainer_is_shown_where_it_is_asked_for(index: Index) -> None:
     assert [(row.trainer, row.follows, row.step, row.last_at) for row in index.trainers()] == [
         ("trainer-0", None, 2, 201),
         ("replay-2", "trainer-0", 2, 300),
@@ -146,7 +138,7 @@ def test_of_two_stages_the_one_that_spoke_last_is_shown(tmp_path: Path) -> None:
 
 def ended(trainer: str, step: int, loss: float, **fields: Any) -> StepEnded:
     told = {"batch_id": f"train-{step}", "metrics": {"loss": loss}, "seconds": 3.0, **fields}
-    return StepEnded(**MODEL, trainer=trainer, run="s", step=step, **told)
+    return StepEnded(model="policy", incarnation="a", trainer=trainer, run="s", step=step, **told)
 
 
 def test_steps_that_make_no_version_have_their_figures(index: Index, store: Store, log: LogRecords) -> None:

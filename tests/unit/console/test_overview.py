@@ -66,14 +66,11 @@ def test_what_was_wrong_at_an_earlier_moment_is_told_as_far_as_the_index_has_it(
     assert (told["tokens/s"], told["explorers"]) == ("50", "1")
 
 
-def test_charts_have_a_line_for_training_and_each_evaluation() -> None:
+def test_charts_have_a_line_for_each_evaluation_and_versions_one_axis_with_who_took_them() -> None:
     lines = {chart.title: chart.lines for chart in overview(past(), MeshState(), {}).charts}
     assert [line.name for line in lines["reward"]] == ["training", "held"]
     assert lines["tokens/s that were trained on, by minute of the run"][0].points[0][1] == 32
     assert lines["entropy, nats"] == []
-
-
-def test_versions_stand_on_one_axis_with_who_took_them() -> None:
     version = PublishedRow(3, 3, "b3", 103.0, "trainer-0", "c", None, 1.0, None, None, None, True, False, 1, {}, [])
     syncs = [SyncRow(104.0, "e", 3, True, 0.5, 0.25), SyncRow(105.0, "f", 3, False, 0.0, 0.0)]
     assert overview(replace(past(), versions=[version], syncs=syncs), None, {}).syncs == [
@@ -141,18 +138,15 @@ def test_runners_are_counted() -> None:
     assert figures(found)["runners busy"] == "2/3"
 
 
-def test_an_empty_mesh_without_an_index_has_a_page() -> None:
+def test_an_empty_mesh_and_a_step_without_rewards_have_a_page() -> None:
     found = overview(None, MeshState(), {})
     assert found.figures[0].name == "tokens/s"
     assert (found.alerts, found.fleet, found.charts, found.waiting) == ([], [], [], "")
-
-
-def test_a_step_without_rewards_says_so_in_place_of_a_link_without_a_name() -> None:
     without = replace(past(), steps=[structs.replace(step(6), reward=None)])
     assert figures(overview(without, None, {}))["reward"] == "none"
 
 
-def test_a_step_of_nothing_is_told() -> None:
+def test_what_is_wrong_is_told_and_a_step_of_nothing() -> None:
     state = MeshState()
     state.apply(step_trained(metrics={"groups": 0.0, "groups_skipped": 0.0}), 100)
     assert [one.text for one in overview(None, state, {}).alerts][-1:] == [
@@ -161,9 +155,6 @@ def test_a_step_of_nothing_is_told() -> None:
     # Of demonstrations there are no groups.
     state.apply(step_trained(metrics={"groups": 0.0, "trained_tokens": 9.0}), 101)
     assert not any("on nothing" in one.text for one in overview(None, state, {}).alerts)
-
-
-def test_what_is_wrong_is_told() -> None:
     state = MeshState()
     state.apply(step_trained(metrics={"groups": 10.0, "groups_skipped": 9.0, "updates_skipped_in_a_row": 2.0}), 100)
     state.apply(explorer_beat("gone"), 100)

@@ -6,7 +6,7 @@ from trinity_bus.console.index.group_rows import Tokens
 from trinity_bus.console.web.sample_view import MAX_PIECES, PromptPiece, prompt_pieces, token_views, turns
 
 
-def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
+def test_each_token_says_what_drew_it_whether_it_counts_and_what_a_trainer_has_told() -> None:
     prompt, drawn, told, last = token_views(
         [5, 6, 7, 8], 1, logprobs=[math.log(0.95), 0.0, math.log(0.0001)], mask=[True, False, True],
         versions=[(0, 3), (2, 4)], turn_starts=[0, 2], others=[-0.1, -0.3, -0.2],
@@ -18,9 +18,6 @@ def test_each_token_says_what_drew_it_and_whether_it_counts() -> None:
     assert told[2:] == ("t off v3", "token 2, id 7, masked: not the model's own, drawn by version 3")
     assert last.classes == "t lp7 v4 gap7 turn"
     assert "teacher +9.0" in last.title
-
-
-def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
     prompt, sure, unsure = token_views(
         [5, 6, 7], 1, logprobs=[-1.0, -2.0], mask=[True, False], others=[-1.5, -2.0], other="trainer",
         entropies=[0.0, 3.0],
@@ -31,9 +28,11 @@ def test_what_a_trainer_has_told_has_shades_of_its_own() -> None:
     assert unsure.classes == "t off en6", "nobody drew it"
 
 
-def test_a_page_of_a_long_sample_has_so_many_tokens() -> None:
+def test_a_page_has_so_many_tokens_and_turns() -> None:
     views = token_views([1] * 10_000, 10, logprobs=[-1.0] * 9_990, mask=[True] * 9_990, first=4_000)
     assert (len(views), views[0].text, views[0].title.split(",")[0]) == (4_000, "", "token 4000")
+    found = turns(list(range(10_000)), [i % 2 == 0 for i in range(10_000)], None)
+    assert len(found) == 200
 
 
 def test_what_the_model_said_and_what_it_was_told_are_turns() -> None:
@@ -75,8 +74,3 @@ def test_what_the_template_has_put_into_a_prompt_is_told_from_the_rest() -> None
     long = prompt_pieces([1, 97] * MAX_PIECES, texts, {1})
     assert len(long) == MAX_PIECES + 1
     assert sum(len(piece.text) for piece in long) == 2 * MAX_PIECES
-
-
-def test_turns_without_end_are_one_piece_after_so_many() -> None:
-    found = turns(list(range(10_000)), [i % 2 == 0 for i in range(10_000)], None)
-    assert len(found) == 200

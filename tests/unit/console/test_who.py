@@ -15,21 +15,15 @@ def test_a_cookie_says_who_logged_in_until_it_ends() -> None:
     assert sessions.visitor(viewer, 1000.0) is None
 
 
-def test_a_cookie_of_another_process_or_one_that_was_changed_is_nobodys() -> None:
+def test_a_cookie_is_of_one_login_of_this_process_and_the_oldest_ends_where_there_are_many() -> None:
     sessions = Logins()
     cookie = sessions.begin("viewer", 0.0)
     assert Logins().visitor(cookie, 1.0) is None
     for wrong in (cookie[:-1], f"{cookie}x", "", "\udcff"):
         assert sessions.visitor(wrong, 1.0) is None
-
-
-def test_logins_without_end_take_no_more_room() -> None:
     sessions = Logins()
     cookies = [sessions.begin("operator", 0.0) for _ in range(MAX_LOGINS + 1)]
     assert [sessions.visitor(cookie, 1.0) is None for cookie in cookies[:2]] == [True, False]
-
-
-def test_the_proof_of_a_form_is_of_one_login() -> None:
     sessions = Logins()
     assert len({some(sessions.visitor(sessions.begin("operator", 0.0), 1.0)).proof for _ in range(2)}) == 2
 

@@ -1,9 +1,10 @@
 import io
+from typing import Any
 
 from rich.console import Console
 
-from schemas import BatchLifecycleState, BatchRecord, StepTrained
-from tests.support.fakes.mesh_records import explorer_beat, step_trained, weights_synced
+from schemas import BatchRecord, StepTrained
+from tests.support.fakes.mesh_records import batch, explorer_beat, step_trained, weights_synced
 from trinity_bus.runtime.supervisor import Activity
 from trinity_bus.view import MeshState
 from workers.demo.display import LiveDisplay, PlainDisplay, make_display
@@ -27,10 +28,8 @@ def trained(step: int) -> StepTrained:
 
 
 def finalized(step: int) -> BatchRecord:
-    return BatchRecord(
-        batch_id=f"b{step}", batch_type="train", state=BatchLifecycleState.FINALIZED, sequence=step,
-        expected_task_count=64, completed_task_count=64, metrics={"rollout/reward/mean": 0.625},
-    )  # fmt: skip
+    done: dict[str, Any] = dict.fromkeys(("expected_task_count", "completed_task_count"), 64)
+    return batch(f"b{step}", sequence=step, metrics={"rollout/reward/mean": 0.625}, **done)
 
 
 def test_a_pipe_gets_one_line_for_each_step_once_its_reward_is_known() -> None:

@@ -56,9 +56,7 @@ def test_the_stream_repeats_prompts_but_never_ids_and_follows_its_seed() -> None
 
 
 @of_few_words
-def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on_and_nothing_that_is_held_out(
-    subject: DemoSubject,
-) -> None:
+def test_a_check_asks_each_digit_at_each_place_of_what_is_trained_on(subject: DemoSubject) -> None:
     tasks = check_tasks(subject)
     digits = [[word for word in (task.prompt or "").split() if word.isdigit()] for task in tasks]
     asked = {(place, digit) for of in digits for place, digit in enumerate(of)}

@@ -1,5 +1,3 @@
-"""The services' settings are a file in the run's folder, in which nothing of the user's is lost but secrets."""
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""When the demo stops training: not before every prompt is answered, and at the version of which that is known."""
-
 import pytest
 
 from workers.demo.lesson import AHEAD, DemoTurn, StoppingRule
@@ -57,13 +55,10 @@ class Run:
                     return self.trained
 
 
-def test_it_ends_with_the_version_that_has_passed() -> None:
+def test_it_ends_with_the_version_that_has_passed_or_after_all_steps() -> None:
     run = Run(StoppingRule(100, reward_up=0.98), 0.99)
     assert run.go([0.9, 0.995, 1.0]) == run.versions_checked[-1] == run.produced
     assert run.versions_checked == [5, 10, 15]
-
-
-def test_it_ends_after_all_steps_where_no_check_is_passed() -> None:
     # Without one digit at one place a tenth of the prompts lose one word of four.
     for reward in (0.975, 0.98):
         assert Run(StoppingRule(30, reward_up=0.98), reward).go([0.9] * 30) == 30

@@ -1,5 +1,3 @@
-"""The workflow of the demo ``tools``: what each way of using the tool earns, with the demo's own words and template."""
-
 from typing import Any
 
 import pytest
@@ -54,15 +52,12 @@ async def test_each_word_of_each_call_earns_something_and_only_the_whole_trail_e
     assert rollout.metrics["truncated"] == 0.0
 
 
-async def test_what_the_tool_says_comes_in_tokens_that_are_not_trained_on(tokenizer: Any) -> None:
+async def test_what_the_tool_says_comes_behind_the_turns_mark_in_tokens_that_are_not_trained_on(tokenizer: Any) -> None:
     rollout = await run(tokenizer, FIRST, SECOND)
     said = tokenizer.convert_ids_to_tokens([*rollout.prompt_token_ids, *rollout.response_token_ids])
     assert " ".join(said) == (f"<bos> <user> 3 1 4 <assistant> {FIRST} <eos> <tool> {NEXT} <assistant> {SECOND} <eos>")
     assert rollout.mask == [True] * 6 + [False] * 5 + [True] * 6
     assert rollout.metrics["tool_calls"] == 2.0
-
-
-def test_a_turn_that_a_call_has_ended_gets_its_mark_before_what_the_tool_says(tokenizer: Any) -> None:
     drawn = DrawnTurn([], tokenizer.encode(FIRST, add_special_tokens=False), ended=True)
     told = some(renderer_for(tokenizer).extension(drawn, [{"role": "tool", "content": NEXT}], None))
     assert tokenizer.decode(told) == f"<eos> <tool> {NEXT} <assistant>"

@@ -56,35 +56,23 @@ def test_a_size_uses_the_gpus_that_its_name_says(size: str, gpus: int) -> None:
     assert trainer + explorers * each == gpus
 
 
-def test_the_images_have_the_version_of_the_package() -> None:
+def test_images_a_metric_and_the_demo_tasks_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert values("one-node")["image"]["tag"] == chart["appVersion"] == project["version"]
     assert DEFAULTS["IMAGE_VERSION"] == project["version"]
+    (name,) = re.findall(r"rl_\w+", values("64-gpus")["scaling"]["query"])
+    assert name in {gauge.replace(".", "_") for gauge, *_ in GAUGES}
+    inside = values("one-node")["settings"]["taskset"]["path"].partition("/site-packages/")[2]
+    assert load(ROOT / inside, taskset="taskset-0").train is not None
 
 
-def test_every_variable_that_the_templates_set_is_a_setting() -> None:
+def test_what_the_templates_set_is_a_setting_a_secret_is_a_file_and_a_role_is_a_user() -> None:
     known = {env_name(path) for path in setting_fields()} | {CONFIG_VARIABLE}
     known |= {f"{name}_FILE" for name in secret_variables()}
     assert set(re.findall(r"TRINITY_BUS_[A-Z_]+[A-Z]", TEMPLATES)) <= known
-
-
-def test_every_secret_is_a_file() -> None:
     direct = [name for name in secret_variables() if re.search(rf"name: {name}[,}}]", TEMPLATES)]
     assert direct == []
-
-
-def test_every_role_is_a_user() -> None:
     services = set(re.findall(r'(?:"service.pod" \(|pod := )dict "root" \. "name" "(\w+)"(?! "role")', TEMPLATES))
     assert services == {"coordinator", "explorer", "trainer", "gateway", "taskset"}
     assert services | set(re.findall(r'"role" "(\w+)"', TEMPLATES)) <= set(USERS)
-
-
-def test_explorers_are_scaled_by_a_metric_that_the_coordinator_has() -> None:
-    (name,) = re.findall(r"rl_\w+", values("64-gpus")["scaling"]["query"])
-    assert name in {gauge.replace(".", "_") for gauge, *_ in GAUGES}
-
-
-def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
-    inside = values("one-node")["settings"]["taskset"]["path"].partition("/site-packages/")[2]
-    assert load(ROOT / inside, taskset="taskset-0").train is not None

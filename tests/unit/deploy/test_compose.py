@@ -150,33 +150,27 @@ def test_every_service_can_start_with_its_file_and_its_variables(
     assert settings.mesh.model_path == ("/model/tiny" if len(files) == 1 else "/models/own")
 
 
-def test_every_file_of_settings_names_its_schema() -> None:
+def test_files_of_settings_name_their_schema_and_the_demo_tasks_lie_where_they_are_looked_for() -> None:
     found = {path.name for path in FOLDER.glob("*.toml")}
     assert found == {"mesh.toml", "mesh.gpu.toml"}
     for name in found:
         first = (FOLDER / name).read_text().splitlines()[0]
         assert (FOLDER / first.removeprefix("#:schema ")).resolve() == SCHEMA
-
-
-def test_every_variable_has_a_default_and_is_used() -> None:
-    used = {match[1] for path in FILES for match in VARIABLE.finditer(path.read_text())}
-    assert used == set(DEFAULTS) | MADE | GIVEN
-
-
-def test_the_script_gives_every_variable_of_the_secure_file_a_value() -> None:
-    script = (FOLDER / "secure.sh").read_text()
-    assert f"users=({' '.join(USERS)})" in script
-    assert re.search(r"for name in kafka root; do\n +echo .*_CERTIFICATE=", script)
-    secure = {match[1] for match in VARIABLE.finditer((FOLDER / "compose.secure.yaml").read_text())}
-    assert secure >= MADE
-
-
-def test_the_demo_tasks_lie_where_the_taskset_looks_for_them() -> None:
     environment = parsed(FOLDER / "compose.yaml")["services"]["taskset"]["environment"]
     inside = environment["TRINITY_BUS_TASKSET__PATH"].partition("/site-packages/")[2]
     sets = load(ROOT / inside, taskset="taskset-0")
     assert sets.train is not None
     assert (sets.train.size, [len(one.tasks) for one in sets.evals]) == (800, [200])
+
+
+def test_every_variable_has_a_default_or_a_value_from_the_script_and_is_used() -> None:
+    used = {match[1] for path in FILES for match in VARIABLE.finditer(path.read_text())}
+    assert used == set(DEFAULTS) | MADE | GIVEN
+    script = (FOLDER / "secure.sh").read_text()
+    assert f"users=({' '.join(USERS)})" in script
+    assert re.search(r"for name in kafka root; do\n +echo .*_CERTIFICATE=", script)
+    secure = {match[1] for match in VARIABLE.finditer((FOLDER / "compose.secure.yaml").read_text())}
+    assert secure >= MADE
 
 
 def stages() -> dict[str, list[str]]:

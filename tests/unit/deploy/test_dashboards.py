@@ -1,3 +1,7 @@
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import yaml
 
@@ -13,6 +17,8 @@ from tests.support.mesh.prometheus_names import (
     panel_queries,
     series,
 )
+from trinity_bus.config import sections, setting_fields
+from workers.cli.app import COMMANDS
 
 QUERIES = [*panel_queries(), *alert_queries()]
 
@@ -61,22 +67,49 @@ def test_the_three_dashboards_are_there_and_no_panel_covers_another() -> None:
         assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
-def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+def test_every_alert_says_what_is_wrong_is_fired_by_a_rule_test_and_has_a_section() -> None:
     rules = alert_rules()
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
         assert rule["annotations"]["description"]
-
-
-def test_every_alert_is_fired_by_a_rule_test() -> None:
     cases = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())["tests"]
     fired = {test["alertname"] for case in cases for test in case["alert_rule_test"] if test["exp_alerts"]}
     quiet = {test["alertname"] for case in cases for test in case["alert_rule_test"] if not test["exp_alerts"]}
     assert fired == quiet == {rule["alert"] for rule in alert_rules()}
+    part = PAGE.partition("## When an alert fires")[2]
+    assert set(re.findall(r"^### (\w+)$", part, re.MULTILINE)) == {rule["alert"] for rule in RULES}
 
 
 def test_every_metric_is_explained() -> None:
     page = (FOLDER.parents[1] / "docs" / "telemetry.md").read_text()
     assert {name for _, name, _ in instruments() if f"`{name}`" not in page} == set()
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+RULES = alert_rules()
+ANCHORS = {
+    re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+    for heading in re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_every_alert_leads_to_its_section(rule: dict[str, Any]) -> None:
+    path, _, anchor = rule["annotations"]["runbook"].partition("#")
+    assert ROOT / path == ROOT / "docs" / "operations.md"
+    assert anchor == rule["alert"].lower()
+    assert anchor in ANCHORS
+
+
+def test_every_link_command_and_setting_of_the_page_exists() -> None:
+    assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= ANCHORS
+    commands = set(re.findall(r"trinity-bus ([a-z-]+)", PAGE))
+    assert commands
+    assert commands <= set(COMMANDS)
+    # A file beside a section of the same name.
+    settings = set(re.findall(rf"`((?:{'|'.join(sections())})\.\w+)`", PAGE)) - {"mesh.toml"}
+    assert settings
+    assert settings <= set(setting_fields())

@@ -1,5 +1,3 @@
-"""What a gateway bounds: turns that wait for the broker, requests that never end, and what large ones cost others."""
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator
@@ -21,9 +19,7 @@ from workers.gateway import request_run, turn_finder
 from workers.gateway.turn_finder import TurnLog
 
 
-async def test_turns_that_wait_are_bounded_by_their_bytes_and_room_is_made_as_they_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_turns_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_finder, "MOST_BYTES", 100)
     log = FakeLog()
     kept = TurnLog(cast("Producer", FakeProducer(log)), gateway="g", incarnation="life", workflow="w")
@@ -57,58 +53,55 @@ async def test_a_request_that_never_ends_holds_its_place_for_a_while_and_no_long
         writer.close()
 
 
+class SlowTemplate:
+    """Has a large conversation written when it is let, and counts how many are written at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on, self.writing, self.at_once = threading.Event(), 0, 0
+        written = CharacterTokenizer.apply_chat_template
+
+        def slow(tokenizer: CharacterTokenizer, conversation: list[dict[str, Any]], **options: Any) -> Any:
+            if len(conversation[0]["content"]) < request_run.LARGE:
+                return written(tokenizer, conversation, **options)
+            self.writing += 1
+            self.at_once = max(self.at_once, self.writing)
+            try:
+                assert self.go_on.wait(60)
+                return written(tokenizer, conversation, **options)
+            finally:
+                self.writing -= 1
+
+        monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
+
+
 async def test_others_are_answered_while_a_large_conversation_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, written = threading.Event(), CharacterTokenizer.apply_chat_template
-
-    def slow(self: CharacterTokenizer, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        if len(conversation[0]["content"]) >= request_run.LARGE:
-            assert go_on.wait(60)
-        return written(self, conversation, **options)
-
-    monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
+    template = SlowTemplate(monkeypatch)
     async with rig() as here, here.client() as client:
-        large: Any = [{"role": "user", "content": "x" * request_run.LARGE}]
-        asked = asyncio.create_task(say(client, large))
+        asked = asyncio.create_task(say(client, [{"role": "user", "content": "x" * request_run.LARGE}]))
         try:
             for _ in range(3):
                 await say(client)
             assert not asked.done()
         finally:
-            go_on.set()
+            template.go_on.set()
         assert (await asked).choices[0].message.content == "42"
 
 
-async def test_a_client_that_goes_away_holds_its_room_until_its_conversation_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    go_on, written, begun, at_once = threading.Event(), CharacterTokenizer.apply_chat_template, [0], [0]
-
-    def slow(self: CharacterTokenizer, conversation: list[dict[str, Any]], **options: Any) -> Any:
-        if len(conversation[0]["content"]) < request_run.LARGE:
-            return written(self, conversation, **options)
-        begun[0] += 1
-        at_once[0] = max(at_once[0], begun[0])
-        try:
-            assert go_on.wait(60)
-            return written(self, conversation, **options)
-        finally:
-            begun[0] -= 1
-
-    monkeypatch.setattr(CharacterTokenizer, "apply_chat_template", slow)
-    large: Any = [{"role": "user", "content": "x" * (SMALL + 1)}]
+async def test_a_client_that_went_away_holds_room_until_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, large = SlowTemplate(monkeypatch), [{"role": "user", "content": "x" * (SMALL + 1)}]
     async with rig() as here, here.client() as client, here.client() as other:
         door = here.gateway._door
         gone = asyncio.create_task(say(client, large))
         try:
-            await until(lambda: begun[0] == 1)
+            await until(lambda: template.writing == 1)
             gone.cancel()
             asked = asyncio.create_task(say(other, large))
-            await until(lambda: at_once[0] == 2 or (door.requests == 2 and door._room.taken > 2 * SMALL))
+            await until(lambda: template.at_once == 2 or (door.requests == 2 and door._room.taken > 2 * SMALL))
         finally:
-            go_on.set()
+            template.go_on.set()
         with pytest.raises(openai.BadRequestError, match="the model takes"):
             await asked
-        assert at_once[0] == 1
+        assert template.at_once == 1
         await until(lambda: door.requests == 0 and door._room.taken == 0)
 
 

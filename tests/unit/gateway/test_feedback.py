@@ -1,18 +1,22 @@
 """Feedback and commit with OpenAI's client, on FAKE engines and a FAKE coordinator; Anthropic's client."""
 
+from functools import partial
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from schemas import ExperienceGroup, Turn
 from schemas.topics import EXPERIENCES, TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ADD, ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
+from trinity_bus.health.process import readings
 
 
 async def ask(here: Rig, session: str | None = None, **options: Any) -> str:
@@ -121,6 +125,23 @@ async def test_turns_of_a_session_are_on_the_log_after_the_answer() -> None:
         assert (status, body["counted"]) == (200, 1)
 
 
+async def test_after_a_call_that_was_streamed_a_session_goes_on_with_what_was_drawn() -> None:
+    async with rig() as here, here.client(session="s") as client:
+        engine, call = here.engines["explorer-0"], 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        engine.answer = call
+        async with client.chat.completions.stream(model="policy", messages=ASKED, tools=ADD) as stream:
+            said = (await stream.get_final_completion()).choices[0].message.model_dump(exclude_none=True)
+        engine.answer = "2"
+        told = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "2"}
+        await say(client, [*ASKED, said, told], tools=ADD)
+        first, second = engine.prompts
+        assert second[: len(first) + len(call)] == [*first, *map(ord, call)]
+        await here.post("/feedback", session="s", reward=1)
+        ((rollout,),) = [one.rollouts for one in here.gateway._sessions.pending("me")]
+        assert rollout.mask is not None
+        assert (rollout.turn_starts, sum(rollout.mask)) == ([0, len(rollout.mask) - 1], len(call) + 1)
+
+
 async def test_what_the_broker_does_not_take_can_be_committed_again() -> None:
     async with rig() as here:
         await here.post("/feedback", reward=1, msg_ids=[await ask(here)])
@@ -206,3 +227,51 @@ async def test_reasoning_is_a_block_of_its_own_where_anthropics_client_asks_for_
         # Sent back, it is passed over: what was drawn is known.
         back = [{"role": "assistant", "content": [block.model_dump() for block in message.content]}]
         await client.messages.create(**{**asked, "messages": [*ASKED, *back, *ASKED]}, thinking=thinking)
+
+
+async def figures(here: Rig) -> dict[str, float]:
+    async with aiohttp.ClientSession() as http, http.get(f"{here.url}/metrics") as response:
+        assert response.status == 200
+        families = text_string_to_metric_families(await response.text())
+        return {
+            "/".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+async def test_requests_tokens_and_rewards_are_counted() -> None:
+    async with rig() as here:
+        answer = await ask(here)
+        await here.post("/feedback", reward=1, msg_ids=[answer])
+        await here.post("/feedback", "wrong", reward=1, msg_ids=[answer])
+        found = await figures(here)
+        # It is not ready while these stand still.
+        assert await readings() == {"explorers' heartbeats": True}
+    assert await readings() == {}
+    assert found["gateway_requests_total//v1/chat/completions/200"] == 1
+    assert (found["gateway_requests_total//feedback/200"], found["gateway_requests_total//feedback/401"]) == (1, 1)
+    assert (found["gateway_tokens_total/prompt"], found["gateway_tokens_total/response"]) == (22, 2)
+    duration = "gateway_request_duration_seconds"
+    assert found[f"{duration}_count//feedback"] == found[f"{duration}_bucket/+Inf//feedback"] == 2
+    assert 0 < found[f"{duration}_sum//feedback"] < 600
+    assert (found["gateway_ready_samples"], found["gateway_sessions"]) == (1, 1)
+    assert (found["gateway_explorer_version/explorer-0"], found["gateway_explorer_requests/explorer-0"]) == (0, 0)
+    assert found["gateway_turns_passed_over_total"] == found["gateway_moved_requests_total"] == 0
+
+
+async def test_rewritten_histories_branches_and_unreadable_calls_are_counted_as_runners_do() -> None:
+    async with rig() as here:
+        here.engines["explorer-0"].answer = "<tool_call>{</tool_call>"
+        async with here.client(session="s-1") as client:
+            say = partial(client.chat.completions.create, model="policy", tools=ADD)
+            answers = [await say(messages=ASKED) for _ in range(2)]
+            changed = [{"role": "user", "content": "Other?"}, *ASKED]
+            answers.append(await say(messages=changed))
+        await here.post("/feedback", reward=1, session="s-1")
+        (contribution,) = here.gateway._sessions.pending("me")
+        found = await figures(here)
+    for name, count in (("rewrites", 1), ("branches", 1), ("tool_call_flaws", 3)):
+        assert found[f"gateway_{name}_total"] == count
+        assert [rollout.metrics[name] for rollout in contribution.rollouts] == [count] * 3
+    assert [rollout.metrics["turns"] for rollout in contribution.rollouts] == [3.0] * 3

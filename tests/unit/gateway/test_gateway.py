@@ -69,24 +69,6 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         assert usage.completion_tokens == len(engine.answer)
 
 
-async def test_a_stream_whose_explorer_is_lost_goes_on_from_the_last_token() -> None:
-    async with rig(explorers=2) as here, here.client() as client:
-        for engine in here.engines.values():
-            engine.answer, engine.hang_after = "abcdef", 3
-        text = ""
-        async for chunk in await say(client, stream=True):
-            text += chunk.choices[0].delta.content or ""
-            if text == "abc" and all(engine.hang_after is not None for engine in here.engines.values()):
-                (lost,) = here.waiting
-                for engine in here.engines.values():
-                    engine.hang_after = None
-                await here.lose(lost)
-        assert text == "abcdef"
-        (other,) = [engine for name, engine in here.engines.items() if name != lost]
-        (prompt,) = other.prompts
-        assert "".join(map(chr, prompt)).endswith("assistant: abc")
-
-
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_an_answer_whose_explorers_are_lost_is_drawn_by_another_and_moved_once(lost: int) -> None:
     async with rig(explorers=3) as here, here.client() as client:
@@ -192,17 +174,6 @@ async def test_explorers_tell_of_their_requests() -> None:
             await until(lambda g=gateway, e=elsewhere: [o.elsewhere for o in g.gateway.explorers.usable] == [e], 10)  # type: ignore[misc]
         engine.open.set()
         await asked
-
-
-async def test_explorers_of_other_pools_are_not_asked() -> None:
-    async with rig(engine_wait_s=0.1) as here, here.client() as client:
-        await here.heard("explorer-0", state="draining")
-        judge = {"explorer": "judge-0", "pool": "judge"}
-        here.sides["judge-0"] = here.sides["explorer-0"]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(here.heard("judge-0", **judge), 0.3)
-        with pytest.raises(openai.InternalServerError, match="no explorer"):
-            await say(client)
 
 
 async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> None:

@@ -1,5 +1,3 @@
-"""An explorer's process is killed amid a stream: another goes on, and each token has the version of who drew it."""
-
 import os
 import signal
 import sys

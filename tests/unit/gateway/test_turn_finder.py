@@ -1,5 +1,3 @@
-"""Gateways beside each other on one log: an agent that reaches another one with its session goes on there."""
-
 import asyncio
 import contextlib
 import time
@@ -214,9 +212,7 @@ async def test_unknown_answers_of_one_client_do_not_hold_the_others(monkeypatch:
         assert most <= turn_finder.MOST_OF_ONE + 1
 
 
-async def test_what_no_gateway_has_answered_is_unknown_and_without_a_broker_nobody_knows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_nobody_answered_is_unknown_and_without_a_broker_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with two() as (here, there):
         async with here.client(session="s") as client:
             of_a_session = (await say(client)).id

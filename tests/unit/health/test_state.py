@@ -13,14 +13,11 @@ def working(now: float = 0.0) -> HealthState:
     return state
 
 
-def test_a_start_may_hold_the_loop_but_not_for_ever() -> None:
+def test_a_start_may_hold_the_loop_for_a_while_and_later_it_must_turn() -> None:
     state = HealthState(0.0, wedged_s=10, start_s=100, unread_s=60)
     assert state.alive(99.0).ok
     assert not state.ready(99.0, None).ok
     assert state.alive(101.0).reason == "still starting after 101 s, the limit is 100 s"
-
-
-def test_a_loop_that_does_not_turn_is_neither_alive_nor_ready() -> None:
     state = working()
     state.turned(50.0)
     assert state.alive(60.0).ok

@@ -21,22 +21,17 @@ def steps() -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_warnings_of_the_site_are_errors() -> None:
-    """Told to be quiet, mkdocs does not count them."""
+def test_git_and_the_site_and_a_tag_run_what_people_run() -> None:
+    # Told to be quiet, mkdocs does not count warnings.
     (line,) = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text())
     assert "--strict" in line
     assert "--quiet" not in line
-
-
-def test_services_are_run_by_one_command() -> None:
-    """Which has their health asked after, and finds their broker."""
+    # One command runs services: it has their health asked after, and finds their broker.
     assert not list((ROOT / "workers").rglob("__main__.py"))
-
-
-def test_git_runs_what_people_run() -> None:
     (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     (hook,) = repo["hooks"]
     assert (repo["repo"], hook["language"], hook["entry"]) == ("local", "system", "make check")
+    assert set(WORKFLOW["jobs"]["release"]["needs"]) == {"check", "test", "chart-test", "stack-test"}
 
 
 def test_the_forge_runs_what_people_run() -> None:
@@ -55,10 +50,6 @@ def test_actions_of_others_are_pinned_and_the_token_may_only_read() -> None:
             assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
     assert WORKFLOW["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in WORKFLOW["jobs"].values())
-
-
-def test_what_a_tag_builds_waits_for_all_that_must_hold() -> None:
-    assert set(WORKFLOW["jobs"]["release"]["needs"]) == {"check", "test", "chart-test", "stack-test"}
 
 
 def test_everything_that_the_first_hour_names_exists() -> None:

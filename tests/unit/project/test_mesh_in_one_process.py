@@ -1,5 +1,3 @@
-"""The example that newcomers read first runs, shows the way of a task in its order, and stays short."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -26,13 +24,10 @@ WAY = [
 ]
 
 
-def test_it_shows_the_way_of_a_task() -> None:
+def test_it_shows_the_way_of_a_task_and_is_short() -> None:
     ended = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = [tuple(line.split(maxsplit=1)) for line in ended.stdout.splitlines()]
     places = [lines.index(step) for step in WAY]
     assert places == sorted(places)
-
-
-def test_it_is_short() -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 150

@@ -1,5 +1,3 @@
-"""What things are called: a class name means one thing, and a docstring says of what it speaks."""
-
 import ast
 import re
 from collections import defaultdict

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -40,25 +42,26 @@ assert awake.wait_in_thread(read.wait, {LIMIT_S})
 }
 
 
-@pytest.mark.parametrize("form", _WAITS)
-def test_who_was_stopped_for_longer_than_the_limit_still_hears_the_answer(form: str) -> None:
-    text = f"import asyncio, sys, threading\nfrom trinity_bus import awake\nawake.now()\n{_WAITS[form]}"
-    with subprocess.Popen(
-        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "waiting\n"
-        os.kill(process.pid, signal.SIGSTOP)
+def test_who_was_stopped_for_longer_than_the_limit_still_hears_the_answer() -> None:
+    begin = f"{sys.executable} -c".split()
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with ExitStack() as stack:
+        waiting: dict[str, Any] = {}
+        for form, wait in _WAITS.items():
+            text = f"import asyncio, sys, threading\nfrom trinity_bus import awake\nawake.now()\n{wait}"
+            waiting[form] = stack.enter_context(subprocess.Popen([*begin, text], text=True, **pipes))
+        for process in waiting.values():
+            assert process.stdout.readline() == "waiting\n"
+            os.kill(process.pid, signal.SIGSTOP)
         # A time that really passes is what this is about.
         time.sleep(STOPPED_S)
-        os.kill(process.pid, signal.SIGCONT)
+        for process in waiting.values():
+            os.kill(process.pid, signal.SIGCONT)
         # The answer comes a moment after the process is awake, as that of one that stood still beside it.
         time.sleep(0.3)
-        process.stdin.write("answer\n")
-        process.stdin.flush()
-        assert process.wait() == 0, process.stderr.read()
+        for form, process in waiting.items():
+            _, said = process.communicate("answer\n")
+            assert process.returncode == 0, f"{form}: {said}"
 
 
 async def test_a_limit_ends_what_does_not_come() -> None:

@@ -1,5 +1,3 @@
-"""One framing for all local messages: whatever pieces it comes in, and whatever is in it."""
-
 import asyncio
 import io
 from typing import Any
@@ -49,7 +47,7 @@ def test_messages_arrive_as_they_were(message: Any) -> None:
     assert [read_frame(io.BytesIO(frame[:cut]), SPOKEN.limit) for cut in (2, 4, 5)] == [None] * 3
 
 
-def test_what_is_too_long_is_refused_before_it_is_sent_and_by_its_length_alone() -> None:
+def test_what_is_too_long_or_cannot_be_encoded_is_refused_and_leaves_nothing_behind() -> None:
     buffer = bytearray(b"before")
     for send in (SPOKEN.encode, SPOKEN.frame, lambda message: SPOKEN.append(buffer, message)):
         with pytest.raises(ProtocolError, match=r"a message of \d+ bytes, at most 64 are allowed"):
@@ -63,21 +61,10 @@ def test_what_is_too_long_is_refused_before_it_is_sent_and_by_its_length_alone()
         SPOKEN.decode(bytes(65))
     with pytest.raises(ProtocolError, match="a message of 65 bytes"):
         head_of(bytes(65), 64)
-
-
-def test_what_cannot_be_encoded_leaves_nothing_behind() -> None:
     buffer = bytearray(b"before")
     with pytest.raises(UnicodeEncodeError):
         SPOKEN.append(buffer, Say("\ud83d"))
     assert buffer == b"before"
-
-
-@given(st.binary(max_size=80))
-def test_bytes_that_are_no_message_are_an_error_of_the_protocol(garbage: bytes) -> None:
-    try:
-        SPOKEN.decode(garbage)
-    except ProtocolError:
-        return
 
 
 async def test_a_wait_for_a_frame_that_is_cancelled_loses_nothing() -> None:

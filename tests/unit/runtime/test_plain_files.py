@@ -1,5 +1,3 @@
-"""Files that are appended to: no pipe and no device in their place holds anybody up."""
-
 import os
 from pathlib import Path
 

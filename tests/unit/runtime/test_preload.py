@@ -41,8 +41,6 @@ def main() -> None:
         case "tell":
             print(*sys.argv, os.environ.get("OF_COMMAND"), [psutil.Process().parent().ppid()] == IMPORTED)  # type: ignore[union-attr]
             print(threading.active_count(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "PATH" in os.environ)
-        case "imported":
-            print(len(IMPORTED), "imports")
         case "exit":
             raise SystemExit(int(sys.argv[2]))
         case "raise":
@@ -75,7 +73,7 @@ def start(preload: Preload, folder: Path, *arguments: str) -> ForkedCommand:
     return preload.start(arguments, name="mine", env=env, output=folder / f"{arguments[0]}.log")
 
 
-def test_a_command_has_its_own_arguments_environment_and_output_and_what_was_imported(
+def test_a_command_has_its_own_environment_and_what_is_imported(
     preload: Callable[..., Preload], tmp_path: Path
 ) -> None:
     made = preload("load")
@@ -95,9 +93,7 @@ def test_it_ends_as_it_ends(preload: Callable[..., Preload], tmp_path: Path) -> 
     assert codes[2].wait(LIMIT_S) == -signal.SIGSEGV
 
 
-def test_an_order_that_no_datagram_holds_is_refused_with_the_remedy_and_others_go_on(
-    preload: Callable[..., Preload], tmp_path: Path
-) -> None:
+def test_an_order_that_no_datagram_holds_is_refused(preload: Callable[..., Preload], tmp_path: Path) -> None:
     made = preload()
     with pytest.raises(ProcessError, match=r"mine cannot be forked: .* too large .*; put what is large into a file"):
         made.start(["exit", "7", *["x" * 100_000] * 2], name="mine", env=os.environ, output=tmp_path / "exit.log")
@@ -130,9 +126,7 @@ def memory_of(pid: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_branch_waits_for_its_turn_and_may_have_commands_of_its_own(
-    preload: Callable[..., Preload], tmp_path: Path
-) -> None:
+def test_a_branch_waits_for_its_turn_and_has_own_commands(preload: Callable[..., Preload], tmp_path: Path) -> None:
     made, turn = preload("load"), threading.Event()
     log = tmp_path / "branch"
     functions, main = [f"{HERE}:load"], f"{HERE}:other_main"
@@ -169,27 +163,21 @@ def test_nothing_of_it_is_left(preload: Callable[..., Preload], tmp_path: Path, 
     assert_all_gone(family[:1] if way == "guard" else family)
 
 
-def test_a_branch_has_what_was_imported_before_it_and_more(preload: Callable[..., Preload], tmp_path: Path) -> None:
+def test_a_branch_ends_alone_and_with_what_it_was_forked_from(preload: Callable[..., Preload], tmp_path: Path) -> None:
     made = preload("load")
-    branch = made.branch([f"{HERE}:load"], name="twig", env=os.environ, output=tmp_path / "branch")
-    command = start(branch, tmp_path, "imported")
-    assert command.wait(LIMIT_S) == 0, (tmp_path / "branch").read_text()
-    assert (tmp_path / "imported.log").read_text() == "2 imports\n"
-    assert branch.loaded
-    title = psutil.Process(branch.process.pid).cmdline()[0]
-    assert title == "trinity-bus: twig"
-    # It ends alone, and with what it was forked from.
-    other = made.branch([], name="other", env=os.environ, output=tmp_path / "other")
-    waiting = [start(one, tmp_path, "family") for one in (branch, other)]
+    branches = [made.branch([], name=name, env=os.environ, output=tmp_path / name) for name in ("twig", "other")]
+    waiting = [start(one, tmp_path, "family") for one in branches]
     families = [family_of(one.pid) for one in waiting]
-    branch.close()
+    assert branches[0].loaded
+    assert psutil.Process(branches[0].process.pid).cmdline()[0] == "trinity-bus: twig"
+    branches[0].close()
     assert waiting[0].wait(LIMIT_S) == -signal.SIGKILL
     assert_all_gone(families[0])
     assert waiting[1].poll() is None
     made.close()
     assert waiting[1].wait(LIMIT_S) == -signal.SIGKILL
     assert_all_gone(families[1])
-    other.close()
+    branches[1].close()
 
 
 def test_one_that_waits_for_imports_can_be_told_to_end(preload: Callable[..., Preload], tmp_path: Path) -> None:

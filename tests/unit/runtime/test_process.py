@@ -1,5 +1,3 @@
-"""Children: what they return, and that no descendant outlives its owner, whatever kills whom."""
-
 import fcntl
 import itertools
 import os
@@ -83,9 +81,7 @@ def test_the_command_starts_with_default_signals(output: Path) -> None:
     [("'echo asked; exit 5'", 10, 5), ("''", 0.05, -signal.SIGKILL)],
     ids=["ends", "stays"],
 )
-def test_stop_asks_the_command_alone_and_kills_what_does_not_end_in_time(
-    output: Path, asked: str, grace_s: float, code: int
-) -> None:
+def test_stop_asks_the_command_and_kills_what_stays(output: Path, asked: str, grace_s: float, code: int) -> None:
     with Child(["sh", "-c", f"trap {asked} TERM; echo $$; while :; do sleep 0.01; done"], output=output) as child:
         wait_for_line(output, str(child.pid))
         assert child.stop(grace_s) == code

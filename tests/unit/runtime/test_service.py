@@ -84,9 +84,7 @@ def test_the_first_error_comes_out_of_its_groups() -> None:
         run_service(main)
 
 
-async def test_work_is_done_though_the_caller_is_cancelled_before_the_thread_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_work_is_done_though_its_caller_is_cancelled_before(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
     held: list[threading.Thread] = []
 

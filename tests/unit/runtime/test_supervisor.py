@@ -1,5 +1,3 @@
-"""Supervision: deaths, restarts, order of stopping, and that nothing is ever left behind."""
-
 import asyncio
 import os
 import signal
@@ -81,22 +79,6 @@ async def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None
     assert f"trainer ended with status 7. Its log: {tmp_path}/logs/trainer.log" in str(caught.value)
     assert "line 81\n" in str(caught.value)
     assert "line 80\n" not in str(caught.value)
-
-
-async def test_starts_again_what_has_ended_until_its_reason_stays(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    async def until_it_stays_dead(supervisor: Supervisor) -> None:
-        async with asyncio.timeout(60):
-            await supervisor.watch()
-
-    with Supervisor(tmp_path, said.append) as supervisor:
-        script = f"echo run; [ $(wc -l <{tmp_path}/logs/flaky.log) -lt 3 ] || exit {SETTINGS_STATUS}"
-        supervisor.launch(ServiceSpec(name="flaky", command=["sh", "-c", script], again=True))
-        with pytest.raises(ServiceDiedError, match=f"flaky ended with status {SETTINGS_STATUS}: a setting is wrong"):
-            await until_it_stays_dead(supervisor)
-    assert (tmp_path / "logs/flaky.log").read_text() == "run\n" * 3
-    assert [line.partition(";")[0] for line in said] == ["flaky ended with status 0"] * 2
 
 
 def test_stages_stop_in_reverse_order(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Sandboxes: what runs in one reaches no network, keeps to its limits, and leaves nothing alive."""
-
 import asyncio
 import contextlib
 import os
@@ -54,23 +52,13 @@ async def test_it_has_no_network_not_even_this_machine() -> None:
     assert "Network is unreachable" in done.stderr
 
 
-async def test_it_sees_no_other_processes_and_can_kill_none() -> None:
-    async with Sandbox() as box:
-        done = await box.exec([PYTHON, "-c", f"import os; print(os.getppid()); os.kill({os.getpid()}, 0)"])
-    assert done.stdout == "1\n"
-    assert "ProcessLookupError" in done.stderr
-
-
-async def test_what_takes_too_long_is_killed_with_all_that_it_has_started() -> None:
+async def test_what_takes_too_long_or_is_left_behind_is_killed_with_all_that_it_has_started() -> None:
     code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)"
     async with Sandbox(SandboxLimits(wall_s=1)) as box:
         done = await box.exec([PYTHON, "-c", "print('so', flush=True)\n" + code])
         folder = box.folder
         assert (done.timed_out, done.returncode, done.stdout) == (True, -1, "so\n")
         assert _running_in(folder) == []
-
-
-async def test_what_it_leaves_behind_is_killed() -> None:
     code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 3)\n    time.sleep(1000)"
     async with Sandbox() as box:
         assert (await box.exec([PYTHON, "-c", code])).returncode == 0
@@ -104,13 +92,10 @@ async def test_limits_are_kept(code: str, said: str) -> None:
     assert said in done.stderr
 
 
-async def test_time_of_the_processor_is_limited() -> None:
+async def test_time_of_the_processor_and_output_are_limited() -> None:
     async with Sandbox(SandboxLimits(cpu_s=1, wall_s=60)) as box:
         done = await box.exec([PYTHON, "-I", "-S", "-c", "while True: pass"])
     assert (done.returncode, done.timed_out) == (128 + 9, False)
-
-
-async def test_what_it_prints_is_bounded() -> None:
     async with Sandbox(SandboxLimits(output_bytes=1000)) as box:
         done = await box.exec([PYTHON, "-I", "-S", "-c", "print('x' * 5_000_000)"])
     assert (len(done.stdout), done.truncated, done.returncode) == (1000, True, 0)
@@ -185,6 +170,8 @@ def test_a_place_is_found_by_its_name_as_it_was_left_and_by_one_owner_at_a_time(
     place.release()
     place.release()
 
+    with KeptPlaces("mesh", "task") as lets_go:
+        assert lets_go.of_run(3).path == place.path
     second = KeptPlaces("mesh", "task")
     assert second.of_run(4).calls() == []
     again = second.of_run(3)
@@ -233,16 +220,6 @@ async def test_one_that_is_cancelled_at_its_end_lets_go_of_its_place(places: Pat
         # The one thread has done all that came before.
         await asyncio.to_thread(int)
         assert SandboxPlace.claim("name").path == place.path
-
-
-def test_places_of_an_attempt_are_let_go_of_whoever_holds_them(places: Path) -> None:
-    with KeptPlaces("mesh", "t") as kept:
-        path = kept.of_run(0).path
-        with KeptPlaces("mesh", "t") as others:
-            assert others.of_run(0).path != path, "it is locked"
-    with KeptPlaces("mesh", "t") as kept:
-        assert kept.of_run(0).path == path
-    assert [one.name for one in places.iterdir()] == [path.name]
 
 
 def test_a_place_that_two_let_go_of_at_once_is_let_go_of_once(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from schemas import (
     Preference,
     Record,
     Rollout,
+    Sample,
     Sampling,
     StructuredOutputs,
     Task,
@@ -262,29 +263,21 @@ def small_group(samples: int = 2, *, response: int = 5) -> ExperienceGroup:
 def full_group(*, kept: bool = True) -> ExperienceGroup:
     """The same with every optional column; the second of its samples knows nothing of them that may be unknown."""
     first, second = small_group().samples()
-    common: dict[str, Any] = {"reward": 0.5, "versions": [(0, 7)], "metrics": {"accuracy": 1.0}}
-    return build_group(
-        [
-            Rollout(
-                prompt_token_ids=first.tokens[:3],
-                response_token_ids=first.tokens[3:],
-                logprobs=first.logprobs,
-                mask=first.mask,
-                turn_starts=[0, 2, 4],
-                turn_rewards=[0.25, float("nan"), -1.0],
-                sampling=Sampling(temperature=0.75, top_p=0.5, top_k=20, min_p=0.125),
-                teacher_logprobs=[-0.5, -0.25, -1.0, -2.0, 0.0],
-                routes=np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2),
-                kept=kept_of([0, 7], [], [2], [3, 4], [4, 90, 99]) if kept else None,
-                **common,
-            ),
-            Rollout(
-                prompt_token_ids=second.tokens[:3],
-                response_token_ids=second.tokens[3:],
-                logprobs=second.logprobs,
-                routes=np.arange(8 * 2 * 2, dtype=np.uint8)[::-1].reshape(8, 2, 2),
-                **common,
-            ),
-        ],
-        **OF_GROUP,
+
+    def again(sample: Sample, **more: Any) -> Rollout:
+        prompt, response = sample.tokens[:3], sample.tokens[3:]
+        told: Fields = {"reward": 0.5, "versions": [(0, 7)], "metrics": {"accuracy": 1.0}, "logprobs": sample.logprobs}
+        return Rollout(prompt_token_ids=prompt, response_token_ids=response, **told, **more)
+
+    known = again(
+        first,
+        mask=first.mask,
+        turn_starts=[0, 2, 4],
+        turn_rewards=[0.25, float("nan"), -1.0],
+        sampling=Sampling(temperature=0.75, top_p=0.5, top_k=20, min_p=0.125),
+        teacher_logprobs=[-0.5, -0.25, -1.0, -2.0, 0.0],
+        routes=np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2),
+        kept=kept_of([0, 7], [], [2], [3, 4], [4, 90, 99]) if kept else None,
     )
+    unknown = again(second, routes=np.arange(8 * 2 * 2, dtype=np.uint8)[::-1].reshape(8, 2, 2))
+    return build_group([known, unknown], **OF_GROUP)

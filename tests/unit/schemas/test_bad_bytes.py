@@ -6,14 +6,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from schemas import BatchRecord, ExperienceGroup, ExplorerLeft, ModelVersion, Record, Rollout, Task
+from schemas import BatchRecord, ExperienceGroup, ExplorerLeft, ModelVersion, Task
 from schemas.codec import RECORDS, DecodeError, EncodeError, UnsupportedVersion, decode, encode
 from schemas.errors import MAX_DETAIL_CHARS
-from schemas.fields.free_form import MAX_CONTAINERS, MAX_ITEMS
-from tests.unit.schemas.record_strategies import groups, records, small_group
+from schemas.fields.free_form import MAX_ITEMS
+from tests.unit.schemas.record_strategies import small_group
 
 TASK: dict[str, Any] = {"schema": "task", "schema_version": 1, "task_id": "t", "workflow": "math", "prompt": "1+1"}
 
@@ -28,58 +26,11 @@ def reason_of(value: bytes, *expect: type) -> str:
     return error.reason
 
 
-def survive(value: bytes) -> None:
-    """Decode, and hold whatever comes to its promises."""
-    try:
-        record = decode(value, *RECORDS)
-    except DecodeError as error:
-        assert error.reason.isidentifier()  # noqa: PT017 - either outcome is fine
-        return
-    encode(record)
-    if isinstance(record, ExperienceGroup):
-        assert len(list(record.samples())) == len(record)
-
-
-@given(st.binary(max_size=300))
-@example(b"")
-@example(b"\xc1")
-@example(b"{")
-@example(b"\x92\x80\xc4\x00")
-def test_random_bytes(value: bytes) -> None:
-    survive(value)
-
-
-@given(records, st.data())
-def test_damaged_records(record: Record, data: st.DataObject) -> None:
-    survive(damaged(encode(record), data))
-
-
-@settings(max_examples=300)
-@given(groups(), st.data())
-def test_damaged_groups(pair: tuple[list[Rollout], ExperienceGroup], data: st.DataObject) -> None:
-    survive(damaged(encode(pair[1]), data))
-
-
-def damaged(value: bytes, data: st.DataObject) -> bytes:
-    if data.draw(st.booleans(), label="truncate"):
-        return value[: data.draw(st.integers(0, len(value) - 1))]
-    copy = bytearray(value)
-    for _ in range(data.draw(st.integers(1, 4), label="flips")):
-        copy[data.draw(st.integers(0, len(copy) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    return bytes(copy)
-
-
-@given(records, st.dictionaries(st.sampled_from(["task_id", "attempt", "state", "version", "metrics", "x"]), st.text()))
-def test_fields_of_other_types(record: Record, changes: dict[str, str]) -> None:
-    survive(msgpack.packb({**msgpack.unpackb(encode(record)), **changes}))
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         (b"", "truncated"),
         (b"\xc1", "not_msgpack_or_json"),
-        (b"\x01", "not_msgpack_or_json"),
         (b"hello", "not_msgpack_or_json"),
         (b"\x81\xc1", "not_msgpack_or_json"),
         (b"{nope", "not_msgpack_or_json"),
@@ -89,16 +40,13 @@ def test_fields_of_other_types(record: Record, changes: dict[str, str]) -> None:
         (msgpack.packb({"schema": 7}), "wrong_type"),
         (msgpack.packb({"schema": "nope", "schema_version": 1}), "unknown_schema"),
         (msgpack.packb({"schema": "a\nb\x1b[31m" * 5000, "schema_version": 1}), "unknown_schema"),
-        (msgpack.packb({"schema": ["a"]}), "wrong_type"),
         (msgpack.packb({**TASK, "schema": "experience"}), "unexpected_schema"),
         (msgpack.packb({"schema": "task"}), "missing_field"),
-        (msgpack.packb({**TASK, "schema_version": "1"}), "wrong_type"),
         (msgpack.packb({**TASK, "schema_version": True}), "wrong_type"),
         (msgpack.packb({**TASK, "schema_version": 2}), "unsupported_version"),
         (msgpack.packb({**TASK, "schema_version": 0}), "unsupported_version"),
         (msgpack.packb({**TASK, "workflow": 3}), "wrong_type"),
         (msgpack.packb({**TASK, "workflow": "two words"}), "bad_value"),
-        (msgpack.packb({**TASK, "repeat_times": "8"}), "wrong_type"),
         (msgpack.packb({**TASK, "repeat_times": 8.0}), "wrong_type"),
         (msgpack.packb({**TASK, "repeat_times": True}), "wrong_type"),
         (msgpack.packb({**TASK, "repeat_times": 0}), "bad_value"),
@@ -116,34 +64,33 @@ def test_reasons_of_plain_records(value: bytes, reason: str) -> None:
     assert reason_of(value, Task) == reason
 
 
-def test_the_detail_names_field_and_value() -> None:
+def test_the_detail_names_field_or_buffer_and_value() -> None:
     with pytest.raises(DecodeError, match=r"wrong_type: task: repeat_times = 'eight': Input should be a valid integer"):
         decode(msgpack.packb({**TASK, "repeat_times": "eight"}), Task)
     with pytest.raises(DecodeError, match="missing_field: task: workflow is missing"):
         decode(msgpack.packb({k: v for k, v in TASK.items() if k != "workflow"}), Task)
     with pytest.raises(UnsupportedVersion, match="task: schema_version = 9, this reader knows 1"):
         decode(msgpack.packb({**TASK, "schema_version": 9}), Task)
+    with pytest.raises(DecodeError, match=r"buffers.tokens = \['<i4', \(16,\), 800, 64\] .* within the \d+ bytes"):
+        decode(with_buffer("tokens", ["<i4", [16], 800, 64]), ExperienceGroup)
 
 
-def test_a_record_of_another_kind_is_told_from_an_unknown_one() -> None:
+def test_a_record_of_another_kind_is_told_from_an_unknown_one_and_from_parts_of_records() -> None:
     left = encode(ExplorerLeft(explorer="e", incarnation="i"))
     assert reason_of(left, Task) == "unexpected_schema"
     assert reason_of(left, ExperienceGroup) == "unexpected_schema"
     assert reason_of(encode(small_group()), Task) == "bad_framing"
-
-
-def test_unknown_fields_are_ignored() -> None:
-    assert decode(msgpack.packb({**TASK, "from_the_future": {"a": [1]}}), Task).task_id == "t"
-    assert decode(with_header(lambda h: h | {"from_the_future": {"a": [1, b"x"]}}), ExperienceGroup).task_id == "task-1"
-
-
-def test_what_only_records_inside_others_are_is_not_expected() -> None:
     from schemas import Position
 
     with pytest.raises(TypeError, match="must name types that travel by themselves"):
         decode(b"\x80", Position)
     with pytest.raises(TypeError, match="must name types"):
         decode(b"\x80")
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decode(msgpack.packb({**TASK, "from_the_future": {"a": [1]}}), Task).task_id == "t"
+    assert decode(with_header(lambda h: h | {"from_the_future": {"a": [1, b"x"]}}), ExperienceGroup).task_id == "task-1"
 
 
 # Groups
@@ -188,7 +135,6 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_header(lambda h: h | {"attempt": 0}), "bad_value"),
         (with_header(lambda h: h | {"attempt": 1 << 63}), "wrong_type"),
         (with_header(lambda h: h | {"task_id": "two\nlines"}), "bad_value"),
-        (with_header(lambda h: h | {"task_id": ""}), "bad_value"),
         (with_header(lambda h: h | {"task_id": "t" * 201}), "bad_value"),
         (with_header(lambda h: h | {"batch_type": "test"}), "bad_value"),
         (with_header(lambda h: h | {"metrics": [{}] * 3}), "bad_value"),
@@ -199,9 +145,7 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
         (with_header(lambda h: h | {"task_id": "?"}).replace(b"\xa1?", b"\xa1\xff"), "bad_text"),
         (with_header(lambda h: h | {"future": "x" * (5 << 20)}), "too_large"),
         (with_header(lambda h: h, binary=b""), "bad_buffer"),
-        (with_buffer("tokens", None), "bad_buffer"),
         (with_buffer("tokens", ["<i4", [16], 0]), "bad_buffer"),
-        (with_buffer("tokens", ["<i8", [16], 0, 64]), "bad_buffer"),
         (with_buffer("tokens", ["<i8", [8], 0, 64]), "bad_buffer"),
         (with_buffer("tokens", ["<i4", [15], 0, 64]), "bad_buffer"),
         (with_buffer("tokens", ["<i4", [4, 4], 0, 64]), "bad_buffer"),
@@ -236,11 +180,6 @@ def test_a_group_rebuilt_by_another_writer_is_read() -> None:
 )
 def test_reasons_of_groups(value: bytes, reason: str) -> None:
     assert reason_of(value, ExperienceGroup) == reason
-
-
-def test_the_detail_names_the_buffer_and_the_room_there_is() -> None:
-    with pytest.raises(DecodeError, match=r"buffers.tokens = \['<i4', \(16,\), 800, 64\] .* within the \d+ bytes"):
-        decode(with_buffer("tokens", ["<i4", [16], 800, 64]), ExperienceGroup)
 
 
 @pytest.mark.parametrize(
@@ -300,23 +239,10 @@ def test_declared_lengths_allocate_nothing(value: bytes) -> None:
     assert peak_bytes(value, Task, ExperienceGroup) < 200_000 + 8 * len(value)
 
 
-def test_many_small_containers_are_refused_before_they_fill_memory() -> None:
-    inner = WIDE + b"\x80" * MAX_ITEMS
-    value = msgpack.packb(TASK)[:1].replace(b"\x85", b"\x81") + b"\xa4data" + b"\xdc\x00\x20" + inner * 32
-    assert len(value) < 4 << 20
-    assert peak_bytes(value, Task) < 2 * len(value)
-    json_value = b'{"data":[' + b"{}," * (MAX_CONTAINERS + 1) + b"0]}"
-    assert peak_bytes(json_value, Task) < 2_000_000
-
-
-def test_sizes_are_checked_first() -> None:
+def test_sizes_are_checked_first_and_each_record_has_its_own_limit() -> None:
     assert reason_of(b"\x80" * (Task.MAX_BYTES + 1), Task) == "too_large"
     assert reason_of(b"\x80" * ((1 << 20) + 1), ModelVersion) == "too_large"
     assert peak_bytes(b"\x92" * (ExperienceGroup.MAX_BYTES + 1), ExperienceGroup) < 10_000
-
-
-def test_each_record_has_its_own_limit() -> None:
-    """Where several types are welcome, a small one does not inherit the limit of the largest."""
     large = msgpack.packb({"schema": "model_version", "schema_version": 1, "x": "y" * (2 << 20)})
     assert reason_of(large, ModelVersion, BatchRecord) == "too_large"
 

@@ -1,5 +1,3 @@
-"""Groups from what engines hand out."""
-
 from typing import Any
 
 import numpy as np
@@ -47,7 +45,7 @@ def test_metrics_that_are_no_numbers_are_left_out() -> None:
     assert build_group([run], **OF_GROUP).metrics == [{"whole": 1.0, "right": 1.0, "half": 0.5, "one": 2.0}]
 
 
-def test_joined_parts_have_the_samples_of_all_in_order() -> None:
+def test_joined_parts_of_one_task_have_the_samples_of_all_in_order() -> None:
     first = build_group([sample(mask=[True, False, True]), sample()], **OF_GROUP)
     second = build_group([sample(versions=[(0, 7)], reward=2.0)], run_id_base=2, **OF_GROUP | {"attempt": 2})
     joined = decode(encode(join_groups([first, second])), ExperienceGroup)
@@ -59,9 +57,6 @@ def test_joined_parts_have_the_samples_of_all_in_order() -> None:
         assert one.tokens.tolist() == other.tokens.tolist()
         assert one.mask.tolist() == other.mask.tolist()
     assert (joined.attempt, len(joined.metrics), len(joined.finish_reasons)) == (1, 3, 3)
-
-
-def test_parts_of_several_tasks_are_no_group() -> None:
     parts = [build_group([sample()], **OF_GROUP | {"task_id": task_id}) for task_id in ("a", "b")]
     with pytest.raises(SchemaError, match="one task, got parts of 2"):
         join_groups(parts)

@@ -1,5 +1,3 @@
-"""Examples typed by hand, and what is wrong with some."""
-
 from typing import Any
 
 import msgspec

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import schemas
 from schemas import ExperienceGroup, Task
 from schemas.codec import decode, encode
 from tests.unit.schemas.record_strategies import small_group
@@ -98,3 +99,16 @@ sys.stdout.buffer.write(msgpack.packb(task))
 def test_the_schemas_import_nothing_heavy() -> None:
     heavy = "{'torch', 'vllm', 'megatron', 'transformers', 'aiokafka', 'opentelemetry', 'trinity_bus', 'yaml'}"
     run(f"import sys, schemas, schemas.codec, schemas.topics; assert not {heavy} & set(sys.modules)")
+
+
+def test_every_name_is_there() -> None:
+    for name in schemas.__all__:
+        assert getattr(schemas, name).__name__ == name
+    assert set(schemas.__all__) <= set(dir(schemas))
+
+
+def test_an_error_does_not_load_what_records_are_made_of() -> None:
+    program = "import sys, trinity_bus.errors; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "schemas.errors" in loaded
+    assert [name for name in ("numpy", "pydantic", "msgspec") if name in loaded] == []

@@ -1,5 +1,3 @@
-"""Tasks typed by hand: JSON, without the schema's name and version if one likes."""
-
 import json
 from typing import Any
 
@@ -18,9 +16,10 @@ def line(**fields: Any) -> bytes:
     return json.dumps({"task_id": "t1", "workflow": "math", "prompt": "1+1"} | fields).encode()
 
 
-def test_the_shortest_task() -> None:
-    task = decode(b'{"task_id":"t1","workflow":"math","prompt":"1+1"}', Task)
-    assert task == Task(task_id="t1", workflow="math", prompt="1+1")
+def test_the_shortest_task_and_space_around_it() -> None:
+    for around in ("", " \r\n\t"):
+        task = decode(f'{around}{{"task_id":"t1","workflow":"math","prompt":"1+1"}}{around}'.encode(), Task)
+        assert task == Task(task_id="t1", workflow="math", prompt="1+1")
 
 
 @given(tasks)
@@ -31,18 +30,11 @@ def test_json_and_msgpack_mean_the_same(task: Task) -> None:
     assert decode(json.dumps(wire, indent=1).encode(), Task) == task
 
 
-def test_space_around_is_fine() -> None:
-    assert decode(b" \r\n\t" + line() + b"\n", Task).task_id == "t1"
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (line(task_id=7), "wrong_type"),
         (line(repeat_times="8"), "wrong_type"),
-        (line(schema_version=2), "unsupported_version"),
         (line(schema="event.explorer_left"), "unexpected_schema"),
-        (line(schema="nope"), "unknown_schema"),
         (line(data={"a": 2**70}), "bad_value"),
         (line(sampling={"seed": 2**63}), "bad_value"),
         (line(data={"a": float("inf")}), "not_msgpack_or_json"),

@@ -1,5 +1,3 @@
-"""Conversations with tools, as OpenAI's clients write them, and vLLM's options: carried as they are, within limits."""
-
 import json
 import time
 import tracemalloc

@@ -1,5 +1,3 @@
-"""A group that is too large for one record is split, and joined again it is what it was."""
-
 import dataclasses
 from itertools import pairwise
 

@@ -1,5 +1,3 @@
-"""Every record comes back from its bytes as it was."""
-
 from typing import Any
 
 import msgpack
@@ -13,6 +11,7 @@ from schemas import BatchRecord, ExperienceGroup, Record, Rollout, RolloutFinish
 from schemas.codec import RECORDS, EncodeError, decode, encode
 from schemas.fields.free_form import MAX_DEPTH
 from schemas.groups.column import COLUMNS, OPTIONAL_COLUMNS, Column
+from tests.support.fakes.mesh_records import rollout_finished
 from tests.unit.schemas.record_strategies import full_group, groups, records, small_group
 
 
@@ -98,19 +97,11 @@ def test_groups_of_many_samples(samples: int) -> None:
     assert back.metrics == group.metrics
 
 
-def test_nan_metrics_and_rewards_survive() -> None:
-    names = {"explorer": "e", "incarnation": "i", "task_id": "t", "batch_id": "b", "batch_type": "train"}
-    done = {"attempt": 1, "status": "completed", "completed_runs": 1, "total_runs": 1}
-    record = RolloutFinished(**names, **done, metrics=[{"reward": float("nan")}])
+def test_nan_survives_and_whole_numbers_are_welcome_where_fractions_may_stand() -> None:
+    record = rollout_finished("t", metrics=[{"reward": float("nan")}])
     assert np.isnan(decode(encode(record), RolloutFinished).metrics[0]["reward"])
-
-
-def test_whole_numbers_are_welcome_where_fractions_may_stand() -> None:
-    record = decode(msgpack.packb({"schema": "task", "schema_version": 1, **MINIMAL, "timeout_s": 5}), Task)
-    assert record.timeout_s == 5
-
-
-MINIMAL = {"task_id": "t", "workflow": "math", "prompt": "1+1"}
+    task = {"schema": "task", "schema_version": 1, "task_id": "t", "workflow": "math", "prompt": "1+1"}
+    assert decode(msgpack.packb({**task, "timeout_s": 5}), Task).timeout_s == 5
 
 
 @pytest.mark.parametrize(
@@ -132,12 +123,9 @@ def test_data_has_a_depth_limit() -> None:
         Task(task_id="t", workflow="w", data={"a": deep})
 
 
-def test_a_record_over_its_limit_is_not_written() -> None:
+def test_a_record_over_its_limit_or_not_of_unicode_is_not_written() -> None:
     with pytest.raises(EncodeError, match=r"task: \d+ bytes, the limit is 4194304"):
         encode(Task(task_id="t", workflow="w", data={str(i): "x" * (1 << 20) for i in range(5)}))
-
-
-def test_text_that_is_not_unicode_is_not_written() -> None:
     unchecked: Any = BatchRecord.model_construct
     broken = unchecked(batch_id="\ud800")
     with pytest.raises(EncodeError, match="batch"):

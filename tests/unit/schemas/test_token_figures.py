@@ -1,5 +1,3 @@
-"""Figures of single tokens: columns that disagree are no record, and those that agree are told apart by sample."""
-
 from typing import Any, cast
 
 import msgpack

@@ -1,5 +1,3 @@
-"""The topic table fits the records and Kafka's rules."""
-
 import re
 from typing import Any, cast
 
@@ -12,15 +10,17 @@ from schemas.topics import BATCHES, COMMANDS, COORDINATOR_STATE, DEAD_LETTERS, M
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_the_largest_record_fits(topic: Topic) -> None:
-    for cls in topic.records:
-        assert topic.max_message_bytes > cls.MAX_BYTES  # type: ignore[attr-defined]  # every record type has it
-
-
-@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_names_are_legal_and_namespaced(topic: Topic) -> None:
+def test_names_are_legal_the_largest_record_fits_and_configurations_are_kafkas(topic: Topic) -> None:
     assert topic.full_name("trinity") == f"trinity.{topic.name}"
     assert re.fullmatch(r"[a-z0-9-]{1,60}", topic.name)
+    for cls in topic.records:
+        assert topic.max_message_bytes > cls.MAX_BYTES  # type: ignore[attr-defined]  # every record type has it
+    config = topic.config()
+    assert config.pop("cleanup.policy") == topic.cleanup
+    assert config.pop("message.timestamp.type") == "LogAppendTime"
+    assert all(re.fullmatch(r"-1|\d+", value) for value in config.values())
+    assert ("retention.ms" in config) == (topic.cleanup == "delete")
+    assert ("min.compaction.lag.ms" in config) == (topic.cleanup == "compact")
 
 
 def test_every_record_has_one_topic_but_what_operators_ask_too_and_what_services_of_two_kinds_are_told() -> None:
@@ -31,22 +31,9 @@ def test_every_record_has_one_topic_but_what_operators_ask_too_and_what_services
     assert of_operators == ["command.abort_batch", "command.cancel_tasks"]
 
 
-def test_anything_fits_among_the_dead_letters() -> None:
+def test_anything_fits_among_the_dead_letters_and_what_has_an_order_has_one_partition() -> None:
     assert max(topic.max_message_bytes for topic in TOPICS) == DEAD_LETTERS.max_message_bytes
-
-
-def test_what_has_an_order_has_one_partition() -> None:
     assert {topic.partitions for topic in (BATCHES, MODEL_VERSIONS, COORDINATOR_STATE)} == {1}
-
-
-@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_configurations_are_whole_numbers_by_kafka_s_names(topic: Topic) -> None:
-    config = topic.config()
-    assert config.pop("cleanup.policy") == topic.cleanup
-    assert config.pop("message.timestamp.type") == "LogAppendTime"
-    assert all(re.fullmatch(r"-1|\d+", value) for value in config.values())
-    assert ("retention.ms" in config) == (topic.cleanup == "delete")
-    assert ("min.compaction.lag.ms" in config) == (topic.cleanup == "compact")
 
 
 def test_time_alone_deletes_nothing_that_waits_to_be_read_or_trained() -> None:

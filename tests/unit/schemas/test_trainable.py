@@ -1,5 +1,3 @@
-"""What of the optional columns no model can be trained on."""
-
 from typing import Any
 
 import msgspec
@@ -19,9 +17,14 @@ def changed(name: str, index: Any, value: float) -> ExperienceGroup:
     return msgspec.structs.replace(full_group(), **{name: column})
 
 
-def test_what_is_not_known_is_no_flaw() -> None:
+def test_what_is_not_known_not_trained_on_or_of_no_experts_is_no_flaw() -> None:
     assert flaws(full_group(), BOUNDS) == []
     assert flaws(full_group(), Bounds(100, 100, experts=256)) == []
+    assert not next(full_group().samples()).mask[1]
+    assert flaws(changed("teacher_logprobs", 1, np.inf), BOUNDS) == []
+    few = Bounds(100, 100, experts=30)
+    assert [flaw.kind for flaw in flaws(full_group(), few)] == [FlawKind.BAD_ROUTES]
+    assert "expert 31 is not one of the model's 0 to 29" in flaws(full_group(), few)[0].detail
 
 
 @pytest.mark.parametrize(
@@ -50,14 +53,3 @@ def test_values_that_are_none_are_flaws(name: str, index: Any, value: float, kin
     assert (flaw.sample, flaw.kind) == (0, kind)
     with pytest.raises(AssertionError, match=detail):
         raise AssertionError(flaw.detail)
-
-
-def test_what_a_teacher_says_of_tokens_that_are_not_trained_on_is_not_asked() -> None:
-    assert not next(full_group().samples()).mask[1]
-    assert flaws(changed("teacher_logprobs", 1, np.inf), BOUNDS) == []
-
-
-def test_an_expert_that_there_is_not_is_a_flaw_only_of_a_model_with_experts() -> None:
-    few = Bounds(100, 100, experts=30)
-    assert [flaw.kind for flaw in flaws(full_group(), few)] == [FlawKind.BAD_ROUTES]
-    assert "expert 31 is not one of the model's 0 to 29" in flaws(full_group(), few)[0].detail

@@ -1,5 +1,3 @@
-"""The constants of sizes are those of the benchmarks' kept results, and the page says the same."""
-
 import json
 from pathlib import Path
 

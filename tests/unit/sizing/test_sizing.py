@@ -1,11 +1,14 @@
 """How much memory a mesh needs: held against known models, and against what the trainer and vLLM say of themselves."""
 
-from typing import Any
+import tomllib
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.chart import ROOT, SIZES, shape_of, values
 from tools.version_sizes import moved
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
@@ -50,7 +53,7 @@ def test_parameters_are_those_that_the_models_are_known_to_have(shape: ModelShap
     assert parameters(shape) == count
 
 
-def test_a_rank_needs_eighteen_bytes_a_parameter_in_bfloat16_and_less_with_copies() -> None:
+def test_a_rank_needs_eighteen_bytes_a_parameter_less_with_adapters_and_more_with_another_model() -> None:
     count = parameters(QWEN25_7B)
     alone = sizes(trainer_memory(QWEN25_7B, settings(), 80 * GIB))
     assert (alone["weights"], alone["gradients"], alone["optimizer"]) == (2 * count, 4 * count, 12 * count)
@@ -58,16 +61,10 @@ def test_a_rank_needs_eighteen_bytes_a_parameter_in_bfloat16_and_less_with_copie
     assert shared["optimizer"] == 3 * count
     whole = sizes(trainer_memory(QWEN25_7B, settings(), None))
     assert (whole["weights"], whole["optimizer"]) == (4 * count, 8 * count)
-
-
-def test_adapters_have_gradients_and_moments_and_the_model_has_none() -> None:
     count = adapter_parameters(QWEN25_7B, 32)
     found = sizes(trainer_memory(QWEN25_7B, settings(trainer__lora_rank=32), 80 * GIB))
     assert found["gradients"] == 4 * count
     assert found["optimizer"] == 12 * count
-
-
-def test_what_costs_a_copy_of_the_model_is_counted() -> None:
     plain = trainer_memory(QWEN3_0_6B, settings(), 80 * GIB)
     with_reference = trainer_memory(QWEN3_0_6B, settings(trainer__kl_coef=0.001), 80 * GIB)
     with_critic = trainer_memory(QWEN3_0_6B, settings(trainer__advantage="gae"), 80 * GIB)
@@ -202,3 +199,25 @@ def test_no_gpu_holds_a_version_beside_the_model(divided: int, engines: int, ran
         assert rows["in the host memory of an engine"].versions == 1
         assert rows["into all explorers' machines"].versions == engines
         assert rows["into each GPU of an engine, in the pause"].versions * ranks == 1
+
+
+WITH_GPUS: Final = [size for size in SIZES if values(size)["device"] == "gpu"]
+_GPU: Final = 80 * GIB
+_COMPOSE: Final = "mesh.gpu.toml"
+_COMPOSE_MODEL: Final = "Qwen3-0.6B"
+"""That the file of compose names as an example."""
+
+
+def shipped() -> Iterator[tuple[str, str, Sections]]:
+    """Each file, its model, and its settings."""
+    for size in WITH_GPUS:
+        settings = Sections(**values(size)["settings"])
+        yield f"values-{size}.yaml", str(settings.mesh.model_path), settings
+    compose = tomllib.loads((ROOT / "deploy" / "docker-compose" / _COMPOSE).read_text(encoding="utf-8"))
+    yield _COMPOSE, _COMPOSE_MODEL, Sections(**compose)
+
+
+@pytest.mark.parametrize(("model", "settings"), [pytest.param(*rest, id=name) for name, *rest in shipped()])
+def test_trainer_and_engines_fit_their_gpus(model: str, settings: Sections) -> None:
+    for need in (memory(shape_of(model), settings, _GPU) for memory in (trainer_memory, explorer_memory)):
+        assert need.fits, f"{need.total / GIB:.1f} of {(need.available or 0) / GIB:.1f} GiB: {need.items}"

@@ -12,10 +12,12 @@ GOOD = b'{"task_id": "t1", "workflow": "math", "prompt": "1 + 1 =", "answer": "2
 WITH_SCHEMA = b'{"schema": "task", "schema_version": 1, "task_id": "t2", "workflow": "math", "prompt": "1 + 1 ="}\n'
 
 
-def test_lines_become_tasks() -> None:
+def test_lines_become_tasks_without_a_mark_of_byte_order() -> None:
     found = list(parse([GOOD, b"\n", b"  \n", WITH_SCHEMA], Task))
     assert [(item[0], item[1].task_id) for item in found if not isinstance(item, BadLine)] == [(1, "t1"), (4, "t2")]
     assert len(found) == 2
+    assert [item for item in parse([codecs.BOM_UTF8 + GOOD], Task) if isinstance(item, BadLine)] == []
+    assert list(parse([codecs.BOM_UTF8], Task)) == []
 
 
 @pytest.mark.parametrize(
@@ -79,11 +81,6 @@ def test_messages_are_taken_as_training_sets_have_them() -> None:
     (bad,) = parse([b'{"example_id": "a", "tools": "{"}'], Demonstration)
     assert isinstance(bad, BadLine)
     assert "cannot be read" in bad.reason
-
-
-def test_a_mark_of_byte_order_is_no_part_of_the_first_line() -> None:
-    assert [item for item in parse([codecs.BOM_UTF8 + GOOD], Task) if isinstance(item, BadLine)] == []
-    assert list(parse([codecs.BOM_UTF8], Task)) == []
 
 
 ASKED = {"role": "user", "content": "6 * 7"}
@@ -165,9 +162,3 @@ def test_preferences_likewise(line: dict[str, Any], fields: dict[str, Any]) -> N
 )
 def test_what_is_no_example_of_theirs_is_told(line: dict[str, Any], kind: Any, reason: str) -> None:
     assert reason in told(line, kind)
-
-
-def test_an_example_with_a_name_twice_is_told() -> None:
-    (bad,) = parse([b'{"prompt": "a", "response": "b", "response": "c"}'], Demonstration, name="a")
-    assert isinstance(bad, BadLine)
-    assert "the name 'response' is there twice" in bad.reason

@@ -211,7 +211,7 @@ def test_a_bad_row_or_description_is_named_before_anything_runs(
         ({"repeat_times": 2, "sampling": {"temperature": 0.0}}, '[[train]]\npath = "tasks.jsonl"\n', "2 runs at temp"),
     ],
 )
-def test_greedy_runs_that_can_never_work_are_named_before_anything_runs(
+def test_greedy_runs_that_never_work_are_named(
     path: Path, rows: dict[str, Any], description: str, message: str
 ) -> None:
     path.write_bytes(lines(line("one", **rows)))

@@ -1,5 +1,3 @@
-"""What columns hold, in every format, and what becomes of it in a task."""
-
 import codecs
 import datetime
 import gzip
@@ -163,12 +161,16 @@ def test_a_path_that_leads_nowhere_is_told(tmp_path: Path, more: str, message: s
         tasks(tmp_path, "a.parquet", f'workflow = "math"\n{more}')
 
 
-def test_a_column_may_have_a_dot_or_a_blank_in_its_name(tmp_path: Path) -> None:
+def test_a_column_may_have_a_dot_or_a_blank_in_its_name_or_none_and_a_field_be_long(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a.b": ["q"], "Right Answer": ["4"]}), tmp_path / "a.parquet")
     more = 'workflow = "math"\nprompt = "${a.b}"\nanswer = "${Right Answer}"\n'
     (task,) = tasks(tmp_path, "a.parquet", more)
     assert task.messages is not None
     assert (task.messages[0].content, task.answer) == ("q", "4")
+    (tmp_path / "a.csv").write_text(",question,answer,,\n0," + "word " * 40_000 + ",2,,\n")
+    (task,) = tasks(tmp_path, "a.csv")
+    assert task.messages is not None
+    assert task.messages[0].content == "word " * 40_000
 
 
 ROWS = b'{"question": "a?", "answer": "1"}\n{"question": "b?", "answer": "2"}\n'
@@ -226,13 +228,6 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
     name = write(tmp_path, kind, pa.table([["a?"], ["1"], ["2"]], names=["question", "answer", "answer"]))
     with pytest.raises(DatasetError, match=r"two columns are called 'answer'"):
         tasks(tmp_path, name)
-
-
-def test_columns_without_a_name_and_long_fields(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(",question,answer,,\n0," + "word " * 40_000 + ",2,,\n")
-    (task,) = tasks(tmp_path, "a.csv")
-    assert task.messages is not None
-    assert task.messages[0].content == "word " * 40_000
 
 
 @pytest.mark.parametrize(

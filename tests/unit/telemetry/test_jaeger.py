@@ -1,14 +1,13 @@
 """The spans of a task out of Jaeger, of a server that answers as Jaeger does."""
 
-import http.server
 import json
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.fakes.http import Answering, served
 from trinity_bus.telemetry import TaskNotTracedError, load_task_spans
 from trinity_bus.telemetry.jaeger import JaegerError
 from trinity_bus.telemetry.tree import trace_of_task
@@ -32,26 +31,11 @@ def answer(service: str, *spans: dict[str, Any]) -> dict[str, Any]:
 class Jaeger:
     """Answers what it is told to, and remembers what it was asked."""
 
+    url = ""
+
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {}
         self.asked: list[tuple[str, dict[str, str]]] = []
-        owner = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                url = urllib.parse.urlsplit(self.path)
-                owner.asked.append((url.path, dict(urllib.parse.parse_qsl(url.query))))
-                code, body = owner.answers.get(url.path, (404, '{"error": "not found"}'))
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def has(self, path: str, *documents: dict[str, Any], code: int = 200) -> None:
         self.answers[path] = (code, "\n".join(map(json.dumps, documents)))
@@ -60,9 +44,16 @@ class Jaeger:
 @pytest.fixture
 def jaeger() -> Iterator[Jaeger]:
     jaeger = Jaeger()
-    yield jaeger
-    jaeger.server.shutdown()
-    jaeger.server.server_close()
+
+    class Handler(Answering):
+        def reply(self) -> None:
+            url = urllib.parse.urlsplit(self.path)
+            jaeger.asked.append((url.path, dict(urllib.parse.parse_qsl(url.query))))
+            code, body = jaeger.answers.get(url.path, (404, '{"error": "not found"}'))
+            self.answer(code, body.encode())
+
+    with served(Handler) as jaeger.url:
+        yield jaeger
 
 
 def with_task(jaeger: Jaeger) -> None:
@@ -101,12 +92,9 @@ def test_a_task_comes_with_the_train_step_that_links_to_it_and_with_no_other(jae
     assert asked["query.start_time_max"] == "2023-11-14T22:14:20Z"
 
 
-def test_a_task_that_is_not_trained_on_comes_alone(jaeger: Jaeger) -> None:
+def test_a_task_that_is_not_trained_on_comes_alone_and_one_that_is_not_there_says_why(jaeger: Jaeger) -> None:
     with_task(jaeger)
     assert [found.name for found in load_task_spans(jaeger.url, "t")] == ["process tasks", "rollout sequence"]
-
-
-def test_a_task_that_jaeger_does_not_have_is_an_error_that_says_what_may_be_the_reason(jaeger: Jaeger) -> None:
     jaeger.has("/api/traces", {"data": None})
     with pytest.raises(TaskNotTracedError, match=r"no trace of task 'gone'.* keeps the newest only"):
         load_task_spans(jaeger.url, "gone")

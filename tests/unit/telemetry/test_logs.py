@@ -1,13 +1,12 @@
-"""Log lines know their trace, on the console and over OTLP."""
-
 import logging
-from http.server import HTTPServer
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.sdk.trace import TracerProvider
 
+from tests.support.fakes.http import Answering, served
 from tests.unit.telemetry.test_setup import run
 from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, console, early_lines
 
@@ -46,23 +45,33 @@ try:
     raise ValueError("broken")
 except ValueError:
     log.exception("it broke")
+telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
 telemetry.shutdown()
 log.warning("after the end")
+print(telemetry.destination)
 """
 
 
-def test_an_endpoint_takes_log_lines_with_their_traces(collector: HTTPServer) -> None:
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-    }
-    done = run(PROCESS, environment=environment)
+def test_an_endpoint_takes_all_signals_and_log_lines_have_their_traces(tmp_path: Path) -> None:
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(Answering):
+        def reply(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.answer(200)
+
+    with served(Collector) as url:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
+        done = run(PROCESS, tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
-    trace_id = done.stdout.strip()
-    received: list[tuple[str, bytes]] = collector.received  # type: ignore[attr-defined]  # set by the fixture
-    bodies = [body for path, body in received if path == "/v1/logs"]
+    trace_id, destination = done.stdout.splitlines()
+    assert destination == f"OTLP endpoint {url}"
+    assert list(tmp_path.iterdir()) == []
+    sent = {path: [body for to, body in received if to == path] for path, _ in received}
+    assert b"rollout" in b"".join(sent["/v1/traces"])
+    assert b"steps" in b"".join(sent["/v1/metrics"])
     records, resources = [], []
-    for body in bodies:
+    for body in sent["/v1/logs"]:
         for resource_logs in ExportLogsServiceRequest.FromString(body).resource_logs:
             resources.append({entry.key: entry.value.string_value for entry in resource_logs.resource.attributes})
             records += [line for scope in resource_logs.scope_logs for line in scope.log_records]

@@ -25,15 +25,12 @@ def test_each_unit_counts_in_the_state_that_it_is_in() -> None:
     assert sum(slots.seconds().values()) == 3 * 9, "no second of any unit is lost or counted twice"
 
 
-def test_more_units_than_there_are_leave_none_idle() -> None:
+def test_none_is_idle_where_more_work_than_there_are_and_a_block_that_raises_is_left() -> None:
     clock = Clock()
     engine = Occupancy("idle", clock=clock)
     with engine.unit("training"), engine.unit("training"):
         clock.now += 2
     assert engine.seconds() == {"idle": 0, "training": 4}
-
-
-def test_a_block_that_raises_is_left() -> None:
     clock = Clock()
     engine = Occupancy("idle", clock=clock)
 

@@ -3,7 +3,6 @@ import os
 import socket
 import subprocess
 import sys
-from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
@@ -108,21 +107,6 @@ def test_without_a_place_nothing_is_kept_and_a_context_is_passed_on_as_it_came()
     telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
     telemetry.shutdown()
     assert telemetry.destination == "nowhere"
-
-
-def test_an_endpoint_takes_both_signals(collector: HTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    endpoint = f"http://127.0.0.1:{collector.server_port}"
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    telemetry = build_telemetry("explorer", TelemetrySettings(run_dir=tmp_path))
-    telemetry.tracer_provider.get_tracer("test").start_span("to the collector").end()
-    telemetry.meter_provider.get_meter("test").create_counter("steps").add(1)
-    telemetry.shutdown()
-    received = dict(collector.received)  # type: ignore[attr-defined]  # set by the fixture
-    assert b"to the collector" in received["/v1/traces"]
-    assert b"steps" in received["/v1/metrics"]
-    assert telemetry.destination == f"OTLP endpoint {endpoint}"
-    assert list(tmp_path.iterdir()) == []
 
 
 AGAINST_A_BLACK_HOLE = """

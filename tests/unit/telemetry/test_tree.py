@@ -137,7 +137,7 @@ def test_spans_that_are_each_others_parents_end() -> None:
     assert root.children[0].children == []
 
 
-def test_an_unknown_task_is_an_error_that_helps() -> None:
+def test_an_unknown_task_is_an_error_that_names_those_which_are_called_alike() -> None:
     with pytest.raises(TaskNotTracedError) as caught:
         tree_of_task(MESH, "t9")
     assert str(caught.value) == (
@@ -145,9 +145,6 @@ def test_an_unknown_task_is_an_error_that_helps() -> None:
     )
     with pytest.raises(TaskNotTracedError, match=r"there are 0 spans .*--run-dir"):
         tree_of_task([], "t1")
-
-
-def test_an_unknown_task_is_told_which_are_called_alike() -> None:
     spans = [span("a", "01", rl__task__id="aaa"), span("b", "02", rl__task__id="copy-1/2")]
     with pytest.raises(TaskNotTracedError, match=r"such as copy-1/2;"):
         tree_of_task(spans, "copy-1")

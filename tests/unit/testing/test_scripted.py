@@ -1,5 +1,3 @@
-"""What users test their own workflows with; and the page that shows it, run as it stands."""
-
 import re
 import subprocess
 import sys
@@ -35,13 +33,10 @@ async def test_each_response_takes_the_next_answer_and_none_is_made_up() -> None
         await run_workflow(MathWorkflow(), question(), engine)
 
 
-async def test_an_answer_is_cut_where_the_task_says() -> None:
+async def test_an_answer_is_cut_where_the_task_says_and_messages_go_through_a_chat_template() -> None:
     engine = ScriptedEngine(lambda prompt: prompt[::-1])
     (cut,) = await run_workflow(MathWorkflow(), question(sampling=Sampling(max_tokens=3)), engine)
     assert (cut.finish_reason, len(cut.response_token_ids)) == ("length", 3)
-
-
-async def test_messages_go_through_a_chat_template() -> None:
     engine = ScriptedEngine(["2"])
     await run_workflow(MathWorkflow(), question(prompt=None, messages=[Message(role="user", content="1 + 1")]), engine)
     assert engine.requests[0].prompt == "user: 1 + 1\nassistant: "

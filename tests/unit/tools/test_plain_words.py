@@ -1,12 +1,6 @@
-"""Documents and help texts use the words of the glossary; the check sees what does not, and only that."""
-
 import pytest
 
 from tools.plain_words import faults, prose, texts
-
-
-def test_documents_and_help_texts_use_plain_words() -> None:
-    assert [(path, line, word) for path, first, text in texts() for line, word, _ in faults(text)] == []
 
 
 def test_pages_and_help_texts_are_looked_at() -> None:

@@ -1,6 +1,5 @@
-"""The table of metrics, and the ledger of them: what is on it after any end is what was written, once."""
-
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,12 @@ import pytest
 
 from schemas import BatchLifecycleState, BatchRecord, StepEnded, StepTrained
 from schemas.topics import BATCHES, STEPS, TRAINER_EVENTS
-from tests.support.fakes.mesh_records import step_trained
+from tests.support.fakes.mesh_records import batch, step_trained
 from tests.support.fakes.received import received as at_place
 from tests.support.narrowing import some
+from tests.support.tracking import board_events, wandb_rows
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
+from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
 
 received = partial(at_place, timestamp_ms=1500)
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
@@ -44,14 +45,13 @@ def test_steps_that_make_no_version_are_told_by_whose_they_are(trainer: str, fol
 
 @pytest.mark.parametrize(("kind", "wanted"), [("train", 4), ("eval", 9)])
 def test_a_batch_tells_when_it_is_finalized(kind: Any, wanted: int) -> None:
-    def batch(state: BatchLifecycleState) -> BatchRecord:
-        return BatchRecord(
-            batch_id="b", batch_type=kind, state=state, sequence=4, min_version=9, metrics={"rollout/reward/mean": 1.0}
-        )
+    def told(state: BatchLifecycleState) -> BatchRecord:
+        metrics = {"rollout/reward/mean": 1.0}
+        return batch("b", state, batch_type=kind, sequence=4, min_version=9, metrics=metrics)
 
-    found = some(line_of(received(batch(BatchLifecycleState.FINALIZED), BATCHES)))
+    found = some(line_of(received(told(BatchLifecycleState.FINALIZED), BATCHES)))
     assert (found.step, found.metrics) == (wanted, {"rollout/reward/mean": 1.0})
-    assert line_of(received(batch(BatchLifecycleState.RUNNING), BATCHES)) is None
+    assert line_of(received(told(BatchLifecycleState.RUNNING), BATCHES)) is None
 
 
 def test_it_goes_on_behind_its_last_whole_line_wherever_it_was_cut(tmp_path: Path) -> None:
@@ -78,3 +78,39 @@ def test_it_is_of_one_log_and_of_one_tracker(tmp_path: Path) -> None:
         file.write(json.dumps({"some": "thing"}) + "\n")
     with pytest.raises(MetricsLedgerError, match="line 2"):
         MetricsLedger(tmp_path, LOG)
+
+
+LINES = [MetricsLine("trainer-events", 0, step, 1000.0 + step, step, {"loss": 1 / (step + 1)}) for step in range(20)]
+
+
+def written(sink: Sink, lines: list[MetricsLine]) -> None:
+    """As the tracker does: what the sink lacks, then no more."""
+    sink.write(lines[sink.lines :])
+    sink.close()
+
+
+def test_tensorboard_has_each_line_once_wherever_its_file_was_cut(tmp_path: Path) -> None:
+    written(TensorBoard(tmp_path / "whole"), LINES)
+    (file,) = (tmp_path / "whole").iterdir()
+    whole = file.read_bytes()
+    for cut in range(0, len(whole), 41):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / file.name).write_bytes(whole[:cut])
+        written(TensorBoard(folder), LINES)
+        assert board_events(folder) == Counter((one.step, one.at) for one in LINES), cut
+        # Nothing is left to be written.
+        again = TensorBoard(folder)
+        again.close()
+        assert again.lines == len(LINES)
+
+
+def test_wandb_offline_has_each_line_once_when_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not part of the environment of tests")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for number in (7, len(LINES)):
+        written(WeightsAndBiases(tmp_path / "wandb", "project", "run"), LINES[:number])
+    (file,) = (tmp_path / "wandb").rglob("*.wandb")
+    steps = [int(row["step"]) for row in wandb_rows(file)]
+    assert steps == [one.step for one in LINES]

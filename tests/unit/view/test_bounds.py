@@ -1,5 +1,3 @@
-"""Whatever comes, in whatever order, a view keeps no more than its limits, and what is newest."""
-
 from typing import Any
 
 from hypothesis import given
@@ -18,6 +16,7 @@ from schemas import (
     StepTrained,
     WeightsSynced,
 )
+from tests.support.fakes.mesh_records import batch, explorer_beat
 from trinity_bus.view import Limits, MeshState
 from trinity_bus.view.parts import RATE_SAMPLES
 
@@ -84,9 +83,9 @@ def test_nothing_grows_over_its_limit(history: list[tuple[object, float]], limit
         assert sum(len(state.synced(version)) for version in range(21)) <= limits.syncs
         assert len(state.errors) <= limits.errors
         assert all(len(text) <= longest for text in state.errors)
-        for batch in state.batches.values():
-            assert len(batch.reason or "") <= longest
-            assert len(batch.metrics) <= limits.metrics
+        for one in state.batches.values():
+            assert len(one.reason or "") <= longest
+            assert len(one.metrics) <= limits.metrics
         for step in state.steps.values():
             assert len(step.metrics) <= limits.metrics
             assert max(len(step.checksum), len(step.checkpoint or "")) <= longest
@@ -108,23 +107,18 @@ def test_what_is_kept_is_the_newest(history: list[tuple[object, float]]) -> None
     assert len(small.errors) == min(LIMITS.errors, len(whole.errors))
 
 
-def test_batches_that_go_on_stay_where_others_have_ended() -> None:
+def test_what_goes_on_or_is_heard_stays_where_others_have_ended() -> None:
     state = MeshState(limits=LIMITS)
 
     def say(name: str, what: BatchLifecycleState) -> None:
-        record = BatchRecord(batch_id=name, batch_type="train", state=what, sequence=0, expected_task_count=1)
-        state.apply(record, 1.0)
+        state.apply(batch(name, what), 1.0)
 
     say("going", BatchLifecycleState.RUNNING)
     for number in range(5):
         say(str(number), BatchLifecycleState.ABORTED)
     assert [*state.batches] == ["going", "3", "4"]
-
-
-def test_an_explorer_that_is_heard_stays_where_others_fell_silent() -> None:
     state = MeshState(limits=LIMITS)
     for number in range(9):
         for name in ("heard", f"once-{number}"):
-            beat = ExplorerHeartbeat(explorer=name, incarnation="a", state="ready", slots=1)
-            state.apply(beat, float(number))
+            state.apply(explorer_beat(name), float(number))
     assert sorted(state.explorers) == ["heard", "once-7", "once-8"]

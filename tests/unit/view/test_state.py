@@ -1,23 +1,40 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from schemas import (
     BatchLifecycleState,
     BatchRecord,
     ExplorerLeft,
+    LeftOut,
+    Position,
     PublishedVersion,
-    RolloutFinished,
+    ResultPart,
+    StepGroup,
     StepTrained,
     VersionWanted,
     WeightsSynced,
 )
-from schemas.record import BatchType, Metrics
+from schemas.record import Metrics
+from schemas.topics import EXPERIENCES
+from tests.support.fakes import mesh_records
 from tests.support.fakes.announcements import announced
-from tests.support.fakes.mesh_records import explorer_beat, step_trained, trainer_beat, weights_synced
+from tests.support.fakes.experiences import make_group
+from tests.support.fakes.mesh_records import (
+    explorer_beat,
+    published_version,
+    rollout_finished,
+    step_trained,
+    trainer_beat,
+    weights_synced,
+)
+from tests.unit.trainer.test_step_records import begun, received
+from trinity_bus.bus import Received
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.view import MeshState
+from trinity_bus.view.lineage import lineage_of
 from trinity_bus.view.state import ALIVE_S
 from workers.cli.training.versions import table
 from workers.watch import mesh, sparkline
@@ -25,14 +42,9 @@ from workers.watch import mesh, sparkline
 State = BatchLifecycleState
 
 
-def batch(
-    state: BatchLifecycleState, *, sequence: int = 1, reward: float | None = None, batch_type: BatchType = "train"
-) -> BatchRecord:
-    return BatchRecord(
-        batch_id=f"b{sequence}", batch_type=batch_type, state=state, sequence=sequence, expected_task_count=4,
-        completed_task_count=4 if state is State.FINALIZED else 0,
-        metrics={} if reward is None else {"rollout/reward/mean": reward},
-    )  # fmt: skip
+def batch(state: BatchLifecycleState, *, sequence: int = 1, reward: float | None = None) -> BatchRecord:
+    metrics = {} if reward is None else {"rollout/reward/mean": reward}
+    return mesh_records.batch(f"b{sequence}", state, sequence=sequence, expected_task_count=4, metrics=metrics)
 
 
 def trained(step: int, batch_id: str | None) -> StepTrained:
@@ -43,12 +55,9 @@ def synced(name: str, version: int, error: str | None = None) -> WeightsSynced:
     return weights_synced(name, version, ok=error is None, checksum="c" * 64, error=error)
 
 
-def published(version: int, model: str = "policy") -> PublishedVersion:
-    return PublishedVersion(
-        model=model, version=version, step=version, method="gloo", trainer="trainer-0", trainer_incarnation="life",
-        checksum=f"{version:064d}", checkpoint=f"/checkpoints/step-{version:08d}",
-        metrics={"loss": 0.25, "reward_mean": 0.75},
-    )  # fmt: skip
+def published(version: int, **changes: Any) -> PublishedVersion:
+    own = {"checksum": f"{version:064d}", "checkpoint": f"/checkpoints/step-{version:08d}"}
+    return published_version(version, metrics={"loss": 0.25, "reward_mean": 0.75}, **own, **changes)
 
 
 def view(*records: object, at: float = 100.0) -> MeshState:
@@ -86,10 +95,15 @@ def test_a_step_finds_its_reward_in_whatever_order_the_topics_are_read(batch_fir
     assert view.reward(found) == 0.25
 
 
-def test_the_start_is_no_step_of_training() -> None:
+def test_a_start_is_no_step_and_what_is_none_of_its_business_changes_the_time_alone() -> None:
     view = MeshState()
     view.apply(trained(0, None), 1.0)
     assert view.trained == []
+    view = MeshState()
+    view.apply(object(), 5.0)
+    expected = MeshState()
+    expected.tick(5.0)
+    assert view == expected
 
 
 def test_tokens_per_second_are_those_of_the_last_seconds_of_this_life() -> None:
@@ -128,22 +142,8 @@ def test_failures_are_kept_for_people() -> None:
     view = MeshState()
     view.apply(explorer_beat(), 0.0)
     view.apply(synced("explorer-0", 1, "link broke"), 1.0)
-    view.apply(
-        RolloutFinished(
-            explorer="explorer-0",
-            incarnation="a",
-            task_id="t1",
-            attempt=1,
-            batch_id="b1",
-            batch_type="train",
-            status="failed",
-            completed_runs=0,
-            total_runs=8,
-            response_tokens=5,
-            error="WorkflowError: no answer",
-        ),
-        2.0,
-    )
+    failed = {"status": "failed", "completed_runs": 0, "error": "WorkflowError: no answer"}
+    view.apply(rollout_finished("t1", **failed), 2.0)
     assert view.errors == [
         "explorer-0 did not take version 1: link broke",
         "explorer-0, task t1: WorkflowError: no answer",
@@ -151,14 +151,6 @@ def test_failures_are_kept_for_people() -> None:
     assert view.explorers["explorer-0"].sync_failures == 1
     assert view.rollouts == {"failed": 1}
     assert view.synced(1) == {}
-
-
-def test_what_is_none_of_its_business_changes_nothing_but_the_time() -> None:
-    view = MeshState()
-    view.apply(object(), 5.0)
-    expected = MeshState()
-    expected.tick(5.0)
-    assert view == expected
 
 
 @pytest.mark.parametrize(
@@ -197,7 +189,7 @@ def test_versions_are_listed_with_who_serves_them() -> None:
     seen = view(
         published(2),
         published(1),
-        published(7, "other"),
+        published(7, model="other"),
         announced(1, pinned=True),
         explorer_beat("e0", model_version=1),
         explorer_beat("e1", model_version=2),
@@ -238,3 +230,39 @@ def test_the_table_shows_the_newest_and_what_is_served() -> None:
     assert shown == ["3", "5", "8", "9"]
     assert "3 pinned" in text
     assert "0.75" in text
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def part(offset: int, attempt: int = 1) -> ResultPart:
+    return ResultPart(attempt=attempt, samples=4, position=Position(partition=3, offset=offset))
+
+
+def lying(record: Any) -> Received[Any]:
+    return replace(received(record), topic=EXPERIENCES, traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+
+
+def test_samples_of_split_groups_are_counted_through_and_what_is_gone_is_told_of() -> None:
+    step = begun(
+        groups=[
+            StepGroup(task_id="split", parts=[part(1), part(2, attempt=2)]),
+            StepGroup(task_id="gone", parts=[part(3), part(4)]),
+        ],
+        replayed=[StepGroup(task_id="older", parts=[part(5)])],
+        left_out=[LeftOut(task_id="split", reason="greedy", samples=[0, 5])],
+        demonstrations=[Position(partition=0, offset=8)],
+    )
+    groups = {offset: make_group(seed=offset, version=offset) for offset in (1, 2, 3, 5)}
+    found = {(3, offset): lying(group) for offset, group in groups.items()}
+    told = lineage_of(step, found, checkpoint="step-00000003", digests={"model.safetensors": "5e"}, seal="")
+    split, gone, older = told.tasks
+    assert (split.attempts, split.places, split.traces) == ([1, 2], ["experiences/3@1", "experiences/3@2"], [TRACE])
+    assert [sample.sample for sample in split.samples] == [*range(8)]
+    assert [sample.sample for sample in split.samples if sample.left_out] == [0, 5]
+    assert (split.versions, split.left_out, split.count) == ([1, 2], 2, 8)
+    assert (gone.samples, gone.count, gone.versions) == ([], 8, [])
+    assert [task.once_more for task in told.tasks] == [False, False, True]
+    assert [sample.tokens for sample in older.samples] == groups[5].lengths.tolist()
+    assert told.examples == ["demonstrations/0@8"]
+    assert (told.weights, told.checkpoint, told.checkpoint_seal) == (None, "step-00000003", None)

@@ -1,12 +1,10 @@
-"""Tables of batches and runners, on terminals of any width and on none."""
-
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from schemas import BatchLifecycleState, BatchRecord, ExplorerLeft, RunnersReport, RunnerState, RunningAttempt
-from tests.support.fakes.mesh_records import coordinator_beat
+from schemas import BatchLifecycleState, ExplorerLeft, RunnersReport, RunnerState, RunningAttempt
+from tests.support.fakes.mesh_records import batch, coordinator_beat
 from trinity_bus.view import MeshState, state_table
 from workers.watch import all_batches_table, mesh, runners_table, span
 
@@ -22,10 +20,6 @@ def printed(table: Any, width: int = 80) -> list[str]:
 
 def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
-
-
-def batch(batch_id: str, state: State, **fields: Any) -> BatchRecord:
-    return BatchRecord(batch_id=batch_id, batch_type="train", state=state, sequence=0, **fields)
 
 
 def test_batches_that_go_on_are_always_shown_and_of_the_others_the_newest() -> None:
