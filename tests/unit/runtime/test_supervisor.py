@@ -144,7 +144,8 @@ def test_one_that_is_stopped_is_not_taken_for_one_that_died(tmp_path: Path, monk
         assert [one.name for one in supervisor.activities()] == ["other"]
 
 
-ENDS = st.lists(st.tuples(st.integers(-64, 255), st.floats(0, 10 * LIVED_S)), max_size=40)
+STATUSES = st.integers(-64, 255) | st.just(SETTINGS_STATUS)
+ENDS = st.lists(st.tuples(STATUSES, st.floats(0, 10 * LIVED_S)), max_size=40)
 
 
 @given(ENDS, st.integers(0, 8), st.booleans())
