@@ -38,7 +38,7 @@ from benchmarks._records import groups_of
 from benchmarks._report import Row, less, report
 from benchmarks.training import seconds
 from schemas.experience import Rollout
-from trinity_bus.config import KafkaSettings
+from trinity_bus.config import KafkaSettings, TrainerSettings
 from workers.demo.model import make_model
 from workers.demo.settings import mesh_settings
 from workers.demo.subjects import COPY, SUMS, DemoOptions, DemoSubject
@@ -130,6 +130,10 @@ class Match:
     def micro_batch_tokens(self) -> int:
         return MICRO_BATCH * (SUM_TOKENS + self.taught.max_tokens)
 
+    @property
+    def adapters(self) -> dict[str, Any]:
+        return {"lora_rank": self.settings.get("trainer.lora_rank", 0), "lora_alpha": TrainerSettings().lora_alpha}
+
     def trl(self, python: Path, name: str, **figures: float | None) -> Ran:
         out, tasks = self.folder / f"{name}.jsonl", ROOT / "workers" / "demo" / "tasks"
         asked = self.settings
@@ -142,7 +146,7 @@ class Match:
             "learning_rate": asked["trainer.learning_rate"], "entropy_coef": self.taught.entropy_coef,
             "warmup_steps": asked["trainer.warmup_steps"], "adam_beta2": asked["trainer.adam_beta2"],
             "decay_steps": asked["trainer.decay_steps"], "steps": self.steps, "steps_after": 2, "goal": self.goal,
-            "threads": None, **figures
+            "threads": None, **self.adapters, "bfloat16": asked.get("mesh.dtype") == "bfloat16", **figures
         }  # fmt: skip
         command: list[str | Path] = [
             python, Path(__file__).parent / "_peers" / "trl_demo.py", "--model", self.model, "--out", out,
@@ -166,13 +170,12 @@ class Match:
         """Return the seconds of the processor that Megatron's engine takes for steps on samples that TRL has drawn."""
         import torch
 
-        from trinity_bus.config import TrainerSettings
         from trinity_bus.training.engines.megatron_engine import MegatronEngine
 
         names = ("threads", "mini_batches", "learning_rate", "entropy_coef", "adam_beta2")
         told = {name: self.settings[f"trainer.{name}"] for name in names}
         if self.real:
-            told["micro_batch_tokens"] = self.micro_batch_tokens
+            told |= {"micro_batch_tokens": self.micro_batch_tokens, **self.adapters}
         torch.set_num_threads(told["threads"])
         engine = MegatronEngine(
             TrainerSettings(model_path=str(self.model), dtype="float32", max_tokens=self.taught.max_tokens, **told)

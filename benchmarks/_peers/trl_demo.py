@@ -84,6 +84,7 @@ def main() -> None:
 
     import torch
     from datasets import Dataset  # type: ignore[import-not-found]  # not there where types are checked
+    from peft import LoraConfig  # type: ignore[import-not-found]  # the same
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # the same
 
@@ -94,6 +95,7 @@ def main() -> None:
     judge = Judge(tokenizer, chat=not isinstance(rows[0]["prompt"], str))
     random.Random(figures["seed"]).shuffle(rows)  # noqa: S311 - an order that a seed repeats is the point
     updates, micro_batches = figures["mini_batches"], figures["generated"] // figures["micro_batch"]
+    rank = figures["lora_rank"]
 
     def write(line: dict[str, Any]) -> None:
         with options.out.open("a", encoding="utf-8") as out:
@@ -138,10 +140,11 @@ def main() -> None:
         processing_class=tokenizer,
         reward_funcs=judge,
         train_dataset=Dataset.from_list(rows),
+        peft_config=LoraConfig(r=rank, lora_alpha=figures["lora_alpha"], target_modules="all-linear") if rank else None,
         args=GRPOConfig(
             output_dir=str(options.out.parent / "trl"),
             use_cpu=True,
-            bf16=False,
+            bf16=figures["bfloat16"],
             gradient_checkpointing=False,
             per_device_train_batch_size=figures["micro_batch"],
             gradient_accumulation_steps=micro_batches // updates,

@@ -92,6 +92,9 @@ def prepare_environment(settings: ExplorerSettings) -> None:
         defaults["HF_HUB_OFFLINE"] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if "cpu_threads" in settings.model_fields_set:
+        # Who starts services has them begin with one thread each, in the environment.
+        os.environ["OMP_NUM_THREADS"] = defaults["OMP_NUM_THREADS"]
 
 
 @contextlib.contextmanager
