@@ -41,14 +41,18 @@ MISSES: Final = {
     ("training", "demo: Megatron over plain"): "Megatron's modules cost more than plain ones at 0.3 M parameters",
     ("training", "demo: steps/s of two data-parallel ranks over one's, 0.3 M parameters, 10,240 tokens"): FEW,
     ("training", "ragged: steps/s of two data-parallel ranks over one's, 15 M parameters, 3,038 tokens"): FEW,
+    ("rollout_smollm2", "explorer over bare engine, 16 in flight"): (
+        "four rounds between 0.88 and 0.98: short by 1 % in the median"
+    ),
+    ("weight_sync_smollm2", "SmolLM2, nccl, 1 explorer: step done to all serving"): (
+        "in float32, 0.5 GB: 0.3 s of staging, 0.2 of sending, 0.7 of loading beside an engine that generates"
+    ),
     ("weight_sync", "0.6M, nccl, 4 receivers without vLLM: announcement to first byte (control)"): TURN,
     ("weight_sync", "15M, nccl, 2 explorers: announcement to first byte (control)"): TURN,
     ("weight_sync", "150M, nccl, 2 explorers: announcement to first byte (control)"): TURN,
 }
 """Benchmark and metric to what is known of the miss. One that is met leaves the list."""
-NOT_KEPT: Final = {
-    "peers_smollm2", "rollout_smollm2", "start_smollm2", "training_smollm2", "weight_sync_smollm2",
-}  # fmt: skip
+NOT_KEPT: Final = {"peers_smollm2"}
 """Of what README compares, what has not been measured on two idle cores yet. One that is leaves the list."""
 
 
