@@ -128,7 +128,7 @@ def test_state_survives_the_file_and_a_damaged_file_is_no_state(folder: Folder) 
     assert read_state(folder) == this_process()
     assert this_process().alive
     assert not State(os.getpid(), 1, 9, background=True).alive
-    for content in ("", "{", "[]", '{"pid": 1}', '{"pid": "1", "started": 1, "port": 1, "background": 1}'):
+    for content in ("", "{", "[]", '{"pid": 1}', '{"pid": "1", "started": 1, "port": 1, "background": true}'):
         folder.state.write_text(content)
         assert read_state(folder) is None
 

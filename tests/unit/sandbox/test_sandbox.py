@@ -52,6 +52,13 @@ async def test_it_has_no_network_not_even_this_machine() -> None:
     assert "Network is unreachable" in done.stderr
 
 
+async def test_it_sees_no_other_processes_and_can_kill_none() -> None:
+    async with Sandbox() as box:
+        done = await box.exec([PYTHON, "-c", f"import os; print(os.getppid()); os.kill({os.getpid()}, 0)"])
+    assert done.stdout == "1\n"
+    assert "ProcessLookupError" in done.stderr
+
+
 async def test_what_takes_too_long_or_is_left_behind_is_killed_with_all_that_it_has_started() -> None:
     code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)"
     async with Sandbox(SandboxLimits(wall_s=1)) as box:
