@@ -1,6 +1,6 @@
 """The tokenizer of the FAKE engine's explorer, for its runners."""
 
-from trinity_bus.chat.renderer import TemplateOptions
+from trinity_bus.chat.rendering import TemplateOptions
 from trinity_bus.testing import CharacterTokenizer
 
 

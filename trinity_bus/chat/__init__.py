@@ -15,9 +15,9 @@ for people, tools and clients, and no token is ever made of it.
 """
 
 from trinity_bus.chat.messages import ChatError, Completion, EndingTokenizer, Tokenizer
-from trinity_bus.chat.renderer import Renderer
+from trinity_bus.chat.renderer import TemplateRenderer, renderer_for
+from trinity_bus.chat.rendering import Renderer
 from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
-from trinity_bus.chat.template import TemplateRenderer, renderer_for
 from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
 
 __all__ = [

@@ -40,7 +40,7 @@ from typing import Any, Final
 
 from trinity_bus.chat.formats import THINK, THOUGHT
 from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
-from trinity_bus.chat.renderer import TemplateOptions, read_options
+from trinity_bus.chat.rendering import TemplateOptions, read_options
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
 # Bytes for each token of the longest prompt, up to which a text is not counted first.

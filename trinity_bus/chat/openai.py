@@ -20,7 +20,7 @@ from schemas.sampling import Sampling, StructuredOutputs
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.formats import in_reasoning, required_call, without_marks
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer
-from trinity_bus.chat.renderer import TemplateOptions, Tools, read_options
+from trinity_bus.chat.rendering import TemplateOptions, Tools, read_options
 from trinity_bus.chat.session import ModelReply
 from trinity_bus.errors import TrinityError
 

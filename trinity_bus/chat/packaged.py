@@ -14,7 +14,7 @@ from renderers.configs import AutoRendererConfig, config_from_name
 from trinity_bus.chat.encoding import Encoder, encoder_of
 from trinity_bus.chat.formats import Read
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template
-from trinity_bus.chat.renderer import OPENING, DrawnTurn, Speech, TemplateOptions, Tools, after
+from trinity_bus.chat.rendering import OPENING, DrawnTurn, Speech, TemplateOptions, Tools, after
 
 
 def knows(model: str) -> bool:

@@ -1,206 +1,246 @@
-"""What every renderer does: write messages as the tokens of one model, with options of its chat template.
+"""A renderer for any chat template: what is new is the difference that it makes to what the template writes.
 
-``Speech`` is the text of a turn while it is sampled: what can be shown already, because nothing that follows changes
-it.
+What follows a turn is found by writing a short conversation, with a mark in place of the turn::
+
+    user: .   assistant: MARK   <what is new>   assistant:
+                             `-----------------------------' what follows the turn, its end included
+
+So it costs what the new messages are long, however long the conversation is. The template sees neither what was said
+before nor what was drawn, and cannot take anything of it back: reasoning that it leaves out of earlier turns stays
+where it was drawn.
+
+A model that the package ``renderers`` knows by its name has that package's renderer instead, where it is installed, and
+so has one for which ``mesh.renderer`` names it; every other model, and each that is a folder, its own chat template.
+See docs/decisions/0015.
+
+A template is a program of somebody else. ``limited`` ends one that takes too much of the processor's time.
 
 ::
 
-    tokens --> text --[ reasoning | content | a mark ... ]--> shown: content, up to where a mark or stop may begin
-                                                              held:  reasoning, tool calls, half a character
+    RUNNING --returns, raises--> over
+       '--the thread has computed for longer: an exception is raised in it at its next step--> TimeoutError
 
-At the end of the turn, when it has been read as a whole, comes what was held. So what a client has been sent, put
-together, is what the turn reads as; nothing is ever taken back.
+Time counts only while the thread computes, not while the machine is busy or stands still. One thread looks on, once a
+second, while there is something to look at. What computes in one step of C is not broken off before that step ends.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+import ctypes
+import importlib.util
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
-from trinity_bus.chat.formats import THINK, THOUGHT, Read
-from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema
-
-_MARKS: Final = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
-_HALF: Final = "\ufffd"  # what half a character decodes to
-
-
-class Speech:
-    """A model's turn, as it is drawn.
-
-    Args:
-        tokenizer: The model's.
-        opened: Whether the prompt ends in reasoning.
-        stop: Texts that end the turn, and are no part of it.
-        object_is_call: Whether a turn that begins with a brace may be a tool call.
-        whole: Whether nothing can be shown before the turn has ended.
-        plain: Whether it is text and nothing else: no reasoning, no tool calls.
-        called: Whether there are tools to call; without, what looks like a call is text.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        opened: bool = False,
-        stop: Sequence[str] = (),
-        object_is_call: bool = False,
-        whole: bool = False,
-        plain: bool = False,
-        called: bool = True,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._ends = (*_MARKS, *stop) if called and not plain else tuple(stop)
-        self._object_is_call = object_is_call
-        self._reasons: bool | None = False if plain else True if opened else None  # None while it is not known
-        self._after_reasoning = False
-        self._ids: list[int] = []
-        self._trailing: list[int] = []
-        self._read = self._decoded = 0
-        self._text = ""  # not yet shown, and not yet passed over
-        self._shown = ""
-        self._silent = whole
-
-    def hear(self, token_ids: Sequence[int]) -> str:
-        """Take tokens; return the text that can be shown more."""
-        if self._silent:
-            return ""
-        for token in token_ids:
-            self._trailing.append(token)
-            if token not in self._special:
-                # Marks at the end of a turn are no text of it.
-                self._ids += self._trailing
-                self._trailing = []
-        self._text += self._decode()
-        if self._reasons is None and not self._is_begun():
-            return ""
-        if self._reasons:
-            _, closed, rest = self._text.partition(THOUGHT)
-            if not closed:
-                return ""
-            self._reasons, self._after_reasoning, self._text = False, True, rest
-        return self._show()
-
-    def end(self, content: str) -> str:
-        """Return what is left to be shown of a turn that reads as ``content``."""
-        for shown in (self._shown, self._shown.lstrip()):
-            if content.startswith(shown):
-                return content[len(shown) :]
-        return ""
-
-    def _decode(self) -> str:
-        """Return the text that the last tokens have added; nothing, while they end in half a character."""
-        before = self._tokenizer.decode(self._ids[self._read : self._decoded])
-        now = self._tokenizer.decode(self._ids[self._read :])
-        if len(now) <= len(before) or now.endswith(_HALF):
-            return ""
-        self._read, self._decoded = self._decoded, len(self._ids)
-        return now[len(before) :]
-
-    def _is_begun(self) -> bool:
-        begun = self._text.lstrip()
-        if THINK.startswith(begun):
-            self._reasons = True if begun == THINK else None
-        else:
-            self._reasons = begun.startswith(THINK)
-        return self._reasons is not None
-
-    def _show(self) -> str:
-        if not self._shown:
-            if self._after_reasoning:
-                self._text = self._text.lstrip("\n")
-            if self._object_is_call and self._text.lstrip().startswith("{"):
-                self._silent = True
-                return ""
-        cut = min((at for mark in self._ends if (at := self._text.find(mark)) >= 0), default=None)
-        if cut is None:
-            end = len(self._text) - max((_overlap(self._text, mark) for mark in self._ends), default=0)
-        else:
-            end, self._silent = cut, True
-        shown = self._text[:end].rstrip()
-        self._text = self._text[len(shown) :]
-        self._shown += shown
-        return shown
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a mark."""
-    return next((k for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k])), 0)
-
-
-type Tools = Sequence[ToolSchema] | None
-type TemplateOptions = Mapping[str, bool | int | float | str]
-
-MAX_OPTIONS: Final = 32
-MAX_OPTION_CHARS: Final = 1024  # of a name, and of a value that is text
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What a tokenizer takes beside them: the template itself, say, which is a program.
-NOT_OPTIONS: Final = frozenset(
-    {
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
-        "max_length",
-        *("messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize"),
-        *("tokenizer_kwargs", "tools", "truncation"),
-    }
+from trinity_bus.chat.encoding import Encoder, encoder_of
+from trinity_bus.chat.formats import (
+    THINK,
+    Read,
+    calls_only_by_name,
+    format_of,
+    in_reasoning,
+    opens_reasoning,
+    read_llama,
+    split_reasoning,
+    without_marks,
 )
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, for_template, text_of
+from trinity_bus.chat.rendering import OPENING, DrawnTurn, Renderer, Speech, TemplateOptions, Tools, after
+
+_LOOK_S: Final = 1.0
+_RAISE: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTurn:
-    """A turn that a model has drawn, and what it was drawn after."""
-
-    prompt: Sequence[int]
-    token_ids: Sequence[int]
-    ended: bool  # whether the model has ended it, and no limit has cut it
+class _BrokenOffError(BaseException):
+    # Raised from outside; no ``except Exception`` of the called program keeps it.
+    pass
 
 
-class Renderer(Protocol):
-    """Writes messages as tokens, for one model. What its template cannot write is a ChatError."""
+class _Watch:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: dict[int, tuple[int, float]] = {}  # clock of each thread, and what it may show
+        self._looks = False
+
+    def begin(self, thread: int, limit_s: float) -> None:
+        clock = time.pthread_getcpuclockid(thread)
+        with self._changed:
+            if not self._looks:
+                # It waits for this lock. Where there is no room for a thread now, there may be at the next call.
+                threading.Thread(target=self._look, name="cpu-limit", daemon=True).start()
+                self._looks = True
+            self._running[thread] = clock, time.clock_gettime(clock) + limit_s
+
+    def end(self, thread: int) -> None:
+        with self._changed:
+            self._running.pop(thread, None)
+        _RAISE(ctypes.c_ulong(thread), None)
+
+    def _look(self) -> None:
+        with self._changed:
+            while self._running:
+                self._changed.wait(_LOOK_S)
+                for thread, (clock, until) in list(self._running.items()):
+                    if time.clock_gettime(clock) > until:
+                        del self._running[thread]
+                        _RAISE(ctypes.c_ulong(thread), ctypes.py_object(_BrokenOffError))
+            self._looks = False
+
+
+_watch = _Watch()
+
+
+def _forget() -> None:
+    # A forked process has none of the threads.
+    global _watch  # noqa: PLW0603 - one for the process
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def limited[T](limit_s: float, call: Callable[[], T]) -> T:
+    """Return what a call returns; TimeoutError where it has computed for longer than ``limit_s``."""
+    watch, thread = _watch, threading.get_ident()
+    try:
+        watch.begin(thread, limit_s)
+        try:
+            return call()
+        finally:
+            watch.end(thread)
+    except _BrokenOffError:
+        watch.end(thread)
+        raise TimeoutError(f"it was broken off after {limit_s:g} s of the processor's time") from None
+
+
+_MARK: Final = f"turn-{secrets.token_hex(8)}-that-was-drawn"
+_NO_TEMPLATE: Final = "the model's tokenizer has no chat template; send a prompt"
+# Of the processor's time, for one text: a template is a program, and some never end.
+_LIMIT_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class TemplateRenderer:
+    def __init__(self, tokenizer: Tokenizer | Encoder, options: Mapping[str, Any]) -> None:
+        self._encoder = encoder_of(tokenizer)
+        self._tokenizer = self._encoder.model
+        self._options = options
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._read = format_of(str(self._tokenizer.chat_template))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
-        """Return a whole conversation, up to where the assistant is to speak."""
+        return self._encoder.encode(self._apply(self._encoder.written(messages, tools), tools))
 
-    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int] | None:
-        """Return what follows a drawn turn: its end where that was not drawn, ``messages``, and the assistant's start.
-
-        None where nothing can follow it, because this model writes what was before in another way from then on.
-        """
+    def extension(self, drawn: DrawnTurn, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
+        said = {"role": "assistant", "content": _MARK}
+        text = self._apply([OPENING, said, *self._encoder.written(messages, tools)], tools)
+        _, mark, following = text.rpartition(_MARK) if text.count(_MARK) == 1 else ("", "", "")
+        if not mark:
+            raise ChatError("the model's chat template does not write an assistant's turn as it is said")
+        new = self._encoder.encode(following)
+        return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
-        """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.
+        text = self._tokenizer.decode(without_marks(drawn.token_ids, self._special))
+        reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
+        read = self._read(rest) if tools else Read(rest)
+        if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
+            read = Read(rest)
+        read.reasoning = reasoning
+        return read
 
-        Never raises: what cannot be read as a call is a flaw of it, and text.
-        """
-
-    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
-        """Return what shows the text of a turn while it is drawn after ``prompt``; ``stop`` ends it."""
-
-    def configured(self, options: TemplateOptions) -> "Renderer": ...
+    def configured(self, options: TemplateOptions) -> "TemplateRenderer":
+        return TemplateRenderer(self._encoder, {**self._options, **options})
 
     def turn(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """Return what a model would have drawn to say an assistant's message, and what follows its end if anything."""
+        """Where the prompt opens reasoning, a turn begins in it, even where there is none."""
+        opening = self._apply([OPENING], tools)
+        whole = self._apply([OPENING, for_template(message)], tools, prompted=False)
+        if whole.startswith(opening) or not opens_reasoning(opening):
+            return self._encoder.encode(after(opening, whole))
+        # Templates that open it in a prompt leave it out of what was said before, with all that they write of it.
+        _, said = split_reasoning(after(opening[: opening.rindex(THINK)], whole), opened=False)
+        inside, _ = split_reasoning(text_of(message), opened=False)
+        reasoning = message.get("reasoning_content") or inside or ""
+        return self._encoder.encode(f"{reasoning.strip()}\n</think>\n\n{said.lstrip()}")
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
+        opened, object_is_call = in_reasoning(self._tokenizer, prompt), bool(tools) and self._read is read_llama
+        return Speech(self._tokenizer, opened=opened, stop=stop, object_is_call=object_is_call, called=bool(tools))
+
+    def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
+        """Return how many of the tokens that follow are the turn's end, and were drawn."""
+        last = drawn.token_ids[-1] if drawn.token_ids else None
+        if last not in self._special:
+            return 0
+        end = next((i for i, token in enumerate(new) if token in self._special), None)
+        if end is None or self._tokenizer.decode(list(new[:end])).strip():
+            return 0
+        # A model may end a turn with another mark than its template does.
+        return end + 1 if drawn.ended or new[end] == last else 0
+
+    def _apply(self, messages: list[dict[str, Any]], tools: Tools, *, prompted: bool = True) -> str:
+        given = {"tools": self._encoder.hidden_tools(tools)} if tools else {}
+        try:
+            text: str = limited(
+                _LIMIT_S,
+                lambda: self._tokenizer.apply_chat_template(
+                    messages,
+                    add_generation_prompt=prompted,
+                    tokenize=False,
+                    return_dict=False,
+                    **given,
+                    **self._options,
+                ),
+            )
+        except Exception as error:
+            # A template is a program that may raise anything, and the messages are not its own.
+            told = self._encoder.shown(f"{type(error).__name__}: {error}")
+            raise ChatError(f"the model's chat template cannot write this: {told}") from error
+        return text
 
 
-# Before a turn that is written by itself: templates want a user to begin.
-OPENING: Final = {"role": "user", "content": "."}
+class PromptsOnly:
+    """Renderer of a model without a chat template: prompts are completed, conversations refused."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ChatError(_NO_TEMPLATE)
+
+    prompt = extension = configured = turn = _refuse
+
+    def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
+        del tools
+        return Read(self._tokenizer.decode(list(drawn.token_ids)))
+
+    def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
+        del prompt, tools
+        return Speech(self._tokenizer, stop=stop, plain=True)
 
 
-def after[T: (str, list[int])](opening: T, whole: T) -> T:
-    """Return what a turn adds to the conversation that it answers; ChatError where it is not written after that."""
-    if whole[: len(opening)] != opening:
-        raise ChatError("the model's chat template does not write an answer after what it prompts for one with")
-    return whole[len(opening) :]
+def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:
+    """Return the renderer of a model, whose tokenizer is as ``load_tokenizer`` gives it.
 
+    ``options`` are more of its chat template, such as ``enable_thinking=False``; ChatError where it has no such option.
+    """
+    encoder = encoder_of(tokenizer)
+    options = {**getattr(tokenizer, "chat_template_options", {}), **options}
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    is_there = importlib.util.find_spec("renderers") is not None
+    if encoder.how.renderer is not None and not is_there:
+        raise ChatError(f"mesh.renderer = {encoder.how.renderer!r} needs the package renderers: pip install renderers")
+    if encoder.how.renderer is not None or (name and not Path(name).is_dir() and is_there):
+        from trinity_bus.chat.packaged import PackagedRenderer, knows
 
-def read_options(given: Any) -> TemplateOptions:
-    """Return options of a chat template as they came; ChatError for what only this side may say."""
-    if not isinstance(given, Mapping) or len(given) > MAX_OPTIONS:
-        raise ChatError(f"options of the chat template are an object of at most {MAX_OPTIONS} fields")
-    for name, value in given.items():
-        if not isinstance(name, str) or len(name) > MAX_OPTION_CHARS or not _NAME.fullmatch(name):
-            raise ChatError(f"an option of the chat template has a name, not {str(name)[:100]!r}")
-        if name in NOT_OPTIONS:
-            raise ChatError(f"{name!r} is no option of a chat template")
-        if not isinstance(value, bool | int | float | str) or len(str(value)) > MAX_OPTION_CHARS:
-            raise ChatError(f"option {name!r} is a number, true, false, or a text of {MAX_OPTION_CHARS} characters")
-    return given
+        if encoder.how.renderer is not None or knows(name):
+            _log.debug("the package renderers writes conversations with %s", name)
+            return PackagedRenderer(encoder, options)
+    if not tokenizer.chat_template:
+        raise ChatError(_NO_TEMPLATE)
+    return TemplateRenderer(encoder, options)

@@ -35,7 +35,7 @@ from schemas.groups.kept import extended
 from schemas.sampling import Sampling
 from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.chat.messages import ChatError, ChatMessage, Completion, Digests
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, Speech, TemplateOptions, Tools
+from trinity_bus.chat.rendering import DrawnTurn, Renderer, Speech, TemplateOptions, Tools
 
 
 @dataclass(slots=True)

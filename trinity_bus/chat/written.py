@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer
-from trinity_bus.chat.renderer import DrawnTurn, Renderer, Tools
-from trinity_bus.chat.template import renderer_for
+from trinity_bus.chat.renderer import renderer_for
+from trinity_bus.chat.rendering import DrawnTurn, Renderer, Tools
 
 _ASSISTANT = "assistant"
 

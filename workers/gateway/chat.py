@@ -16,7 +16,7 @@ from trinity_bus.chat.openai import (
     text_of_completion,
     token_texts,
 )
-from trinity_bus.chat.renderer import DrawnTurn, Speech
+from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.errors import TrinityError
 from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
 from workers.gateway.request_run import Events, RequestContext

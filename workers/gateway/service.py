@@ -45,7 +45,7 @@ from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
 from trinity_bus.chat.encoding import Writing, load_tokenizer
 from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
-from trinity_bus.chat.template import PromptsOnly
+from trinity_bus.chat.renderer import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
 from trinity_bus.gateway.explorers import Explorers

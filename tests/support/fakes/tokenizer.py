@@ -1,6 +1,6 @@
 """The character tokenizer of FAKE engines, for runners: a token per character, no model."""
 
-from trinity_bus.chat.renderer import TemplateOptions
+from trinity_bus.chat.rendering import TemplateOptions
 from trinity_bus.testing import CharacterTokenizer
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from trinity_bus.chat import ChatError, Session, renderer_for
 from trinity_bus.chat.openai import read_request
-from trinity_bus.chat.renderer import MAX_OPTION_CHARS, MAX_OPTIONS, read_options
+from trinity_bus.chat.rendering import MAX_OPTION_CHARS, MAX_OPTIONS, read_options
 from trinity_bus.testing import CharacterTokenizer, ScriptedEngine
 
 USER = {"role": "user", "content": "Why?"}

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
 from trinity_bus.chat import renderer_for
-from trinity_bus.chat.renderer import DrawnTurn, Speech
+from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.testing import CharacterTokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from trinity_bus.chat import renderer_for
 from trinity_bus.chat.encoding import load_tokenizer
-from trinity_bus.chat.renderer import DrawnTurn
+from trinity_bus.chat.rendering import DrawnTurn
 from workers.demo.model import DIGITS, make_model
 
 

@@ -9,7 +9,7 @@ def test_a_tokenizer_is_loaded_without_torch_which_can_still_be_imported(tmp_pat
     make_model(tmp_path, seed=0)
     program = (
         "import sys, importlib.util, inspect\n"
-        "from trinity_bus.chat.renderer import NOT_OPTIONS\n"
+        "from trinity_bus.chat.rendering import NOT_OPTIONS\n"
         "from trinity_bus.chat.encoding import load_tokenizer\n"
         f"tokenizer = load_tokenizer({str(tmp_path)!r}, {{'enable_thinking': False}})\n"
         "assert tokenizer.chat_template_options == {'enable_thinking': False}\n"

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from trinity_bus.chat import template
-from trinity_bus.chat.template import limited
+from trinity_bus.chat.renderer import limited
 
 
 def spin() -> None:
