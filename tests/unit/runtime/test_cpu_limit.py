@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trinity_bus.chat import template
+from trinity_bus.chat import renderer
 from trinity_bus.chat.renderer import limited
 
 
@@ -48,7 +48,7 @@ def test_a_forked_process_has_a_watch_of_its_own() -> None:
 
 
 def test_where_there_was_no_room_for_a_thread_the_next_call_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_watch", template._Watch())
+    monkeypatch.setattr(renderer, "_watch", renderer._Watch())
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_room)
         with pytest.raises(RuntimeError, match="new thread"):
