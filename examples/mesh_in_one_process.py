@@ -88,9 +88,7 @@ def trainer(log: Log, schedule: batch_schedule.BatchSchedule, weights: dict[int,
     if (due := schedule.next(version)) is None:
         return False
     entries = batch_schedule.entries_to_train(due.batch)
-    fetched = [
-        log.topics["experiences"][position.offset] for position in batch_schedule.positions_of(due.batch, entries)
-    ]
+    fetched = [log.topics["experiences"][at.offset] for at in batch_schedule.positions_of(due.batch, entries)]
     groups = batch_schedule.groups_of(due.batch, entries, fetched)
     left_out = choice.left_out(groups, BOUNDS, train_limited=False, wants_greedy=advantage.wants_greedy)
     named = [schemas.StepGroup(task_id=entry.task_id, parts=entry.parts) for entry in entries]

@@ -60,7 +60,8 @@ def batch(batch_id: str, state: BatchLifecycleState = BatchLifecycleState.FINALI
 
 
 def finalized(sequence: int, **changes: Any) -> BatchRecord:
-    return batch(f"batch-{sequence}", **{"sequence": sequence} | changes)
+    named: dict[str, Any] = {"batch_id": f"batch-{sequence}", "sequence": sequence}
+    return batch(**named | changes)
 
 
 def rollout_finished(task_id: str, **changes: Any) -> RolloutFinished:

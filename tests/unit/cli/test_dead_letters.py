@@ -15,7 +15,7 @@ def test_a_dead_letter_is_flat_text_in_which_nothing_can_steer_a_terminal() -> N
     assert letter == {
         "time": "2023-11-14T22:13:20.123+00:00",
         "reason": "not_json",
-        "detail": "?",
+        "detail": "",
         "source": "tasks/3@41",
         "key": r"\x07",
         "size": "505",
