@@ -42,7 +42,8 @@ class CoordinatorSettings(Section):
     """Train batches that must have ended before that mean is used."""
     longest_first: bool = True
     """Whether a batch's tasks are dispatched by the expected length of their responses, longest first, and explorers
-    share expected tokens. Off: in the order of submission, and explorers share attempts."""
+    share expected tokens. Off, and with over-rollout, whose last tasks are given up: in the order of submission; off,
+    explorers share attempts."""
     straggler_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Once every part of a batch is dispatched, an attempt that takes this many times the batch's median gets a second
     one on an idle explorer; the first to finish counts. Unset: never."""

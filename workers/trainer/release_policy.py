@@ -30,7 +30,7 @@ rename
 ``staged``, with versions    their steps are trained again, from the same log and as their records on ``steps`` say. The
 that have no checkpoint      first version told of is the checkpoint's, under a new incarnation; a version is one of an
                              incarnation, so what explorers serve of the former one is not taken for what has its
-                             number now, see ``coordination.versions.weight_sync``
+                             number now, see ``coordination.weight_sync``
 a save fails                 the trainer ends with the reason
 ===========================  =========================================================================================
 """

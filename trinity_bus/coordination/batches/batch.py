@@ -159,7 +159,8 @@ class Batch(Row):
 
     def rank(self, task: OpenTask, part: Part) -> int:
         # Of what is queued, the smallest is the next to be dispatched.
-        if self.is_open:
+        # With over-rollout what begins last is given up: the shortest would be, each time, and none of them trained on.
+        if self.is_open or (self.min_wait_num or self.expected) != self.expected:
             return 0
         if part.lost:
             return _FIRST

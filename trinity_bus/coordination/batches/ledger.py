@@ -10,7 +10,7 @@ Entries of the changelog. A task that is accepted, handed out once and answered 
 ``books``, ``sync``                   the counters, and which weights are served
 ``explorer/<name>``                   an explorer that is, or was lately, in the mesh
 ``batch/<id>``                        a batch that has not ended
-``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.state.pages``
+``tasks/<n>``, ``ended/<n>``          accepted tasks, and which of them have ended; see ``coordination.state.memory``
 ``assigned/<explorer>``               its running attempts
 ``progress/<task id>``                what attempts that have ended left behind, from the first one on
 ``answer/<part>/<task id>``           the answer of a part, of a task with several or of one that was contributed
@@ -45,6 +45,8 @@ from trinity_bus.coordination.state.tables import Single, Table
 from trinity_bus.coordination.sync_policy import SyncPolicy
 
 CLOSED_WINDOW = 10_000  # ids of ended batches that are remembered
+_MOST_TOKENS = 1 << 24  # that a response is believed to have
+_MOST_RANKED_AGAIN = 1024
 LENGTHS_KEPT = 1 << 16  # answers whose lengths are remembered: 15 MB of memory, 0.6 MB of changelog
 
 
@@ -134,6 +136,7 @@ class Ledger:
                 # Nobody could give it up: it is full now, with fewer tasks.
                 batch.expected = batch.accepted
                 batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
+                batch.reranked.update(batch.open_tasks)
             if self.admission.grew(batch):
                 self._filled(batch)
         return batch if is_new else None
@@ -144,6 +147,7 @@ class Ledger:
         # An evaluation waits for all, as in the reference: of fewer tasks, it is another one.
         if wanted.min_wait_num is not None and batch.expected and batch.batch_type == "train":
             batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
+            batch.reranked.update(batch.open_tasks)
         return batch
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
@@ -222,10 +226,13 @@ class Ledger:
         """Learn from the responses of some runs how long those of the task are, now and when it comes again."""
         if tokens and self._settings.longest_first:
             content = content_of(task.accepted.task, task.kind)
-            self._lengths.add(content, max(1, tokens // runs))
-            if task.is_unknown and any(part.queued for part in task.parts):
+            self._lengths.add(content, min(max(1, tokens // runs), _MOST_TOKENS))
+            batch = self.batches[task.batch_id]
+            # A heap is gone through as a whole, which takes longer than a large one's order is worth.
+            is_small = sum(map(len, batch.queued.values())) <= _MOST_RANKED_AGAIN
+            if is_small and task.is_unknown and any(part.queued for part in task.parts):
                 task.left.expected = self._lengths.get(content)
-                self.batches[task.batch_id].reranked.add(task.task_id)
+                batch.reranked.add(task.task_id)
 
     def finalized(self, batch: Batch) -> None:
         batch.move(State.FINALIZED)

@@ -73,7 +73,7 @@ class OpenTask:
     """A task without a result. It is made with parts that nobody has tried yet."""
 
     accepted: AcceptedTask
-    page: str  # where it is kept in the changelog, see coordination.state.pages
+    page: str  # where it is kept in the changelog, see coordination.state.memory
     size: int  # bytes of it, as they are kept there
     attempts: int = 0  # how many were started, at all parts: the number of the last one
     left: Progress = dataclasses.field(default_factory=Progress)  # by attempts that have ended

@@ -87,6 +87,12 @@ def test_tasks_of_an_open_batch_keep_their_order_because_more_may_always_come() 
     assert names(harness.beat("e1", slots=4)) == ["again-a", "again-b"]
 
 
+def test_with_over_rollout_order_stays_for_what_begins_last_is_given_up() -> None:
+    harness = knowing({"a": 10, "b": 40, "c": 20, "d": 30}, over_rollout_ratio=0.5)
+    epoch(harness, "abcd")
+    assert names(harness.beat("e1", slots=2)) == ["again-a", "again-b"]
+
+
 def test_explorers_share_expected_work_and_not_attempts() -> None:
     harness = knowing({"a": 30, "b": 30, "c": 90, "d": 30})
     harness.beat("e1", slots=4)
