@@ -71,6 +71,8 @@ class RankEngine(TrainingEngine):
         self._saver = BackgroundSaver()
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        # What this process was forked from may have drawn numbers.
+        torch.manual_seed(settings.seed)
         self.shape = read_shape(self.source)
         layout_rules.check(settings, self.shape, self.NAME)
         if settings.micro_batch_tokens == "auto":
