@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from schemas.errors import SchemaError, shown
 from schemas.experience import Bool, ExperienceGroup, Rollout, present
 from schemas.groups.column import MAX_ROUTED_EXPERTS
-from schemas.groups.kept import MAX_KEPT_BYTES, decode_kept
+from schemas.groups.kept import decode_kept, small_enough
 from schemas.groups.vectors import FLOAT32, INT32, UINT8, VectorColumn
 from schemas.record import BatchType
 from schemas.sampling import Sampling
@@ -189,20 +189,18 @@ class _Building:
         return np.concatenate(parts)
 
     def kept_sizes(self) -> NDArray[Any]:
-        return np.array([len(self._kept(one)) for one in self._each()], np.int32)
+        return np.array([*map(len, self._kept())], np.int32)
 
     def kept(self) -> NDArray[Any]:
-        parts = []
-        for one in self._each():
-            if kept := self._kept(one):
-                decode_kept(kept, self._responses[self.at])
-            parts.append(kept)
-        return np.frombuffer(b"".join(parts), UINT8)
+        kept = self._kept()
+        for _ in self._each():
+            if kept[self.at]:
+                decode_kept(kept[self.at], self._responses[self.at])
+        return np.frombuffer(b"".join(kept), UINT8)
 
-    @staticmethod
-    def _kept(one: Rollout) -> bytes | bytearray:
+    def _kept(self) -> list[bytes | bytearray]:
         # Of more, a trainer is told nothing, and leaves the sample out.
-        return b"" if one.kept is None or len(one.kept) > MAX_KEPT_BYTES else one.kept
+        return small_enough(one.kept for one in self._rollouts)
 
     @staticmethod
     def _add(column: VectorColumn, values: Any, rows: int, what: str) -> None:

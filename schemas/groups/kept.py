@@ -12,12 +12,14 @@ So the sets of two parts of a response follow each other as their bytes do, and 
 Failures: bytes that are no sets of so many tokens are a ValueError.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_KEPT_BYTES = 8 << 20  # of one sample; no more than as many numbers
+MAX_KEPT_BYTES = 4 << 20  # of one sample; no more than as many numbers
+GROUP_KEPT_BYTES = 16 << 20  # of all samples of a group, and of all responses to one request
 _MAX_NUMBER_BYTES = 5
 _MOST = 2**31 - 1
 
@@ -84,6 +86,18 @@ def extended(known: bytearray | None, tokens: int, more: bytes | bytearray | Non
     known = bytearray(tokens) if known is None else known
     known += bytes(new) if more is None else more
     return known
+
+
+def small_enough(kept: Iterable[bytes | bytearray | None]) -> list[bytes | bytearray]:
+    """Return the sets of several responses, none of the largest where there are too many bytes."""
+    left = [b"" if each is None or len(each) > MAX_KEPT_BYTES else each for each in kept]
+    excess = sum(map(len, left)) - GROUP_KEPT_BYTES
+    for index in sorted(range(len(left)), key=lambda i: -len(left[i])):
+        if excess <= 0:
+            break
+        excess -= len(left[index])
+        left[index] = b""
+    return left
 
 
 def _check(ids: _Int64, distances: _Int64, firsts: _Int64) -> None:

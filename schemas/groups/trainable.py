@@ -179,7 +179,8 @@ def _wrong_set(sample: Sample, kept: UInt8, bounds: Bounds) -> str | None:
     if (highest := int(ids.max(initial=0))) >= bounds.vocabulary:
         return f"token id {highest}, which was kept, is not one of the model's 0 to {bounds.vocabulary - 1}"
     owners = np.repeat(np.arange(len(response)), counts)
-    lacks = sample.mask & (counts > 0)
+    # Of tokens that are not trained on, too: their log-probability is computed, and times nothing it is no number.
+    lacks = counts > 0
     lacks[owners[ids == response[owners]]] = False
     if not lacks.any():
         return None

@@ -171,7 +171,7 @@ def frame_of(drawn: Completion, index: int = 0, version: int = -1, most_routes: 
         drawn.finish_reason or None,
         drawn.versions,
         None if routes is None else Routes(routes.tobytes(), *routes.shape[1:]),
-        None if drawn.kept is None else bytes(drawn.kept),
+        None if drawn.kept is None or len(drawn.kept) > MAX_KEPT_BYTES else bytes(drawn.kept),
     )
 
 

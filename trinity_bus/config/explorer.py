@@ -115,10 +115,10 @@ class ExplorerSettings(Section):
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token, for ``trainer.router_replay``: layers times
     experts per token bytes. Only its own engine on GPUs, with models of at most 256 experts a layer."""
-    max_kept_tokens: Annotated[int, Field(ge=1, le=1 << 17)] = 4096
+    max_kept_tokens: Annotated[int, Field(ge=0, le=1 << 17)] = 0
     """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
     engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more
-    is treated by ``trainer.limited_sampling``."""
+    is treated by ``trainer.limited_sampling``; with 0 that are all. 4096 is enough for most models."""
     cpu_threads: Count = 1
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None

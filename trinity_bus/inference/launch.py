@@ -305,7 +305,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.
         "logprobs_mode": "processed_logprobs",
         # What was not kept to be drawn from is told by that, too: its probability is 0.
-        "max_logprobs": settings.max_kept_tokens,
+        "max_logprobs": max(1, settings.max_kept_tokens),
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": "trinity_bus.weights.vllm.engine.WorkerExtension",
         # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.

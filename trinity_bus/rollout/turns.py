@@ -29,6 +29,7 @@ from schemas.turn import Answer, DrawnResponse, Turn
 from trinity_bus.chat import Completion, wire
 
 _MAX_KEPT_BYTES = 1 << 20  # a quarter of a turn
+_MAX_RUN_KEPT_BYTES = 1 << 18  # an attempt may have a hundred runs, and 32 MiB of turns
 
 type Write = Callable[[Turn], Coroutine[Any, Any, None]]  # returns when a turn is durable
 
@@ -50,6 +51,7 @@ class RunTurns:
             for answer in turn.answers:
                 self._known.setdefault(answer.question, deque()).append(answer)
         self._noted: list[Callable[[], Answer]] = []
+        self._kept_left = _MAX_RUN_KEPT_BYTES
         self._writing: asyncio.Task[None] | None = None
         self.resumed = len(done)  # how many turns were completed before
         # how often each question was answered in them
@@ -67,7 +69,7 @@ class RunTurns:
         # The prompt may be a list that goes on growing.
         asked = list(prompt)
         self._noted.append(
-            lambda: Answer(question=question_of_prompt(asked, sampling, n, pool), responses=drawn_responses(given))
+            lambda: Answer(question=question_of_prompt(asked, sampling, n, pool), responses=self._drawn(given))
         )
 
     def result(self, name: str, arguments: Any) -> tuple[Any] | None:
@@ -108,6 +110,11 @@ class RunTurns:
             if writing.done() and self._writing is writing:
                 self._writing = None
 
+    def _drawn(self, given: Sequence[Completion]) -> list[DrawnResponse]:
+        responses = drawn_responses(given, self._kept_left)
+        self._kept_left -= sum(len(one.kept or b"") for one in responses)
+        return responses
+
     def _take(self, question: str) -> Answer | None:
         known = self._known.get(question)
         return known.popleft() if known else None
@@ -130,9 +137,9 @@ def question_of_call(name: str, arguments: Any) -> str:
     return hashlib.blake2b(msgspec.json.encode([name, arguments], order="sorted"), digest_size=16).hexdigest()
 
 
-def drawn_responses(given: Sequence[Completion]) -> list[DrawnResponse]:
-    """Return responses to be kept, without sets of kept tokens where these have more than 1 MiB for all together."""
-    kept = sum(len(one.kept or b"") for one in given) <= _MAX_KEPT_BYTES
+def drawn_responses(given: Sequence[Completion], most: int = _MAX_KEPT_BYTES) -> list[DrawnResponse]:
+    """Return responses to be kept, without sets of kept tokens where these have more than ``most`` bytes together."""
+    kept = sum(len(one.kept or b"") for one in given) <= most
     return [
         DrawnResponse(
             token_ids=wire.token_bytes(one.token_ids),

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
+from schemas.groups.kept import small_enough
 from trinity_bus import awake
 from trinity_bus.chat import wire
 from trinity_bus.config import ExplorerSettings
@@ -353,6 +354,8 @@ class Runners:
                 drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
                 if not all(one.finish_reason for one in drawn):
                     raise GenerationError("a response has not ended")
+                for one, kept in zip(drawn, small_enough(one.kept for one in drawn), strict=True):
+                    one.kept = bytearray(kept) if kept else None
                 return [wire.frame_of(one, index) for index, one in enumerate(drawn)]
 
     def _drop(self, serial: int, requests: Iterable[messages.RequestKey]) -> None:

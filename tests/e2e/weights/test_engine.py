@@ -90,6 +90,7 @@ class Rig:
                 max_model_len=512,
                 seed=1,
                 cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
+                max_kept_tokens=4096,
             ),
             sync_timeout_s=SYNC_S,
         )

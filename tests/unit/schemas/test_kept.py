@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup
 from schemas.codec import EncodeError, decode, encode
 from schemas.experience import Int32
-from schemas.groups.kept import MAX_KEPT_BYTES, KeptTokens, decode_kept, encode_kept, extended
+from schemas.groups.kept import (
+    GROUP_KEPT_BYTES,
+    MAX_KEPT_BYTES,
+    KeptTokens,
+    decode_kept,
+    encode_kept,
+    extended,
+    small_enough,
+)
 from tests.support.fakes.experiences import kept_of
 from tests.unit.schemas.record_strategies import full_group, kept_sets
 
@@ -77,6 +85,15 @@ def test_sizes_have_limits(size: int) -> None:
         encode(replace(group, kept_sizes=np.array([10, 0], np.int32)))
     with pytest.raises(EncodeError, match="of kept_sizes and kept there is one without the other"):
         encode(replace(group, kept=None))
+
+
+def test_the_largest_sets_of_a_group_go_where_all_do_not_fit() -> None:
+    third = GROUP_KEPT_BYTES // 3
+    sizes = [third, MAX_KEPT_BYTES + 1, third // 2, third // 4, 5]
+    left = small_enough([None, *map(bytes, [*sizes, *sizes, *[MAX_KEPT_BYTES] * 4])])
+    assert sum(map(len, left)) <= GROUP_KEPT_BYTES
+    assert [len(each) for each in left[1:6]] == [third if third <= MAX_KEPT_BYTES else 0, 0, third // 2, third // 4, 5]
+    assert small_enough([b"12", None, b"3"]) == [b"12", b"", b"3"]
 
 
 def test_a_sample_without_sets_has_none() -> None:

@@ -116,6 +116,17 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     assert left(lacking, limited=True) == []
     damaged = replace(whole, kept=np.concatenate([[255], some(whole.kept)[1:]]).astype(np.uint8))
     assert [(one.reason, one.samples) for one in left(damaged)] == [("bad_kept", [0])]
+    # The same of a token that is not trained on: its log-probability would be no number.
+    first = next(iter(whole.samples()))
+    last = len(first.mask) - 1
+    mask = whole.mask.copy()
+    mask[last] = False
+    odd = kept_of(*nested_sets(first)[:last], [31 - int(first.tokens[-1])])
+    sizes = some(whole.kept_sizes).copy()
+    rest, sizes[0] = some(whole.kept)[sizes[0] :], len(odd)
+    kept_too = np.concatenate([np.frombuffer(odd, np.uint8), rest])
+    untrained = replace(whole, mask_bits=np.packbits(mask), kept=kept_too, kept_sizes=sizes)
+    assert [one.reason for one in left(untrained)] == ["bad_kept"]
 
 
 def nested_sets(sample: Sample) -> list[list[int]]:
