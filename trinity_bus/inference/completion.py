@@ -70,7 +70,9 @@ def _kept(drawn: Any, most_kept: int) -> bytearray | None:
     # None where there may be others at a position
     token_ids, logprobs, starts = map(np.array, (drawn.token_ids, drawn.logprobs, drawn.start_indices))
     is_kept = logprobs > -np.inf
-    is_kept[starts] = False
+    # The drawn token is told first, and again among the likeliest, but not where vLLM has joined pieces of a stream.
+    is_again = token_ids == np.repeat(token_ids[starts], np.diff(starts, append=len(token_ids)))
+    is_kept[starts] = np.add.reduceat(is_again, starts, dtype=np.int64) == 1
     counts = np.add.reduceat(is_kept, starts, dtype=np.int64)
     if counts.max() > most_kept:
         return None

@@ -94,6 +94,8 @@ def test_what_was_kept_has_a_probability() -> None:
     found = completion_of(output([5, 6], logprobs=known), most_kept=2)
     assert (found.token_ids, found.logprobs) == ([5, 6], [-0.5, 0.0])
     assert bytes(some(found.kept)) == kept_of([5, 7], [6])
+    joined = likely([(5, -0.5), (7, -0.2)], [(6, 0.0), (1, -math.inf)])
+    assert bytes(some(completion_of(output([5, 6], logprobs=joined), most_kept=2).kept)) == kept_of([5, 7], [6])
     assert completion_of(output([5, 6], logprobs=known), most_kept=1).kept is None, "there may be others"
     with pytest.raises(GenerationError, match="6 logprobs for 2 drawn tokens, or of other tokens"):
         completion_of(output([5, 7], logprobs=known), most_kept=2)
