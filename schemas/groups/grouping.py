@@ -1,6 +1,7 @@
 """Rollouts to the group of samples that a record of experiences is: each column allocated once. Pure."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -189,15 +190,15 @@ class _Building:
         return np.concatenate(parts)
 
     def kept_sizes(self) -> NDArray[Any]:
-        return np.array([*map(len, self._kept())], np.int32)
+        return np.array([*map(len, self._kept)], np.int32)
 
     def kept(self) -> NDArray[Any]:
-        kept = self._kept()
         for _ in self._each():
-            if kept[self.at]:
-                decode_kept(kept[self.at], self._responses[self.at])
-        return np.frombuffer(b"".join(kept), UINT8)
+            if kept := self._kept[self.at]:
+                decode_kept(kept, self._responses[self.at])
+        return np.frombuffer(b"".join(self._kept), UINT8)
 
+    @cached_property
     def _kept(self) -> list[bytes | bytearray]:
         # Of more, a trainer is told nothing, and leaves the sample out.
         return small_enough(one.kept for one in self._rollouts)

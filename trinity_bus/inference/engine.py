@@ -104,8 +104,7 @@ class InferenceEngine:
 
     @property
     def _vocabulary(self) -> int:
-        size: int = self.llm.model_config.get_vocab_size()
-        return size
+        return int(self.llm.model_config.get_vocab_size())
 
     @property
     def dtype(self) -> str:

@@ -209,3 +209,12 @@ def test_a_folder_that_cannot_be_served_is_refused_with_the_reason(
         launch.check_model(ExplorerSettings(model_path=str(tmp_path), max_model_len=1024))
     if text == SHORT:
         launch.check_model(ExplorerSettings(model_path=str(tmp_path), max_model_len=64))
+
+
+@pytest.mark.parametrize(("settings", "threads"), [({}, "1"), ({"cpu_threads": 1}, "1"), ({"cpu_threads": 2}, "2")])
+def test_the_setting_of_threads_wins_over_the_environment_of_services(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], threads: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1"})
+    launch.prepare_environment(ExplorerSettings(**settings))
+    assert os.environ["OMP_NUM_THREADS"] == threads

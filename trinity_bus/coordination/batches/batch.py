@@ -1,8 +1,8 @@
 """Batches on the way from their first task to their manifest.
 
 A task that names a batch joins it; one that names none joins the batch of its type that is being filled. Tasks of a
-batch are not dispatched before it is full. An *open* batch, without a number of tasks, is
-never full and never waits; of its tasks that have ended only the numbers are kept.
+batch are not dispatched before it is full. An *open* batch, without a number of tasks, is never full and never waits;
+of its tasks that have ended only the numbers are kept.
 
 Of a batch, what is expected to take longest is dispatched first, so that nothing long begins last. A part that has lost
 an attempt goes before all others. Of a task with several parts of which nothing is known, the first part goes before
@@ -10,7 +10,7 @@ what is known, for its answer tells how long the others are, and so do these: wh
 longer. What is equal goes in the order of acceptance, and so does all of an open batch, where more may always come.
 
 Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
-what it then has; the others are aborted. So the slowest few decide nothing.
+what it then has; the others are aborted. So the slowest few decide nothing, and it keeps the order of acceptance.
 
 docs/batches.md says when a batch goes from one state to another.
 
@@ -138,6 +138,10 @@ class Batch(Row):
     @property
     def has_enough(self) -> bool:
         return self.min_wait_num is not None and self.finished >= self.min_wait_num
+
+    def ends_at(self, finished: int | None) -> None:
+        self.min_wait_num = finished
+        self.reranked.update(self.open_tasks)
 
     def move(self, target: State) -> None:
         self.state = moved(self.state, target)

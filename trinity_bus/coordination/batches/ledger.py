@@ -135,8 +135,7 @@ class Ledger:
             if batch.unnamed and batch.size >= self._max_batch_bytes:
                 # Nobody could give it up: it is full now, with fewer tasks.
                 batch.expected = batch.accepted
-                batch.min_wait_num = enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio)
-                batch.reranked.update(batch.open_tasks)
+                batch.ends_at(enough(batch.batch_type, batch.expected, self._settings.over_rollout_ratio))
             if self.admission.grew(batch):
                 self._filled(batch)
         return batch if is_new else None
@@ -146,8 +145,7 @@ class Ledger:
         batch = self._register(wanted.batch_id, wanted.batch_type, wanted.expected_task_count, owner)
         # An evaluation waits for all, as in the reference: of fewer tasks, it is another one.
         if wanted.min_wait_num is not None and batch.expected and batch.batch_type == "train":
-            batch.min_wait_num = min(wanted.min_wait_num, batch.expected)
-            batch.reranked.update(batch.open_tasks)
+            batch.ends_at(min(wanted.min_wait_num, batch.expected))
         return batch
 
     def admit(self, *, announced: int, newest: int) -> list[BatchRecord]:
