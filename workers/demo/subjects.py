@@ -112,6 +112,7 @@ SUMS: Final = DemoSubject(
         # At a constant rate it lost up to a tenth of its answers from one step to the next.
         "trainer.decay_steps": 14,
         "trainer.mini_batches": 4,
+        "trainer.micro_batch_tokens": 2048,
         "trainer.threads": 2,
         "trainer.bucket_mib": 16,
     },
