@@ -1,11 +1,13 @@
 """Classes that Harbor loads by their import path: a FAKE sandbox, and an agent that works in it.
 
 The sandbox runs commands on this machine, in a folder that stands for the root of a container: no image, no isolation.
-``fails`` is where it fails, and a file named ``failed`` beside ``once`` says that it has done so already.
+``fails`` says where it fails, or hangs, and ``once`` in which folder a file says that it has done so already.
 """
 
 import asyncio
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +82,14 @@ class FakeSandbox(BaseEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         del cwd, timeout_sec, user
-        if self._fails == "exec":
+        if self._fails == "agent" and "OPENAI" in command:
             await asyncio.sleep(3600)
         process = await asyncio.create_subprocess_exec(
             "bash",
             "-c",
             self._inside(command),
             cwd=self._root / "app",
-            env={"PATH": "/usr/bin:/bin", **(self._merge_env(env) or {})},
+            env={"PATH": f"{Path(sys.executable).parent}:{os.defpath}", **(self._merge_env(env) or {})},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -121,7 +121,7 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
     ("check", "options", "more", "reason"),
     [
         (CHECK, {"fails": "start"}, "", "RuntimeError: there is no sandbox today"),
-        (CHECK, {"fails": "exec"}, "timeout_s = 2", "the trial had not ended after 2 s"),
+        (CHECK, {"fails": "agent"}, "timeout_s = 2", "the trial had not ended after 2 s"),
         ("true\n", {}, "", "RewardFileNotFoundError: No reward file found"),
         ("echo nan > /logs/verifier/reward.txt\n", {}, "", "VerifierOutputParseError: Non-finite reward"),
         ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n', {}, "", "gave a, b, and none of them"),
