@@ -108,10 +108,9 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
             assert "Environment variable 'TRINITY_BUS_GATEWAY__API_KEYS' not found" in said
             assert "task h/0/thief is passed over" in said
         (group,) = map(record_of, here.log.all(EXPERIENCES))
-        assert (group.task_id, [sample.reward for sample in group.samples()]) == ("h/0/good", [1.0, 1.0])
+        assert (group.task_id, group.rewards.tolist(), group.run_ids.tolist()) == ("h/0/good", [1.0, 1.0], [0, 1])
         for sample in group.samples():
             assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
-        assert [sample.run_id for sample in group.samples()] == [0, 1]
         assert not any(KEY in path.read_text() for path in (tmp_path / "trials").rglob("*") if path.is_file())
 
 
