@@ -187,6 +187,8 @@ async def run(settings: Settings, trial: Path, url: str, *, concurrent: int, att
     """
     own, path = settings.taskset, dataset(settings)
     key = next(iter(gateway_keys(settings)))
+    # What Harbor has to say of each trial is in its folder.
+    logging.getLogger("harbor").propagate = False
     trials = Trials(trial)
     train = load(path, taskset=own.name, seed=own.seed, order=own.order).train
     if train is None:

@@ -65,7 +65,9 @@ class FakeSandbox(BaseEnvironment):
         shutil.copy(source_path, self._inside(target_path))
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        shutil.copytree(source_dir, self._inside(target_dir), dirs_exist_ok=True)
+        copied = Path(shutil.copytree(source_dir, self._inside(target_dir), dirs_exist_ok=True))
+        for script in copied.glob("*.sh"):
+            script.write_text(self._inside(script.read_text()))
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         shutil.copy(self._inside(source_path), target_path)
