@@ -13,6 +13,7 @@ has at most half.
 """
 
 import asyncio
+import hmac
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -117,3 +118,12 @@ async def in_thread[*A, R](call: Callable[[*A], R], *given: *A) -> R:
 def shows_key(request: web.Request, key: str) -> bool:
     """Whether a request has this key as its bearer token."""
     return same_secret(request.headers.get("Authorization", ""), f"Bearer {key}")
+
+
+def session_key(key: str, session: str) -> str:
+    """Return what opens the model in one session of a gateway, and nothing else of the client whose key it is made of.
+
+    For an agent beside programs that a model has written: with the client's own key they could reward themselves.
+    """
+    name = f"session {session}".encode(errors="surrogatepass")
+    return f"session-{hmac.digest(key.encode(errors='surrogateescape'), name, 'sha256').hex()}"

@@ -34,6 +34,7 @@ _WHOLE_MESH = "broker,explorer-cpu,trainer-cpu,demo"
 # Packages that a base installation does not have, and the extras that bring what is needed with them
 EXTRAS = {
     "aiohttp": "console",
+    "harbor": "harbor",
     "jinja2": "console",
     "matplotlib": _WHOLE_MESH,
     "megatron": "trainer-cpu",
@@ -82,6 +83,7 @@ COMMANDS: dict[str, Lazy] = {
     "broker": Lazy("broker", "Start, stop and inspect the embedded Kafka broker.", _MESH),
     "workflow": Lazy("workflow", "Create your own workflow, or run one of its tasks.", _MESH),
     "tasks": Lazy("tasks", "Check task sets, count them, and show their first tasks.", _LOG),
+    "harbor": Lazy("tasks", "Run Harbor tasks with agents that use a gateway, and contribute the results.", _LOG),
     "produce": Lazy("tasks", "Produce tasks from a JSONL file, or from standard input.", _LOG),
     "versions": Lazy("training.versions", "List the model's versions, and choose which is served.", _SEE),
     "checkpoints": Lazy("training.checkpoints", "List, verify and convert the trainer's checkpoints.", _SEE),

@@ -1,6 +1,7 @@
-"""``trinity-bus produce`` and ``tasks``.
+"""``trinity-bus produce``, ``tasks`` and ``harbor``.
 
-Tasks, demonstrations or preferences, a JSON object a line, to the log; and task sets as the taskset service reads them.
+Tasks, demonstrations or preferences, a JSON object a line, to the log; task sets as the taskset service reads them; and
+those of them that Harbor runs.
 """
 
 import asyncio
@@ -23,7 +24,11 @@ from trinity_bus.bus import Bus
 from trinity_bus.client import producer_name, send_all, send_tasks, sent_by
 from trinity_bus.config import Settings
 from trinity_bus.hub import model_folder
+from trinity_bus.runtime.memory import importing
+from trinity_bus.runtime.secrecy import keep_secrets
+from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
+from trinity_bus.telemetry.logs import console as log_to_terminal
 from workers.cli.connection import connected_settings
 from workers.cli.console import console, folding_table, say
 from workers.runs import program
@@ -35,6 +40,7 @@ out = console(stderr=True)
 
 _SHOWN_ERRORS: Final = 20
 _LONGEST_PREFIX: Final = 150
+_SANDBOXES_S: Final = 120.0  # How long they may take to be removed at the end
 _NAME: Final = "produce"  # What tasks are said to be from that do not say it themselves
 
 type Kind = Literal["tasks", "demonstrations", "preferences"]
@@ -174,3 +180,30 @@ def tasks(
         assert sets.train is not None  # noqa: S101 - for types
         line = sets.train.task(own.name, place).model_dump_json(exclude_none=True)
         say(line)
+
+
+@app.command()
+def harbor(
+    trial: Annotated[
+        Path, typer.Argument(metavar="TRIAL.yaml", help="Harbor's configuration of trials: agent, sandbox.")
+    ],
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The gateway, as sandboxes reach it. Unset: gateway.host and port."),
+    ] = None,
+    concurrent: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 4,
+    attempts: Annotated[int, typer.Option(min=1, help="Trials of a run until one has a reward.")] = 2,
+) -> None:
+    """Run the Harbor tasks of taskset.path with agents that use a gateway, and contribute their conversations.
+
+    The key of the gateway's client is the first one of gateway.api_keys.
+    """
+    with importing():
+        from workers.harbor import run
+
+    settings = Settings()
+    log_to_terminal("INFO")
+    # A task may have Harbor put variables into its sandbox.
+    keep_secrets()
+    url = gateway or f"http://{settings.gateway.host}:{settings.gateway.port}"
+    run_service(lambda: run(settings, trial, url, concurrent=concurrent, attempts=attempts), grace_s=_SANDBOXES_S)

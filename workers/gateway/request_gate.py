@@ -20,7 +20,6 @@ a fault of this program         500; the traceback is in the log
 A client that goes away takes its request along, to the engine. What goes wrong amid a stream is its last event.
 """
 
-import hashlib
 import logging
 import time
 from collections import Counter
@@ -40,7 +39,8 @@ from trinity_bus.config import GatewaySettings
 from trinity_bus.errors import BusError, NoCoordinatorError, TrinityError
 from trinity_bus.gateway.sessions import ConversationFullError, UnknownAnswerError
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
-from trinity_bus.runtime.http import Room, read_body
+from trinity_bus.runtime.http import Room, read_body, session_key
+from trinity_bus.runtime.secrecy import same_secret
 
 log = logging.getLogger("workers.gateway")
 
@@ -51,6 +51,7 @@ PLACE: Final = web.RequestKey("place", ExitStack)
 # Between the buckets of durations: from what needs no engine to what no client waits for.
 _BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RETRY_S: Final = 1
+_OF_SESSION: Final = "/sessions/{session}/v1/"  # how paths begin that a session's key opens
 _REFUSED: Final = "invalid_request_error"
 
 # Of each metric the time that it was made at would be another one.
@@ -64,11 +65,10 @@ class NoRoomError(TrinityError):
 
 
 class RequestGate:
-    """Lets requests in: each key has its client's name, and open paths need none."""
+    """Lets requests in: each key has its client's name, a session's key its session, and open paths need none."""
 
     def __init__(self, keys: Mapping[str, str], open_paths: frozenset[str], own: GatewaySettings) -> None:
-        # Looked up by digest, so that the time it takes tells nothing of a key.
-        self._names = {_digest(key): name for key, name in keys.items()}
+        self._keys = dict(keys)
         self._open = open_paths
         self._most = own.max_requests
         self._max_body_mib = own.max_body_mib
@@ -99,10 +99,7 @@ class RequestGate:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in self._open:
             return await handler(request)
-        # As OpenAI's or as Anthropic's clients show it.
-        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        key = bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        owner = self._names.get(_digest(key))
+        owner = self._owner(request)
         if owner is None:
             return _refusal(401, "this key is not known here", "authentication_error")
         if self._requests[owner] >= self._most:
@@ -116,6 +113,18 @@ class RequestGate:
             return self._failed(request, error)
         finally:
             self._requests[owner] -= 1
+
+    def _owner(self, request: web.Request) -> str | None:
+        """Return whose key a request has; to the model in a session, it may be the session's."""
+        # As OpenAI's or as Anthropic's clients show it.
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        key = bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        resource, session = request.match_info.route.resource, request.match_info.get("session", "")
+        in_session = resource is not None and resource.canonical.startswith(_OF_SESSION)
+        for own, name in self._keys.items():
+            if same_secret(key, own) or (in_session and same_secret(key, session_key(own, session))):
+                return name
+        return None
 
     async def _receive(self, request: web.Request, owner: str) -> ExitStack:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
@@ -179,7 +188,3 @@ def _refusal(status: int, message: str, kind: str, *, retry: bool = False) -> we
     if retry:
         response.headers["Retry-After"] = str(_RETRY_S)
     return response
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

@@ -47,7 +47,8 @@ class RowTemplate(string.Template):
 class RowSource(Section):
     path: Annotated[str, Field(min_length=1)] | None = None
     """A file (``.jsonl``, ``.csv``, either with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
-    ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description."""
+    ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description.
+    Or a folder of Harbor tasks below it."""
     # Instead of a path: a task of reasoning-gym, which makes rows without end.
     gym: Annotated[str, Field(min_length=1)] | None = None
     options: PlainMap = Field(default_factory=dict)  # of that task, as reasoning-gym names them

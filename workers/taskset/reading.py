@@ -33,6 +33,7 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
 from workers.task_lines import BadLine, parse
 from workers.taskset.description import DatasetError, EvalRows, RowSource, RowTemplate
+from workers.taskset.harbor import harbor_fields, harbor_row, task_folders
 from workers.taskset.rows import Row, RowError, RowReader, files, unpacked
 
 type Formatter = Callable[[Row], Mapping[str, Any]]
@@ -206,7 +207,8 @@ def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
     path = folder / str(source.path)
     found = Lines()
     seen: dict[str, str] = {}
-    for place, task, row in _all(source, path, found):
+    harbor = task_folders(path)
+    for place, task, row in _harbor(source, folder, harbor, found) if harbor else _all(source, path, found):
         if len(task.task_id) > longest_id:
             raise DatasetError(f"{place}: task_id {task.task_id!r} is too long beside the taskset's name")
         first = seen.setdefault(task.task_id, place)
@@ -223,6 +225,17 @@ def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
     if source.rows not in (None, len(found.tasks)):
         raise DatasetError(f"{path} has {counted(len(found.tasks), 'row')}, and the description says {source.rows}")
     return found
+
+
+def _harbor(source: RowSource, root: Path, folders: list[Path], found: Lines) -> Iterator[tuple[str, Task, Row]]:
+    for folder in folders:
+        row, digest = harbor_row(root, folder)
+        found.digest += digest
+        try:
+            fields_of = harbor_fields if source.workflow is None and source.formatter is None else formatter_of(source)
+            yield str(folder), task_of(source, fields_of(row), folder.name), row
+        except FormatError as error:
+            raise DatasetError(f"{folder}: {error}") from error
 
 
 def _all(source: RowSource, path: Path, found: Lines) -> Iterator[tuple[str, Task, Row]]:
