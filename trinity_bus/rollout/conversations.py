@@ -36,16 +36,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.chat import ChatError, ModelReply, Session, renderer_for
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
-from trinity_bus.rollout.tools import Given, Toolbox, ToolError
+from trinity_bus.rollout.tools import Given, PythonTool, Toolbox, ToolError
 from trinity_bus.rollout.turns import question_of_call
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 from trinity_bus.sandbox import Sandbox, SandboxPlace
+
+if TYPE_CHECKING:
+    from trinity_bus.rollout.mcp_tools import McpServer
 
 type Made = tuple[str, Mapping[str, Any]]  # a tool's name, and its arguments
 _UNDER_WAY: Final = "-"  # noted in the place of the digest of a call that has not ended
@@ -108,6 +111,7 @@ class Conversation:
 
     messages: list[dict[str, Any]]  # all of them, OpenAI's shape, the last turn of the model included
     run_id: int
+    tools: Sequence[dict[str, Any]] = ()  # what the model is told that it may call, OpenAI's shape
     turns: list[ModelReply] = field(default_factory=list)  # what the model said, turn by turn
     # The same as it was written: with reasoning and calls, without special tokens
     texts: list[str] = field(default_factory=list)
@@ -136,13 +140,15 @@ class ConversationWorkflow(SingleRunWorkflow):
     """A conversation of a model and another side. Register the subclass."""
 
     max_turns: ClassVar[int] = 16  # of the model, in one run
-    schemas: Sequence[dict[str, Any]] = ()  # what the model is told that it may call, OpenAI's shape
 
     @abstractmethod
     def other_side(
         self, task: Task, ctx: RolloutContext, conversation: Conversation
     ) -> AbstractAsyncContextManager[OtherSide]:
-        """Provide who answers the model, for one run. It may say something first, in ``conversation.messages``."""
+        """Provide who answers the model, for one run.
+
+        It may say something first, in ``conversation.messages``, and offer ``conversation.tools``.
+        """
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
         if task.messages is not None:
@@ -196,7 +202,7 @@ class ConversationWorkflow(SingleRunWorkflow):
 
     async def _turn(self, task: Task, ctx: RolloutContext, session: Session, conversation: Conversation) -> ModelReply:
         try:
-            prompt = session.prompt(conversation.messages, self.schemas or None)
+            prompt = session.prompt(conversation.messages, conversation.tools or None)
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
         (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
@@ -213,11 +219,13 @@ class ToolWorkflow(ConversationWorkflow):
 
     # Python functions; their names, docstrings and types are what the model is told of them
     tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    servers: ClassVar[Sequence["McpServer"]] = ()  # whose tools the model is offered beside these
     tool_timeout_s: ClassVar[float] = 30.0  # of one call
 
     def __init__(self) -> None:
-        self._toolbox = Toolbox(self.tools)
-        self.schemas = self._toolbox.schemas
+        self._functions = [PythonTool(function) for function in self.tools]
+        # Names that two of them have are found here, and not in a run.
+        Toolbox(self._functions)
 
     def make_sandbox(self, task: Task) -> Sandbox:
         del task
@@ -227,55 +235,67 @@ class ToolWorkflow(ConversationWorkflow):
     async def other_side(self, task: Task, ctx: RolloutContext, conversation: Conversation) -> AsyncIterator[OtherSide]:
 
         async def answer(said: ModelReply) -> bool:
-            await self._answer_calls(ctx, conversation, said, filling)
+            await _answer_calls(ctx, conversation, said, calling)
             return not (said.tool_calls or said.flaws)
 
-        filling: Filling | None = None
         async with AsyncExitStack() as stack:
-            if self._toolbox.sandboxed:
+            served = [tool for server in self.servers for tool in await stack.enter_async_context(server.started())]
+            toolbox = Toolbox([*self._functions, *served])
+            conversation.tools = toolbox.schemas
+            filling: Filling | None = None
+            if toolbox.sandboxed:
                 conversation.sandbox = self.make_sandbox(task)
                 place = ctx.sandbox_place()
                 conversation.sandbox.take(place)
                 await stack.enter_async_context(conversation.sandbox)
                 filling = Filling(place, ctx.turns.answered if ctx.turns is not None else {})
+            given: Given = {RolloutContext: ctx, Sandbox: conversation.sandbox}
+            calling = _Calling(toolbox, self.tool_timeout_s, given, filling)
             yield answer
 
-    async def _answer_calls(
-        self, ctx: RolloutContext, conversation: Conversation, said: ModelReply, filling: Filling | None
-    ) -> None:
-        given: Given = {RolloutContext: ctx, Sandbox: conversation.sandbox}
-        for call in said.tool_calls:
-            made = False
 
-            async def called(name: str, arguments: dict[str, Any]) -> list[Any]:
-                nonlocal made
-                made = True
-                return await self._called(name, arguments, given, filling)
+@dataclass(frozen=True, slots=True)
+class _Calling:
+    # What a run's calls are made with.
+    toolbox: Toolbox
+    timeout_s: float  # of each
+    given: Given
+    filling: Filling | None
 
-            good, text = await ctx.call(call.name, called, call.name, call.arguments)
-            if not made and filling is not None and call.name in self._toolbox.sandboxed:
-                # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
-                for name, arguments in filling.missing(call.name, call.arguments):
-                    await self._called(name, arguments, given, filling)
-            conversation.calls += 1
-            conversation.errors += not good
-            answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            conversation.messages.append(answered)
-        for flaw in said.flaws:
-            conversation.errors += 1
-            conversation.messages.append({"role": "tool", "content": flaw})
+    def fills(self, name: str) -> Filling | None:
+        return self.filling if name in self.toolbox.sandboxed else None
 
-    async def _called(
-        self, name: str, arguments: Mapping[str, Any], given: Given, filling: Filling | None
-    ) -> list[Any]:
-        # Returns whether a call could be made, and what the model is told of it.
-        fills = filling if name in self._toolbox.sandboxed else None
-        if fills is not None:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> list[Any]:
+        # Returns whether it could be made, and what the model is told of it.
+        if (fills := self.fills(name)) is not None:
             fills.begin()
         try:
-            told = [True, await self._toolbox.run(name, arguments, self.tool_timeout_s, given)]
+            told = [True, await self.toolbox.run(name, arguments, self.timeout_s, self.given)]
         except ToolError as error:
             told = [False, f"error: {error}"]
         if fills is not None:
             fills.note(name, arguments)
         return told
+
+
+async def _answer_calls(ctx: RolloutContext, conversation: Conversation, said: ModelReply, calling: _Calling) -> None:
+    for call in said.tool_calls:
+        made = False
+
+        async def called(name: str, arguments: dict[str, Any]) -> list[Any]:
+            nonlocal made
+            made = True
+            return await calling.call(name, arguments)
+
+        good, text = await ctx.call(call.name, called, call.name, call.arguments)
+        if not made and (fills := calling.fills(call.name)) is not None:
+            # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
+            for name, arguments in fills.missing(call.name, call.arguments):
+                await calling.call(name, arguments)
+        conversation.calls += 1
+        conversation.errors += not good
+        answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+        conversation.messages.append(answered)
+    for flaw in said.flaws:
+        conversation.errors += 1
+        conversation.messages.append({"role": "tool", "content": flaw})

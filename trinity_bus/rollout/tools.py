@@ -1,4 +1,4 @@
-"""Python functions as tools of a model: what the model is told of one, and what becomes of a call.
+"""Tools of a model, Python functions first of all: what the model is told of one, and what becomes of a call.
 
 ==========================================  ==========================================================================
 a call                                      becomes
@@ -13,13 +13,13 @@ that takes longer than it may               the failure of its run: ``ToolTimeou
 
 A parameter whose type is ``RolloutContext`` or ``Sandbox`` is no part of what the model is told: it is the run's own. A
 function that is not ``async`` runs in a thread of its own; one that hangs there ends with its runner, which is
-replaced.
+replaced. Tools of MCP servers: ``trinity_bus.rollout.mcp_tools``.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError, validate_call
@@ -44,6 +44,25 @@ class ToolTimeoutError(TrinityError, TimeoutError):
     pass
 
 
+class ModelTool(Protocol):
+    """A tool as a conversation knows it."""
+
+    name: str
+    schema: Tool  # what a model is told of it
+    given: Mapping[str, type]  # by parameter, what the workflow gives it
+
+    async def run(self, arguments: Mapping[str, Any], timeout_s: float, given: Given) -> str:
+        """Return what the model is told of a call; ToolError says why there is nothing. Else the run fails."""
+        ...
+
+
+def read_by_model(name: str, text: str) -> str:
+    """Return what a tool gave; ToolError where it is more than a model reads."""
+    if len(text) > MAX_RESULT_CHARS:
+        raise ToolError(f"{name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
+    return text
+
+
 class PythonTool:
     """A function as a tool, with a type for every parameter (else TypeError). May be ``async``.
 
@@ -54,8 +73,9 @@ class PythonTool:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function.__name__
         types = get_type_hints(function, include_extras=True)
-        # by parameter, what the workflow gives it
-        self.given = {name: kind for name, of in types.items() if (kind := _given_kind(of)) is not None}
+        self.given: Mapping[str, type] = {
+            name: kind for name, of in types.items() if (kind := _given_kind(of)) is not None
+        }
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise TypeError(f"tool {self.name!r}: parameter {parameter.name!r} cannot be given by its name")
@@ -79,10 +99,7 @@ class PythonTool:
         own = {name: given[kind] for name, kind in self.given.items()}
         late = ToolTimeoutError(f"tool {self.name!r} gave nothing within {timeout_s:g} s")
         value = await within(timeout_s, late, self._function, **taken, **own)
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        if len(text) > MAX_RESULT_CHARS:
-            raise ToolError(f"{self.name} returned {len(text)} characters, at most {MAX_RESULT_CHARS} can be read")
-        return text
+        return read_by_model(self.name, value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _given_kind(of: Any) -> type | None:
@@ -103,10 +120,9 @@ def _asked(function: Callable[..., Any], types: Mapping[str, Any]) -> Callable[.
 
 
 class Toolbox:
-    """The tools of a workflow, each of another name."""
+    """The tools of a workflow, each of another name; ValueError where two have the same."""
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        tools = [PythonTool(function) for function in functions]
+    def __init__(self, tools: Sequence[ModelTool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
         if len(self._tools) != len(tools):
             raise ValueError(f"two tools have the same name: {', '.join(sorted(tool.name for tool in tools))}")

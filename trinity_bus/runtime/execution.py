@@ -100,7 +100,7 @@ async def execute(
     except TimeoutError:
         timed_out = True
     finally:
-        code = await _ended(process, stop)
+        code = await ended(process, stop)
         running.discard(process)
         try:
             # Its processes are dead, and so its pipes are at their ends; unless one has got away.
@@ -117,7 +117,8 @@ async def execute(
     )
 
 
-async def _ended(process: Process, stop: signal.Signals) -> int:
+async def ended(process: Process, stop: signal.Signals) -> int:
+    """Stop a command where it still runs, and return how it ended, as ``asyncio`` tells it."""
     if process.returncode is None:
         kill(process, stop)
         try:

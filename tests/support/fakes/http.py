@@ -1,9 +1,16 @@
 """HTTP servers of this machine that a test answers with."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
+
+from tests.support.mesh.waiting import until
+from trinity_bus.runtime.ports import free_port
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -37,3 +44,21 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@asynccontextmanager
+async def served_by(program: str) -> AsyncIterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Run a program of ``tests/support/servers``, which answers at a port; yields its address and its process."""
+    port = free_port()
+
+    def answers() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    with subprocess.Popen([sys.executable, str(Path(__file__).parents[1] / "servers" / program), str(port)]) as process:
+        try:
+            await until(lambda: process.poll() is not None or answers())
+            assert process.poll() is None, f"{program} has ended"
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.kill()

@@ -44,6 +44,7 @@ ALLOWED = {
     "trinity_bus/weights/channel.py: socket.create_connection": "likewise",
     "trinity_bus/weights/listener.py: connection.settimeout": "of a stranger, who comes again",
     "trinity_bus/rollout/scores.py: aiohttp.ClientSession": "it has none",
+    "trinity_bus/rollout/openenv.py: aiohttp.ClientSession": "likewise",
     "trinity_bus/training/ranks/launch.py: TCPStore": "torch measures it: ten minutes, and the trainer begins anew",
     "trinity_bus/training/megatron/parallel.py: dist.init_process_group": "likewise",
     "workers/trainer/launched_ranks.py: rendezvous": "torch measures it, before anything is trained",

@@ -143,7 +143,10 @@ def test_what_a_model_is_told_of_a_function_is_its_signature() -> None:
     assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
     assert schema["parameters"]["required"] == ["a"]
     assert schema["parameters"]["properties"]["b"]["type"] == "integer"
-    assert [tool["function"]["name"] for tool in Toolbox([add, look]).schemas] == ["add", "look"]
+    assert [tool["function"]["name"] for tool in Toolbox([PythonTool(add), PythonTool(look)]).schemas] == [
+        "add",
+        "look",
+    ]
 
 
 def test_what_cannot_be_told_is_no_tool() -> None:
@@ -157,4 +160,4 @@ def test_what_cannot_be_told_is_no_tool() -> None:
         with pytest.raises(TypeError, match="parameter 'a'"):
             PythonTool(wrong)
     with pytest.raises(ValueError, match="the same name: add, add"):
-        Toolbox([add, add])
+        Toolbox([PythonTool(add), PythonTool(add)])
