@@ -15,6 +15,14 @@ CONTENT_TYPE = "content-type"
 TRACEPARENT = "traceparent"  # W3C trace context: the span that sent this record
 TRACESTATE = "tracestate"
 
+# CloudEvents' attributes; see https://cloudevents.io
+CE_PREFIX = "ce_"
+CE_SPECVERSION = "ce_specversion"
+CE_ID = "ce_id"
+CE_SOURCE = "ce_source"
+CE_TYPE = "ce_type"
+CE_TIME = "ce_time"
+
 MSGPACK = "application/vnd.msgpack"  # the registered media type of msgpack
 JSON = "application/json"
 
@@ -53,6 +61,8 @@ class Topic:
     any_partition: bool = False
     # whether its readers read one partition each, and say which: so nobody has to know it from a key
     lanes: bool = False
+    # whether its records have CloudEvents' headers, for programs outside the mesh
+    cloud_events: bool = False
     # the field of its records that names who wrote them, which is their key too; None where there is no such
     sender: str | None = None
     writers: tuple[Role, ...]

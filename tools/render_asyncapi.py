@@ -29,7 +29,7 @@ from schemas.topics import ALL_DEAD_LETTERS, COORDINATOR_STATE, DEAD_LETTERS, TA
 from tools.generated import write_or_check
 
 PATH = Path(__file__).parent.parent / "docs" / "asyncapi.yaml"
-CONTRACT_VERSION = "1.1.0"
+CONTRACT_VERSION = "1.2.0"
 """Minor: something optional was added. Major: a record type has a new major version."""
 _BINDING = "0.5.0"
 _REF = "#/components/schemas/{}"
@@ -160,7 +160,12 @@ def _messages() -> dict[str, Any]:
         for cls in topic.records:
             if cls in RECORDS:
                 messages[_camel(cls.SCHEMA)] = _message(
-                    cls.SCHEMA, _summary(cls), key=topic.key, content_type=headers.MSGPACK, payload=cls.__name__
+                    cls.SCHEMA,
+                    _summary(cls),
+                    key=topic.key,
+                    content_type=headers.MSGPACK,
+                    payload=cls.__name__,
+                    header_schema="EventHeaders" if topic.cloud_events else "RecordHeaders",
                 )
     messages["taskJson"] = _message(
         "task", "The same as JSON, typed by hand.", key=TASKS.key, content_type=headers.JSON, payload="TaskJson"
@@ -215,13 +220,20 @@ def _schemas() -> dict[str, Any]:
     task = schemas[Task.__name__]
     schemas["TaskJson"] = task | {"title": "TaskJson", "required": [*task["required"][2:]]}
     schemas |= _experience_schemas()
-    schemas["RecordHeaders"] = _headers_schema(
-        {
-            headers.CONTENT_TYPE: "The media type of the value. For information: the value itself tells its format.",
-            headers.TRACEPARENT: "W3C trace context of the span that sent this record.",
-            headers.TRACESTATE: "W3C trace state.",
-        }
-    )
+    common = {
+        headers.CONTENT_TYPE: "The media type of the value. For information: the value itself tells its format.",
+        headers.TRACEPARENT: "W3C trace context of the span that sent this record.",
+        headers.TRACESTATE: "W3C trace state.",
+    }
+    event = {
+        headers.CE_SPECVERSION: "CloudEvents' version: 1.0.",
+        headers.CE_ID: "Of the event; a record that is written twice has the same.",
+        headers.CE_SOURCE: "Namespace and topic: /trinity/results.",
+        headers.CE_TYPE: "The record's schema with its major version: trinity-bus.task_result.v1.",
+        headers.CE_TIME: "When it was written (RFC 3339).",
+    }
+    schemas["RecordHeaders"] = _headers_schema(common)
+    schemas["EventHeaders"] = _headers_schema(common | event)
     schemas["DeadLetterHeaders"] = _headers_schema(
         {
             headers.DLQ_REASON: "One word for machines: why it was refused.",
@@ -230,8 +242,9 @@ def _schemas() -> dict[str, Any]:
             headers.DLQ_PARTITION: "Its partition there.",
             headers.DLQ_OFFSET: "Its offset there.",
         }
+        | event
     )
-    schemas["DeadLetterHeaders"]["description"] = "In addition to the headers of the original record."
+    schemas["DeadLetterHeaders"]["description"] = "In addition to the headers of the original record, without its ce_."
     schemas["Raw"] = {"type": "string", "format": "binary", "description": "The original value."}
     schemas["Private"] = {"type": "object", "description": "Private to the coordinator; not part of the contract."}
     return {name: schemas[name] for name in sorted(schemas)}

@@ -115,25 +115,30 @@ logger.clients.level=warn
 """
 
 
-def write_configuration(folder: Folder, *, port: int, controller_port: int, fsync: bool) -> None:
-    properties = server_properties(port, controller_port, fsync=fsync, after_crash=folder.after_crash)
+def write_configuration(
+    folder: Folder, *, port: int, controller_port: int, fsync: bool, address: str | None = None
+) -> None:
+    properties = server_properties(port, controller_port, fsync=fsync, after_crash=folder.after_crash, address=address)
     write_plain(folder.properties, "".join(f"{name}={value}\n" for name, value in properties.items()))
     write_plain(folder.log4j, _LOG4J)
 
 
-def server_properties(port: int, controller_port: int, *, fsync: bool, after_crash: bool) -> dict[str, object]:
-    """Kafka's settings: one node, broker and controller in one, on the loopback interface alone."""
+def server_properties(
+    port: int, controller_port: int, *, fsync: bool, after_crash: bool, address: str | None = None
+) -> dict[str, object]:
+    """Kafka's settings: one node, broker and controller in one, on the loopback interface, and at an ``address``."""
     # Its working folder is the data folder, and paths are relative to it: a properties file cannot hold every path.
     mib = 1 << 20
+    outside = "" if address is None else f",OUTSIDE://{address}"
     properties: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
-        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}{outside}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}{outside}",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,OUTSIDE:PLAINTEXT",
         "log.dirs": "kafka",
         "auto.create.topics.enable": "false",
         "default.replication.factor": 1,

@@ -139,7 +139,9 @@ def launch[P: Running](
     # ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
     port = choose_port(settings, folder)
     controller_port = free_port()
-    write_configuration(folder, port=port, controller_port=controller_port, fsync=settings.fsync)
+    write_configuration(
+        folder, port=port, controller_port=controller_port, fsync=settings.fsync, address=settings.address
+    )
     if not folder.formatted:
         format_folder(folder, classpath, settings.heap_mib)
     tmp = native_folder(settings, folder)

@@ -76,7 +76,7 @@ def prepare(settings: BrokerSettings, use: Callable[[str], None], *, console: Co
     ):
         folder = Folder(Path(scratch) / "broker")
         made = Path(scratch) / "made.aot"
-        trial = settings.model_copy(update={"port": 0})
+        trial = settings.model_copy(update={"port": 0, "address": None})
         with claim(folder):
             process, port = launch(
                 trial,

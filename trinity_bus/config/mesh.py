@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.record import Identifier
 from schemas.topic import Topic
-from trinity_bus.config.values import Count, ExistingFile, Seconds, Section, Servers, Size, conflict
+from trinity_bus.config.values import Count, ExistingFile, Seconds, Section, Server, Servers, Size, conflict
 
 type Namespace = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 type Mode = Literal["both", "explore", "train", "bench", "serve"]
@@ -184,6 +184,8 @@ class BrokerSettings(Section):
 
     port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
     """Port on the loopback interface. 0: any free one. Unset: the last one of this data folder, or 9092."""
+    address: Server | None = None
+    """``host:port`` of this machine at which other machines also reach it, without a password. Unset: none do."""
     data_dir: Path | None = None
     """Folder of the log. Unset: ``trinity-bus/broker`` in ``XDG_DATA_HOME`` (``~/.local/share``)."""
     cache_dir: Path | None = None

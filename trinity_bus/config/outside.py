@@ -128,4 +128,4 @@ class TelemetrySettings(Section):
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
     record_content: bool = False
-    """Whether spans may contain texts of workflow errors, which may quote responses and tasks."""
+    """Whether spans may contain messages, responses, tool calls, and texts of workflow errors, which may quote them."""

@@ -5,7 +5,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, LiteralString
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError
@@ -47,13 +47,16 @@ def _existing_file(path: Path) -> Path:
     return path
 
 
+def _server(value: str, *, expected: LiteralString = "expected host:port") -> str:
+    match = _SERVER.match(value)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        raise PydanticCustomError("bad_server", expected)
+    return value
+
+
 def _servers(value: str) -> str:
-    servers = [server.strip() for server in value.split(",")]
-    for server in servers:
-        match = _SERVER.match(server)
-        if match is None or not 0 < int(match[2]) < 1 << 16:
-            raise PydanticCustomError("bad_server", "expected host:port, several separated by commas")
-    return ",".join(servers)
+    expected: LiteralString = "expected host:port, several separated by commas"
+    return ",".join(_server(server.strip(), expected=expected) for server in value.split(","))
 
 
 def _port_range(value: str) -> str:
@@ -80,6 +83,7 @@ type Count = Annotated[int, Field(ge=1)]
 type Size = Annotated[int, Field(ge=1, le=1 << 30)]
 type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), BeforeValidator(_named_host)]
+type Server = Annotated[str, AfterValidator(_server)]
 type Servers = Annotated[str, AfterValidator(_servers)]
 type PortRange = Annotated[str, AfterValidator(_port_range)]
 

@@ -35,6 +35,7 @@ import aiohttp
 
 from schemas import ExplorerHeartbeat, ExplorerLeft
 from schemas.sampling import Sampling
+from schemas.topic import TRACEPARENT
 from trinity_bus import awake
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
@@ -42,6 +43,7 @@ from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.inference.sampling import check_count
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.telemetry import traceparent
 
 _log = logging.getLogger(__name__)
 
@@ -301,12 +303,13 @@ class Explorers:
         except ProtocolError as error:
             raise RequestRefusedError(str(error)) from error
         frames = wire.frame_reader()
+        parent = traceparent()
         try:
             await self._meet(explorer, self._client)
             async with self._client.post(
                 f"http://{explorer.address}{wire.PATH}",
                 data=body,
-                headers={"Authorization": f"Bearer {self._key}"},
+                headers={"Authorization": f"Bearer {self._key}"} | ({TRACEPARENT: parent} if parent else {}),
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:

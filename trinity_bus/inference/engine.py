@@ -46,6 +46,7 @@ from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.memory import unfreeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
+from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.transport import source_of
 
 if TYPE_CHECKING:
@@ -235,8 +236,8 @@ class InferenceEngine:
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
         arguments = self._arguments(sampling, n)
-        with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent):
-            unfinished = n
+        with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
+            unfinished, drawn = n, 0
             lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
             async with aclosing(self._outputs(prompt_token_ids, arguments, stream=True)) as outputs:
                 async for output in outputs:
@@ -245,7 +246,9 @@ class InferenceEngine:
                         more = completion_of(response, self._first_version, before, partial=True, most_kept=most)
                         lengths[response.index] += len(more.token_ids)
                         unfinished -= more.finish_reason != ""
+                        drawn += len(more.token_ids)
                         yield response.index, more
+            span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, drawn)
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
 

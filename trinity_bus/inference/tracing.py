@@ -76,7 +76,7 @@ def request_span(
     """Provide the span of one request, which is an error where the block raises."""
     attributes: dict[str, AttributeValue] = {
         names.GEN_AI_OPERATION_NAME: OPERATION,
-        names.GEN_AI_PROVIDER_NAME: "vllm",
+        names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
         names.GEN_AI_REQUEST_MODEL: model,
         names.GEN_AI_USAGE_INPUT_TOKENS: prompt_tokens,
         **{name: arguments[key] for key, name in _ASKED.items() if arguments.get(key) is not None},

@@ -44,6 +44,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self, cast
 
 from aiohttp import web
+from opentelemetry.context import get_current
 
 from schemas.experience import Rollout
 from schemas.sampling import Sampling
@@ -68,6 +69,7 @@ from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sa
 from trinity_bus.runtime.execution import STOP_FAMILY, execute, guarded
 from trinity_bus.runtime.http import listening, shows_key
 from trinity_bus.runtime.ports import LOOPBACK
+from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
 MAX_BODY_BYTES: Final = 16 << 20
 _CLOSE_S: Final = 0.1  # how long a request may still take when the run is over; 0 would be without end
@@ -84,6 +86,7 @@ class Endpoint:
         self._sampling = sampling
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
+        self._span = get_current()  # the run's own, which requests come from elsewhere to
         self._url: str | None = None
         self.api_key = secrets.token_urlsafe(24)  # what the client sends as its key
         self.failure: Exception | None = None
@@ -162,10 +165,13 @@ class Endpoint:
         asks = asked.drawn_after(prompt.token_ids, self.ctx.tokenizer)
         wishes = asks if self._sampling is None else merge_sampling(self._sampling, asks)
         how = merge_sampling(self.ctx.sampling, wishes)
-        for completion in await self.ctx.generate(prompt.token_ids, wishes, asked.n):
-            said = self._session.add(prompt, completion, wishes.stop or (), how)
-            drawn = completion.token_ids, completion.logprobs
-            choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
+        with turn_span(self.ctx.model, self.ctx.conversation, self._span) as span:
+            note_messages(span, asked.messages)
+            for completion in await self.ctx.generate(prompt.token_ids, wishes, asked.n):
+                said = self._session.add(prompt, completion, wishes.stop or (), how)
+                drawn = completion.token_ids, completion.logprobs
+                choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
+            note_replies(span, (one.message for one, _ in choices), [one.finish_reason for one, _ in choices])
         return len(prompt.token_ids), choices
 
     async def _of_pool(self, asked: ChatRequest) -> tuple[int, Choices]:

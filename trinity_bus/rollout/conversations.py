@@ -46,11 +46,13 @@ from trinity_bus.rollout.tools import Given, PythonTool, Toolbox, ToolError
 from trinity_bus.rollout.turns import question_of_call
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 from trinity_bus.sandbox import Sandbox, SandboxPlace
+from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
 if TYPE_CHECKING:
     from trinity_bus.rollout.mcp_tools import McpServer
 
 type Made = tuple[str, Mapping[str, Any]]  # a tool's name, and its arguments
+_UNKNOWN: Final = "unknown"
 _UNDER_WAY: Final = "-"  # noted in the place of the digest of a call that has not ended
 
 
@@ -205,9 +207,12 @@ class ConversationWorkflow(SingleRunWorkflow):
             prompt = session.prompt(conversation.messages, conversation.tools or None)
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
-        (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
-        stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
-        said = session.add(prompt, completion, stop)
+        with turn_span(ctx.model, ctx.conversation) as span:
+            note_messages(span, conversation.messages)
+            (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
+            stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
+            said = session.add(prompt, completion, stop)
+            note_replies(span, [said.message], [said.finish_reason])
         conversation.turns.append(said)
         conversation.texts.append(ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True))
         conversation.messages.append(said.message)
@@ -287,11 +292,13 @@ async def _answer_calls(ctx: RolloutContext, conversation: Conversation, said: M
             made = True
             return await calling.call(name, arguments)
 
-        good, text = await ctx.call(call.name, called, call.name, call.arguments)
+        # What a model calls that there is not is its own text, which is no name of a span.
+        name = call.name if call.name in calling.toolbox else _UNKNOWN
+        good, text = await ctx.call(name, called, call.name, call.arguments)
         if not made and (fills := calling.fills(call.name)) is not None:
             # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
-            for name, arguments in fills.missing(call.name, call.arguments):
-                await calling.call(name, arguments)
+            for missing, arguments in fills.missing(call.name, call.arguments):
+                await calling.call(missing, arguments)
         conversation.calls += 1
         conversation.errors += not good
         answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}

@@ -30,6 +30,7 @@ from trinity_bus.rollout.metrics import RUN_TIME
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.threads import BlockingContext, in_thread
 from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, WorkflowError
+from trinity_bus.telemetry.generative import agent_span
 
 
 class SingleRunWorkflow(ABC):
@@ -60,10 +61,11 @@ class SingleRunWorkflow(ABC):
 
     async def _timed(self, task: Task, ctx: RolloutContext, run_id: int) -> list[Rollout]:
         began = time.perf_counter()
-        async with awake.timeout(self.run_timeout_s):
-            of_run = ctx.of_run(run_id)
-            given = await self.run_once(task, of_run, run_id)
-            await of_run.settle()
+        of_run = ctx.of_run(run_id)
+        with agent_span(task.workflow, ctx.model, of_run.conversation):
+            async with awake.timeout(self.run_timeout_s):
+                given = await self.run_once(task, of_run, run_id)
+                await of_run.settle()
         took = {RUN_TIME: time.perf_counter() - began}
         rollouts = [given] if isinstance(given, Rollout) else given
         if not rollouts:

@@ -131,6 +131,9 @@ class Toolbox:
         # those that are given a sandbox
         self.sandboxed = frozenset(tool.name for tool in tools if Sandbox in tool.given.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._tools
+
     async def run(self, name: str, arguments: Mapping[str, Any], timeout_s: float, given: Given = _NOTHING) -> str:
         tool = self._tools.get(name)
         if tool is None:

@@ -21,7 +21,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import msgpack
 import msgspec
-from opentelemetry import trace
 
 from schemas.experience import Rollout
 from schemas.fields.free_form import check_plain
@@ -33,8 +32,9 @@ from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
+from trinity_bus.telemetry.conventions import GEN_AI_TOOL_CALL_ARGUMENTS, GEN_AI_TOOL_CALL_RESULT
+from trinity_bus.telemetry.generative import note_messages, note_replies, note_value, tool_span, turn_span
 
-_TRACER = trace.get_tracer("trinity_bus.rollout")
 MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 
 
@@ -126,6 +126,11 @@ class RolloutContext:
     # Where sandboxes of runs have their files that the next attempt is to find. None: it finds none.
     places: KeptPlaces | None = None
 
+    @property
+    def conversation(self) -> str:
+        """What a run is called in spans, where this is the context of one."""
+        return f"{self.task_id}/{self.run_id_base}"
+
     def of_run(self, run_id: int) -> "RolloutContext":
         """Return the context of one run, whose requests are numbered by themselves, and whose turns are kept."""
         turns = None if self.turns_of is None else self.turns_of(run_id)
@@ -154,8 +159,16 @@ class RolloutContext:
         dies may be called once more: whether it had done anything nobody can tell. ``name`` and the arguments tell one
         call from another; JSON has to hold them, and what is returned.
         """
+
+        async def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            with tool_span(name, self.conversation) as span:
+                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, kwargs or args)
+                value = await function(*args, **kwargs)
+                note_value(span, GEN_AI_TOOL_CALL_RESULT, value)
+            return value
+
         await self.settle()
-        value = await self._call_once(name, function, *args, **kwargs)
+        value = await self._call_once(name, called, *args, **kwargs)
         await self.end_turn()
         await self.settle()
         return value
@@ -167,8 +180,7 @@ class RolloutContext:
         arguments = [args, kwargs]
         if self.turns is not None and (known := self.turns.result(name, arguments)) is not None:
             return cast("R", known[0])
-        with _TRACER.start_as_current_span(f"execute_tool {name}"):
-            value = await function(*args, **kwargs)
+        value = await function(*args, **kwargs)
         if self.turns is not None:
             self.turns.note_result(name, arguments, value)
         return value
@@ -196,7 +208,11 @@ class RolloutContext:
         asked = sampling or Sampling()
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
-            return await self._pool(pool).chat(msgspec.json.encode(messages), asked)
+            with turn_span(pool, self.conversation) as span:
+                note_messages(span, messages)
+                text = await self._pool(pool).chat(msgspec.json.encode(messages), asked)
+                note_replies(span, [{"role": "assistant", "content": text}], ["unknown"])
+            return text
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))
 

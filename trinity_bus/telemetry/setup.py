@@ -36,6 +36,7 @@ from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.generative import CONTENT
 from trinity_bus.telemetry.logs import EarlyLines, LogExport
 from trinity_bus.telemetry.spans import TRACES, metric_lines, span_lines
 
@@ -136,6 +137,7 @@ def setup_telemetry(
         raise TrinityError(
             "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
         )
+    CONTENT.on = settings.record_content
     discreet = discreet and not settings.record_content
     telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance, discreet=discreet)
     trace.set_tracer_provider(telemetry.tracer_provider)

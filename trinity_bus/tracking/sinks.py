@@ -9,6 +9,8 @@ Weights & Biases     a row for each line, numbered by it. Online a run is resume
                      Offline nobody can be asked: the folder of the run is written anew from the ledger
 MLflow               a value of each metric for each line. The run's tag says how many lines it has; it is set behind
                      them, and a value that is written again is the one that is there
+trackio              a row for each line, numbered by it, in a SQLite file: rows are counted, and one that is written
+                     again is passed over
 ===================  ==================================================================================================
 
 Their packages are imported when they are asked for.
@@ -25,6 +27,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final
@@ -140,6 +143,36 @@ class MLflow(Sink):
         for line in lines:
             for name, value in line.metrics.items():
                 yield self._metric(mlflow_name(name), value, round(line.at * 1000), line.step)
+
+
+class Trackio(Sink):
+    """A run of trackio: in the folder of ``TRACKIO_DIR``, else in one of its own, for ``trackio show``."""
+
+    def __init__(self, folder: Path, project: str, run: str) -> None:
+        # It looks there when it is imported.
+        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
+        from trackio.sqlite_storage import SQLiteStorage
+
+        SQLiteStorage.validate_project_name(project)
+        # Its own log() has a thread of its own, which drops what it cannot write.
+        self._store: Any = SQLiteStorage
+        self._project, self._run = project, run
+        self.lines = SQLiteStorage.get_log_count(project, run_id=run)
+
+    def write(self, lines: Sequence[MetricsLine]) -> None:
+        self._store.bulk_log(
+            self._project,
+            self._run,
+            [line.metrics for line in lines],
+            steps=[line.step for line in lines],
+            timestamps=[datetime.fromtimestamp(line.at, UTC).isoformat() for line in lines],
+            log_ids=[f"{self._run}/{number}" for number in range(self.lines, self.lines + len(lines))],
+            run_id=self._run,
+        )
+        self.lines += len(lines)
+
+    def close(self) -> None:
+        """Let go of nothing: its file is open while it is written."""
 
 
 def mlflow_name(name: str) -> str:

@@ -17,7 +17,7 @@ from trinity_bus.console.index.questions import StoreBusyError
 from trinity_bus.console.index.store import Store
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
-from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, Trackio, WeightsAndBiases
 from trinity_bus.tracking.sinks import track as follow
 from workers.cli.connection import connected_settings, on_mesh
 from workers.cli.console import console, folding_table, say
@@ -62,6 +62,7 @@ def track(
         Path,
         typer.Option(metavar="FOLDER", help="Folder of metrics.jsonl and all other files.", file_okay=False),
     ],
+    *,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also event files, in tensorboard/.")] = False,
     wandb: Annotated[
         str | None,
@@ -73,6 +74,9 @@ def track(
             metavar="EXPERIMENT",
             help="Also a run of this experiment, at MLFLOW_TRACKING_URI, or in mlflow/mlflow.db.",
         ),
+    ] = None,
+    trackio: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Also a run of this project, in TRACKIO_DIR, or in trackio/.")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End at the end of the log.")] = False,
 ) -> None:
@@ -91,6 +95,8 @@ def track(
             found.append(WeightsAndBiases(out / "wandb", wandb, namespace))
         if mlflow is not None:
             found.append(MLflow(out / "mlflow", mlflow, namespace))
+        if trackio is not None:
+            found.append(Trackio(out / "trackio", trackio, namespace))
         return found
 
     written = on_mesh("track", lambda bus: follow(bus, out, sinks, once=once))

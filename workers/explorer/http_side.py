@@ -36,6 +36,7 @@ from pydantic import ValidationError
 from schemas import ExplorerHeartbeat
 from schemas.errors import encodable
 from schemas.sampling import Sampling
+from schemas.topic import TRACEPARENT
 from trinity_bus import awake
 from trinity_bus.chat import ChatError, Completion, Prompt, Renderer, Session, Tokenizer, renderer_for, wire
 from trinity_bus.chat.openai import check_parts
@@ -170,10 +171,10 @@ class HttpSide:
                 sampling = Sampling.model_validate_json(how)
                 if ask.stream:
                     return await self._streamed(request, ask, sampling)
-                drawn = await self._engine.generate(wire.tokens_of(prompt), sampling, n)
+                drawn = await self._engine.generate(wire.tokens_of(prompt), sampling, n, _parent(request))
                 return _body(*(self._frame(index, one) for index, one in enumerate(drawn)))
             case (session, written, sampling):
-                (one,) = await self._engine.generate(written.token_ids, sampling)
+                (one,) = await self._engine.generate(written.token_ids, sampling, 1, _parent(request))
                 async with self._writing:
                     said = await in_thread(session.add, written, one, sampling.stop or ())
                 return _body(wire.SaidFrame(said.content))
@@ -205,7 +206,7 @@ class HttpSide:
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
-            parts = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n)
+            parts = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n, _parent(request))
             async with aclosing(parts):
                 async for index, more in parts:
                     if response is None:
@@ -222,6 +223,10 @@ class HttpSide:
 
     def _frame(self, index: int, drawn: Completion) -> wire.DrawnFrame:
         return wire.frame_of(drawn, index, self._served.version, wire.MAX_ROUTES_BYTES)
+
+
+def _parent(request: web.Request) -> str | None:
+    return request.headers.get(TRACEPARENT)
 
 
 async def _body_of(request: web.Request) -> bytes:

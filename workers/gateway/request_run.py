@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import msgspec
 from aiohttp import web
+from opentelemetry import trace
 
 from schemas.sampling import Sampling
+from schemas.topic import TRACEPARENT
 from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.messages import Completion
@@ -26,7 +28,15 @@ from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
 from trinity_bus.gateway.sessions import Dialogue, Sessions, new_answer_id
 from trinity_bus.runtime.http import in_thread
-from workers.gateway.request_gate import BODY, OWNER, PLACE
+from trinity_bus.telemetry import parent_context
+from trinity_bus.telemetry.conventions import (
+    GEN_AI_CONVERSATION_ID,
+    GEN_AI_PROVIDER_NAME,
+    GEN_AI_REQUEST_MODEL,
+    PROVIDER,
+)
+from trinity_bus.telemetry.generative import note_error, note_messages, note_replies, operation_span
+from workers.gateway.request_gate import BODY, OWNER, PLACE, Handler
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -63,6 +73,16 @@ class RequestContext:
         async with self.writing:
             return await in_thread(write, *given)
 
+    def traced(self, operation: str, handler: Handler) -> Handler:
+        """Answer each request in a span, in the client's trace where it says which."""
+        attributes = {GEN_AI_PROVIDER_NAME: PROVIDER, GEN_AI_REQUEST_MODEL: self.model}
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            with operation_span(operation, self.model, attributes, parent_context(request.headers.get(TRACEPARENT))):
+                return await handler(request)
+
+        return answer
+
     async def opened(
         self, request: web.Request, kind: str, read: Callable[[bytes, Sampling], ChatRequest]
     ) -> tuple[ChatRequest, "RequestRun", Prompt]:
@@ -72,6 +92,7 @@ class RequestContext:
         self.check_model(asked.model)
         request_run = self.begin(request, kind)
         prompt = await request_run.prompt(len(body), asked)
+        note_messages(trace.get_current_span(), asked.messages)
         request[PLACE].close()
         return replace(asked, messages=()), request_run, prompt
 
@@ -80,8 +101,10 @@ class RequestContext:
         now = time.time()
         answer_id = new_answer_id(kind, now)
         name = request.match_info.get("session")
-        if name is not None and not _SESSION.fullmatch(name):
-            raise ChatError("a session's name has up to 128 letters, digits and ._:-")
+        if name is not None:
+            if not _SESSION.fullmatch(name):
+                raise ChatError("a session's name has up to 128 letters, digits and ._:-")
+            trace.get_current_span().set_attribute(GEN_AI_CONVERSATION_ID, name)
         conversation = self.sessions.open(
             request[OWNER], answer_id if name is None else name, awake.now(), single=name is None
         )
@@ -122,6 +145,7 @@ class RequestRun:
         except TrinityError as error:
             if not events.begun:
                 raise
+            note_error(trace.get_current_span(), error)
             return await events.send([events.failure(error)])
         return await events.send(list(ended(drawings)))
 
@@ -132,6 +156,8 @@ class RequestRun:
         self.context.flaws["rewrites"] += session.rewrites - before[0]
         self.context.flaws["branches"] += session.branches - before[1]
         self.context.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
+        reasons = [one.finish_reason for one in said]
+        note_replies(trace.get_current_span(), (one.message for one in said), reasons)
         places = [(one.sample, one.turn) for one in said]
         self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
         return said

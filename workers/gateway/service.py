@@ -203,9 +203,9 @@ class Gateway:
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
         apis = ChatApis(context)
         for prefix in ("", "/sessions/{session}"):
-            app.router.add_post(f"{prefix}/v1/chat/completions", apis.chat)
-            app.router.add_post(f"{prefix}/v1/completions", apis.completions)
-            app.router.add_post(f"{prefix}/v1/messages", apis.messages)
+            app.router.add_post(f"{prefix}/v1/chat/completions", context.traced("chat", apis.chat))
+            app.router.add_post(f"{prefix}/v1/completions", context.traced("text_completion", apis.completions))
+            app.router.add_post(f"{prefix}/v1/messages", context.traced("chat", apis.messages))
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)

@@ -34,6 +34,8 @@ class FakeEngine(ZeroCostEngine):
         self.most_waiting = 0
         self.aborted = 0
         self.prompts: list[list[int]] = []
+        self.parents: list[str | None] = []
+        """The trace context of each prompt."""
         self.hang_after: int | None = None
         """So many tokens of a stream are drawn, and no more."""
         self.expert: int | None = None
@@ -44,6 +46,7 @@ class FakeEngine(ZeroCostEngine):
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
         self.prompts.append(list(prompt_token_ids))
+        self.parents.append(traceparent)
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
         try:
@@ -65,6 +68,7 @@ class FakeEngine(ZeroCostEngine):
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
         self.prompts.append(list(prompt_token_ids))
+        self.parents.append(traceparent)
         prompt = "".join(map(chr, prompt_token_ids))
         drawn = next((k for k in range(len(self.answer) - 1, 0, -1) if prompt.endswith(self.answer[:k])), 0)
         rest = self.answer[drawn:][: sampling.max_tokens]

@@ -133,7 +133,7 @@ def test_state_survives_the_file_and_a_damaged_file_is_no_state(folder: Folder) 
         assert read_state(folder) is None
 
 
-def test_only_the_loopback_interface_is_listened_on(folder: Folder) -> None:
+def test_only_the_loopback_interface_is_listened_on_unless_an_address_is_set(folder: Folder) -> None:
     folder.root.mkdir()
     write_configuration(folder, port=1, controller_port=2, fsync=False)
     text = folder.properties.read_text()
@@ -141,6 +141,12 @@ def test_only_the_loopback_interface_is_listened_on(folder: Folder) -> None:
     assert "auto.create.topics.enable=false\n" in text
     assert str(folder.root) not in text
     assert "log.flush.interval.messages" not in text
+    write_configuration(folder, port=1, controller_port=2, fsync=False, address="node-1:9093")
+    for line in (
+        "listeners=PLAINTEXT://127.0.0.1:1,CONTROLLER://127.0.0.1:2,OUTSIDE://node-1:9093\n",
+        "advertised.listeners=PLAINTEXT://127.0.0.1:1,OUTSIDE://node-1:9093\n",
+    ):
+        assert line in folder.properties.read_text()
     assert server_properties(1, 2, fsync=True, after_crash=False)["log.flush.interval.messages"] == 1
 
 

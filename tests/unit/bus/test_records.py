@@ -13,6 +13,7 @@ from schemas.task import Task
 from schemas.topics import BATCHES, DEAD_LETTERS, ROLLOUTS, TASKS
 from trinity_bus.bus import Undecodable, dead_letter, lane_partition, partition_of
 from trinity_bus.bus.read.received import header, receive, receive_all
+from trinity_bus.bus.read.wire_format import MAX_HEADERS
 from trinity_bus.config import KafkaSettings
 
 LIMIT = DEAD_LETTERS.max_message_bytes
@@ -77,6 +78,12 @@ def test_a_dead_letter_keeps_everything_and_says_why() -> None:
         ("dlq.partition", b"3"),
         ("dlq.offset", b"7"),
     )
+
+
+def test_a_dead_letter_has_no_more_headers_than_its_readers_take() -> None:
+    headers = tuple((f"h{number}", b"") for number in range(MAX_HEADERS))
+    *_, kept = dead_letter(receive(TASKS, consumed(b"\xc1", headers=headers), TASKS.records), "not_msgpack", "", LIMIT)
+    assert [name for name, _ in kept] == ["dlq.reason", "dlq.detail", "dlq.topic", "dlq.partition", "dlq.offset"]
 
 
 def test_a_dead_letter_of_nothing_is_nothing_and_details_are_cut() -> None:

@@ -13,7 +13,7 @@ from tests.support.fakes.received import received as at_place
 from tests.support.narrowing import some
 from tests.support.tracking import board_events, wandb_rows
 from trinity_bus.tracking.metrics_ledger import MetricsLedger, MetricsLedgerError, MetricsLine, line_of
-from trinity_bus.tracking.sinks import Sink, TensorBoard, WeightsAndBiases
+from trinity_bus.tracking.sinks import Sink, TensorBoard, Trackio, WeightsAndBiases
 
 received = partial(at_place, timestamp_ms=1500)
 LOG = {"trainer-events": "cluster/one", "batches": "cluster/two"}
@@ -114,3 +114,17 @@ def test_wandb_offline_has_each_line_once_when_written_anew(tmp_path: Path, monk
     (file,) = (tmp_path / "wandb").rglob("*.wandb")
     steps = [int(row["step"]) for row in wandb_rows(file)]
     assert steps == [one.step for one in LINES]
+
+
+def test_trackio_has_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    store = pytest.importorskip("trackio.sqlite_storage", reason="trackio is not part of the environment of tests")
+    written(Trackio(tmp_path, "project", "run"), LINES[:7])
+    again = Trackio(tmp_path, "project", "run")
+    assert again.lines == 7
+    # As one whose count is of before its last write.
+    again.lines = 5
+    written(again, LINES)
+    rows = store.SQLiteStorage.get_logs("project", run="run")
+    assert [(row["step"], row["loss"]) for row in rows] == [(one.step, one.metrics["loss"]) for one in LINES]
+    assert rows[3]["timestamp"] == "1970-01-01T00:16:43+00:00"

@@ -12,8 +12,9 @@ Neither is proof against an author who lies about itself: all explorers are one 
 and one that writes another's name into key and record is believed. See ``docs/security.md``.
 
 A dead letter keeps a record that was refused, with the reason. It has the key, value and headers of the record that it
-stands for; what is added is in ``dlq.`` headers (see :mod:`schemas.topic`). Producing its key, value and remaining
-headers to the topic named there tries it again.
+stands for, but for what it was as a CloudEvent; what is added is in ``dlq.`` and ``ce_`` headers (see
+:mod:`schemas.topic`). Producing its key, value and remaining headers to the topic named there tries it again. Of a
+record with so many headers that no reader would take a letter with all of them, none is kept.
 
 What is larger than its topic allows, or than the topic of dead letters has room for, and a batch that cannot be
 unpacked, is cut: the first KiB is kept, with the size and the hash of all of it, so that the letter of a record is
@@ -36,6 +37,7 @@ from schemas.codec import RECORDS, decode
 from schemas.errors import DecodeError
 from schemas.event import RunnersReport
 from schemas.topic import (
+    CE_PREFIX,
     DLQ_DETAIL,
     DLQ_LAST_OFFSET,
     DLQ_OFFSET,
@@ -50,6 +52,7 @@ from schemas.topic import (
 )
 from schemas.topics import TOPICS
 from trinity_bus.bus.read.batches import HEAD_BYTES, Unreadable
+from trinity_bus.bus.read.wire_format import MAX_HEADERS
 
 FORGED_AUTHOR = "forged_author"
 FORGED_SENDER = "forged_sender"
@@ -248,6 +251,7 @@ async def receive_all(
 
 
 MAX_DETAIL_BYTES = 2000
+_MOST_ADDED = 16  # headers of a dead letter that are its own
 _OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})
 
 
@@ -255,7 +259,12 @@ def dead_letter(
     received: Received[Any], reason: str, detail: str, max_message_bytes: int
 ) -> tuple[bytes | None, bytes | None, Headers]:
     key, value = received.raw_key, None if received.is_null else received.raw
-    kept: Headers = tuple((name, data) for name, data in received.headers if name not in _OWN)
+    # What the record was as an event of its sender's, its dead letter is not.
+    kept: Headers = tuple(
+        (name, data) for name, data in received.headers if name not in _OWN and not name.startswith(CE_PREFIX)
+    )
+    if len(kept) > MAX_HEADERS - _MOST_ADDED:
+        kept = ()
     added = [
         (DLQ_REASON, reason.encode()),
         (DLQ_DETAIL, detail.encode("utf-8", "backslashreplace")[:MAX_DETAIL_BYTES]),

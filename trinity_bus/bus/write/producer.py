@@ -45,6 +45,7 @@ from trinity_bus.bus.client.connection import kafka_errors, translated
 from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
+from trinity_bus.bus.write.cloud_events import dead_letter_headers, record_headers
 from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
 from trinity_bus.bus.write.outages import (
     CANCELLED_S,
@@ -163,6 +164,8 @@ class Producer:
         if span is not None:
             traceparent = current_traceparent(span)
         typed = [(CONTENT_TYPE, _MSGPACK), *headers]
+        if topic.cloud_events:
+            typed += record_headers(self._settings.namespace, topic, record.SCHEMA, record.VERSION, value)
         return await self.send_raw(
             topic, key, value, partition=partition, traceparent=traceparent, headers=typed, span=span
         )
@@ -238,7 +241,8 @@ class Producer:
             1, {names.MESSAGING_DESTINATION_TEMPLATE: received.topic.name, names.DEAD_LETTER_REASON: reason}
         )
         log.warning("dead letter from %s: %s: %s", received.place, reason, detail)
-        return await self.send_raw(to, key, value, headers=headers)
+        events = dead_letter_headers(self._settings.namespace, to, received.place)
+        return await self.send_raw(to, key, value, headers=(*headers, *events))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

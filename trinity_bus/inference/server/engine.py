@@ -209,7 +209,8 @@ class ServerEngine:
     ) -> AsyncGenerator[tuple[int, Completion]]:
         arguments = self._arguments(sampling, n)
         unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
-        with request_span(self._name, len(prompt_token_ids), arguments, traceparent):
+        drawn = 0
+        with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
             async with self._gate.request():
                 versions = self._versions()
                 asked = {**self._body(prompt_token_ids, arguments), "stream": True}
@@ -223,7 +224,9 @@ class ServerEngine:
                             if not more.finish_reason:
                                 unfinished[choice.index] = left
                             self.tokens_generated += len(more.token_ids)
+                            drawn += len(more.token_ids)
                             yield choice.index, more
+            span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, drawn)
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
 
