@@ -85,6 +85,11 @@ class Sampling(Record):
     """After so many tokens of reasoning its end is forced."""
 
     @property
+    def softmax(self) -> tuple[float | None, ...]:
+        """From which softmax tokens are drawn, where nothing alters it; lengths, stops and seeds do not."""
+        return self.temperature, self.top_p, self.top_k, self.min_p
+
+    @property
     def altered_by(self) -> tuple[str, ...]:
         """Options that make the distribution that tokens are drawn from another one than the trainer can repeat."""
         given = self.__dict__

@@ -50,6 +50,20 @@ MESSAGES = [
     b'{"messages": [], "tools": [{"name": "x", "input_schema": 1, "description": 1}]}',
     b'{"messages": [{"role": "user", "content": "x"}], "system": [1]}',
 ]
+RESPONSES = [
+    *CHAT[:2],
+    b'{"input": "\\ud800"}',
+    b'{"input": "x", "instructions": "\\ud800"}',
+    b'{"input": "x", "metadata": {"\\ud800": "x"}}',
+    b'{"input": "x", "previous_response_id": "\\ud800"}',
+    b'{"input": "x", "temperature": 1e400, "top_p": NaN}',
+    b'{"input": "x", "text": {"format": ' + b"[" * 900 + b"]" * 900 + b"}}",
+    b'{"input": {"a": 1}}',
+    b'{"input": [{"type": ["x"]}, 1]}',
+    b'{"input": [{"role": "user", "content": [{"type": [], "text": 1}]}]}',
+    b'{"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}]}',
+    b'{"input": "x", "tools": [{"type": "function", "name": "\\ud800"}]}',
+]
 PROMPTS = [b'{"prompt": "\\ud800"}', b'{"prompt": [2147483647]}', b'{"prompt": [true]}', b'{"prompt": {"a": 1}}']
 FEEDBACK = [
     b'{"session": "\xff", "reward": 1}',
@@ -61,6 +75,7 @@ FEEDBACK = [
 ]
 ALL = {
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": MESSAGES,
     "/v1/completions": PROMPTS,

@@ -7,17 +7,23 @@ text, tool use and tool results become messages with text, tool calls and tools'
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.messages import ChatError
 from trinity_bus.chat.openai import (
     ChatRequest,
+    Choices,
+    ConversationShape,
+    Reasoning,
+    TokenTexts,
+    not_had,
     read_body,
     read_flag,
     read_objects,
     read_sampling,
     read_shape,
+    read_text,
     tool_names,
 )
 from trinity_bus.chat.session import ModelReply
@@ -40,7 +46,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
     if asked.get("system"):
-        messages.insert(0, {"role": "system", "content": _text(asked["system"])})
+        messages.insert(0, {"role": "system", "content": read_text(asked["system"], "system")})
     thinking = asked.get("thinking", {})
     if not isinstance(thinking, dict):
         raise ChatError("thinking is an object with a type")
@@ -55,7 +61,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
         case {"type": "tool", "name": str(name)}:
             required = tool_names(tools, name)
         case other:
-            raise ChatError(f"tool_choice {json.dumps(other)[:100]} cannot be had here")
+            raise not_had("tool_choice", other)
     output = asked.get("output_config", {})
     if not isinstance(output, dict):
         raise ChatError("output_config is an object")
@@ -89,14 +95,14 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ]
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = _text(block.get("content") or "")
+            result = read_text(block.get("content") or "", "tool_result.content")
             # Templates know no other way to say so.
             told = f"error: {result}" if read_flag(block, "is_error") else result
             yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": told}
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
     if rest or calls or not blocks:
-        yield {"role": role, "content": _text(rest), **({"tool_calls": calls} if calls else {})}
+        yield {"role": role, "content": read_text(rest, "content"), **({"tool_calls": calls} if calls else {})}
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,42 +119,27 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    blocks = content if isinstance(content, list) else [content]
-    for block in blocks:
-        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-            raise ChatError(f"only blocks of text can be prompted with here, not {str(kind)[:50]!r}")
-    return "".join(block["text"] for block in blocks)
-
-
 @dataclass(slots=True)
-class MessageShape:
-    """An answer, in one piece or as the events of a stream: ``start``, ``begin``, ``more`` ..., ``last``."""
+class MessageShape(ConversationShape):
+    named: ClassVar[bool] = True
+    _text_at: int | None = None  # which block the text is, once it has begun
 
-    id: str
-    model: str
-    prompt_tokens: int
-    thinking: bool = False  # whether reasoning is shown
-    _text_at: int | None = None  # which block the text is
-
-    def body(self, said: ModelReply) -> dict[str, Any]:
+    def body(self, choices: Choices) -> dict[str, Any]:
+        ((said, _),) = choices
         text = [{"type": "text", "text": said.content}] if said.content or not said.tool_calls else []
         return {
             **self._message([*self._thoughts(said.reasoning), *text, *_uses(said)], said.tokens),
             **_ended(said),
         }
 
-    @property
-    def silent(self) -> bool:
-        return self._text_at is None
+    def failed(self, message: str, kind: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
-    def start(self) -> dict[str, Any]:
-        return {"type": "message_start", "message": {**self._message([], 0), "stop_reason": None}}
+    def start(self, index: int) -> Iterator[dict[str, Any]]:
+        del index
+        yield {"type": "message_start", "message": {**self._message([], 0), "stop_reason": None}}
 
-    def begin(self, reasoning: str | None) -> Iterator[dict[str, Any]]:
+    def _begin(self, reasoning: str | None) -> Iterator[dict[str, Any]]:
         """Show the reasoning, where it is asked for, and begin the text."""
         thoughts = self._thoughts(reasoning)
         for index, thought in enumerate(thoughts):
@@ -159,26 +150,31 @@ class MessageShape:
         self._text_at = len(thoughts)
         yield {"type": "content_block_start", "index": self._text_at, "content_block": {"type": "text", "text": ""}}
 
-    def more(self, text: str) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._text_at, "delta": {"type": "text_delta", "text": text}}
-
-    def last(self, said: ModelReply, rest: str) -> Iterator[dict[str, Any]]:
+    def more(self, index: int, text: str, reasoning: Reasoning) -> Iterator[dict[str, Any]]:
+        del index
         if self._text_at is None:
-            yield from self.begin(said.reasoning)
+            yield from self._begin(reasoning())
+        yield {"type": "content_block_delta", "index": self._text_at, "delta": {"type": "text_delta", "text": text}}
+
+    def last(self, index: int, said: ModelReply, rest: str, tokens: TokenTexts) -> Iterator[dict[str, Any]]:
+        del tokens
+        if self._text_at is None:
+            yield from self._begin(said.reasoning)
         text_at = self._text_at or 0
         if rest:
-            yield self.more(rest)
+            yield from self.more(index, rest, lambda: None)
         yield {"type": "content_block_stop", "index": text_at}
-        for index, use in enumerate(_uses(said), text_at + 1):
-            yield {"type": "content_block_start", "index": index, "content_block": {**use, "input": {}}}
+        for place, use in enumerate(_uses(said), text_at + 1):
+            yield {"type": "content_block_start", "index": place, "content_block": {**use, "input": {}}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-            yield {"type": "content_block_stop", "index": index}
+            yield {"type": "content_block_delta", "index": place, "delta": delta}
+            yield {"type": "content_block_stop", "index": place}
         yield {"type": "message_delta", "delta": _ended(said), "usage": {"output_tokens": said.tokens}}
         yield {"type": "message_stop"}
 
     def _thoughts(self, reasoning: str | None) -> list[dict[str, Any]]:
-        return [{"type": "thinking", "thinking": reasoning, "signature": ""}] if self.thinking and reasoning else []
+        shown = self.asked.shows_reasoning and reasoning
+        return [{"type": "thinking", "thinking": reasoning, "signature": ""}] if shown else []
 
     def _message(self, content: list[dict[str, Any]], drawn: int) -> dict[str, Any]:
         return {

@@ -60,7 +60,11 @@ class EndingTokenizer(Tokenizer, Protocol):
 
 
 class ChatError(TrinityError, ValueError):
-    """A conversation that cannot be made into tokens; the message says why."""
+    """A conversation that cannot be made into tokens; the message says why, ``param`` which field of its request."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def text_of(message: ChatMessage) -> str:
@@ -121,7 +125,7 @@ class Digests:
     """What a history is known by: a digest of its tools, and everything up to each of its messages."""
 
     def __init__(self, tools: Sequence[ToolSchema] | None) -> None:
-        self._hash = xxhash.xxh3_128(_canonical(tools or []))
+        self._hash = xxhash.xxh3_128(canonical(tools or []))
 
     def with_one_more(self, message: ChatMessage) -> bytes:
         """Return what ``add`` would, and add nothing."""
@@ -137,10 +141,11 @@ class Digests:
 def _meaning(message: ChatMessage) -> bytes:
     role = str(message.get("role"))
     calls = calls_of(message) if message.get("tool_calls") else None
-    return _canonical((_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls))
+    return canonical((_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls))
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
+    """Return messages, or what is in them, as JSON; raises ChatError for what no text can hold."""
     try:
         return _JSON.encode(value)
     except (UnicodeEncodeError, RecursionError) as error:

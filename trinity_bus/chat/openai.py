@@ -7,10 +7,11 @@ answer and cannot be had here is refused.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from pydantic import ValidationError
@@ -81,8 +82,12 @@ class ChatRequest:
     drawing: Mapping[str, Any] = field(default_factory=dict)
     # Names of tools, one of which is to be called; none: the model may call any, or none.
     required: Sequence[str] = ()
-    # Whether the answer is to have a block of reasoning, as Anthropic's have; how much is the model's to say.
+    # Whether the answer is to have reasoning of its own, as Anthropic's have; how much is the model's to say.
     shows_reasoning: bool = False
+    # Id of the answer that ``messages`` continue, and what stands before all that was said up to there.
+    previous: str | None = None
+    opening: Sequence[ChatMessage] = ()
+    stored: bool = False  # whether its answer may be continued by its id
 
     def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
         """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""
@@ -113,7 +118,7 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     """Read a request, with the task's wishes; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
     tools = read_objects(asked, "tools")
-    required = _required(asked.get("tool_choice", "auto"), tools)
+    required = read_required(asked.get("tool_choice", "auto"), tools)
     if asked.get("tool_choice") == "none":
         tools = []
     if (shape := read_shape(asked.get("response_format"), "response_format", tools)) is not None:
@@ -169,7 +174,7 @@ def read_completion_request(body: bytes, sampling: Sampling, tokenizer: Tokenize
     )
 
 
-def _required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+def read_required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
     match choice:
         case "auto" | "none":
             return []
@@ -177,7 +182,7 @@ def _required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
             return tool_names(tools)
         case {"type": "function", "function": {"name": str(name)}}:
             return tool_names(tools, name)
-    raise ChatError(f"tool_choice {json.dumps(choice)[:100]} cannot be had here")
+    raise not_had("tool_choice", choice)
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) -> list[str]:
@@ -185,7 +190,7 @@ def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) ->
     named = [tool["function"].get("name") for tool in tools if isinstance(tool.get("function"), dict)]
     names = [name for name in named if isinstance(name, str) and wanted in (None, name)]
     if not names:
-        raise ChatError("tool_choice requires a call of a tool that is not among the tools")
+        raise ChatError("tool_choice requires a call of a tool that is not among the tools", "tool_choice")
     return names
 
 
@@ -202,24 +207,38 @@ def read_shape(shape: Any, field: str, tools: Sequence[Any]) -> StructuredOutput
         }:
             asked = _checked(StructuredOutputs, {"json_schema": schema})
         case _:
-            raise ChatError(f"{field} {json.dumps(shape)[:100]} cannot be had here")
+            raise not_had(field, shape)
     if tools:
-        raise ChatError(f"{field} cannot be had together with tools: the answer could be no call")
+        raise ChatError(f"{field} cannot be had together with tools: the answer could be no call", field)
     return asked
 
 
 def read_body(body: bytes, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return a request's fields but null: those ``taken``, and ``neutral`` ones of these values; else ChatError."""
-    asked = read_json(body)
-    if not isinstance(asked, dict):
-        raise ChatError("the request is no JSON object")
-    asked = {name: value for name, value in asked.items() if value is not None}
-    for name, value in asked.items():
-        if name in neutral and value not in neutral[name]:
-            raise ChatError(f"{name} {json.dumps(value)[:100]} cannot be had here")
-        if name not in taken | neutral.keys():
-            raise ChatError(f"{name} cannot be had here")
-    return asked
+    return read_fields(read_json(body), taken, neutral)
+
+
+def read_fields(
+    given: Any, taken: AbstractSet[str], neutral: Mapping[str, Sequence[Any]], place: str = ""
+) -> dict[str, Any]:
+    """Return the same of an object, which is at ``place`` of a request."""
+    if not isinstance(given, dict):
+        raise ChatError(f"{place or 'the request'} is no JSON object", place or None)
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name, value in fields.items():
+        if name in taken:
+            continue
+        where = f"{place}.{name[:100]}" if place else name[:100]
+        if name not in neutral:
+            raise ChatError(f"{where} cannot be had here", where)
+        if value not in neutral[name]:
+            raise not_had(where, value)
+    return fields
+
+
+def not_had(where: str, value: Any) -> ChatError:
+    """Return what tells a client that a field of its request cannot have this value."""
+    return ChatError(f"{where} {json.dumps(value)[:100]} cannot be had here", where)
 
 
 def read_json(body: bytes) -> Any:
@@ -241,7 +260,7 @@ def read_flag(asked: Mapping[str, Any], name: str) -> bool:
     """Return a field that is true or false, false where it is not there; the text "false" is a ChatError."""
     value = asked.get(name, False)
     if not isinstance(value, bool):
-        raise ChatError(f"{name} is true or false, not {json.dumps(value)[:100]}")
+        raise ChatError(f"{name} is true or false, not {json.dumps(value)[:100]}", name)
     return value
 
 
@@ -252,8 +271,8 @@ def read_include_usage(asked: Mapping[str, Any]) -> bool:
     return read_flag({name: value for name, value in options.items() if value is not None}, "include_usage")
 
 
-def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any) -> Sampling:
-    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
+def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None, **more: Any) -> Sampling:
+    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop, **more})
     return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
 
@@ -262,7 +281,8 @@ def _checked[R: Record](kind: type[R], wishes: Mapping[str, Any]) -> R:
         return kind.model_validate({name: value for name, value in wishes.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        raise ChatError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        where = ".".join(map(str, first["loc"]))
+        raise ChatError(f"{where}: {first['msg']}", where) from error
 
 
 def read_n(asked: Mapping[str, Any]) -> int:
@@ -275,31 +295,80 @@ def read_n(asked: Mapping[str, Any]) -> int:
 def read_objects(asked: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     value = asked.get(name, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise ChatError(f"{name} is a list of objects")
+        raise ChatError(f"{name} is a list of objects", name)
     return value
 
 
-type Choices = Sequence[tuple[ModelReply, Sequence[tuple[str, float]] | None]]
+def read_text(given: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """Return a text, or that of a list of its parts, which are of these kinds."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise ChatError(f"{where} is a text, or a list of its parts", where)
+    texts = []
+    for place, part in enumerate(given):
+        match part:
+            case {"type": str(kind), "text": str(text)} if kind in kinds:
+                texts.append(text)
+            case _:
+                raise not_had(f"{where}[{place}]", part)
+    return "".join(texts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """An answer, in one piece or in chunks; ``created`` in seconds since 1970."""
+type TokenTexts = Sequence[tuple[str, float]] | None  # with the tokens' log-probabilities, where they were asked for
+type Choices = Sequence[tuple[ModelReply, TokenTexts]]
+type Reasoning = Callable[[], str | None]  # of a choice, as far as it was drawn: whole by the time text is shown
+
+
+@dataclass(slots=True)
+class AnswerShape:
+    """An answer, in one piece or in events; ``created`` in seconds since 1970, ``asked`` the request as it was read."""
 
     id: str
     created: int
     model: str
     prompt_tokens: int
+    asked: Any
+    # Whether events have their types as names; without, the last of them is ``[DONE]``.
+    named: ClassVar[bool] = False
+    chunks_are: ClassVar[str] = ""
+
+    def failed(self, message: str, kind: str) -> dict[str, Any]:
+        """Return the event of an error amid an answer."""
+        return error_body(message, kind)
+
+    def end(self, drawn: int) -> Iterator[dict[str, Any]]:
+        """Yield what comes after all choices, which have so many tokens together."""
+        if self.asked.include_usage:
+            yield self._frame(self.chunks_are, [], drawn)
 
     def _frame(self, kind: str, choices: Sequence[Any], drawn: int | None = None) -> dict[str, Any]:
         frame = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
         return frame if drawn is None else {**frame, "usage": usage(self.prompt_tokens, drawn)}
 
 
-class ChatShape(_Shape):
-    """Each choice comes with its tokens' texts and log-probabilities, where they were asked for."""
+class ConversationShape(AnswerShape, ABC):
+    """An answer of a conversation; its events are ``start``, ``more`` and ``last`` of each choice, and ``end``."""
 
     __slots__ = ()
+
+    @abstractmethod
+    def body(self, choices: Choices) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def start(self, index: int) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def more(self, index: int, text: str, reasoning: Reasoning) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def last(self, index: int, said: ModelReply, rest: str, tokens: TokenTexts) -> Iterator[dict[str, Any]]:
+        """Yield what is left of a choice: the ``rest`` of its text, its tool calls, how it has ended."""
+
+
+class ChatShape(ConversationShape):
+    __slots__ = ()
+    chunks_are: ClassVar[str] = "chat.completion.chunk"
 
     def body(self, choices: Choices) -> dict[str, Any]:
         made = [
@@ -308,15 +377,14 @@ class ChatShape(_Shape):
         ]
         return self._frame("chat.completion", made, sum(said.tokens for said, _ in choices))
 
-    def first(self, index: int) -> dict[str, Any]:
-        return self._chunk(index, {"role": "assistant", "content": ""})
+    def start(self, index: int) -> Iterator[dict[str, Any]]:
+        yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def more(self, index: int, text: str) -> dict[str, Any]:
-        return self._chunk(index, {"content": text})
+    def more(self, index: int, text: str, reasoning: Reasoning) -> Iterator[dict[str, Any]]:
+        del reasoning  # comes with the last chunk, as it always has
+        yield self._chunk(index, {"content": text})
 
-    def last(
-        self, index: int, said: ModelReply, rest: str, tokens: Sequence[tuple[str, float]] | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def last(self, index: int, said: ModelReply, rest: str, tokens: TokenTexts) -> Iterator[dict[str, Any]]:
         delta = {**said.message, "content": rest}
         del delta["role"]
         if said.tool_calls:
@@ -324,37 +392,31 @@ class ChatShape(_Shape):
         yield self._chunk(index, delta, logprobs=_logprobs(tokens))
         yield self._chunk(index, {}, finish_reason=finish_reason(said))
 
-    def usage(self, drawn: int) -> dict[str, Any]:
-        return self._frame("chat.completion.chunk", [], drawn)
-
-    def chunks(self, choices: Choices, *, include_usage: bool) -> Iterator[dict[str, Any]]:
+    def chunks(self, choices: Choices) -> Iterator[dict[str, Any]]:
         for i, (said, tokens) in enumerate(choices):
-            yield self.first(i)
+            yield from self.start(i)
             yield from self.last(i, said, said.content, tokens)
-        if include_usage:
-            yield self.usage(sum(said.tokens for said, _ in choices))
+        yield from self.end(sum(said.tokens for said, _ in choices))
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._frame("chat.completion.chunk", [choice])
+        return self._frame(self.chunks_are, [choice])
 
 
-class CompletionShape(_Shape):
+class CompletionShape(AnswerShape):
     """Choices are texts, each with why it ended."""
 
     __slots__ = ()
+    chunks_are: ClassVar[str] = "text_completion"
 
     def body(self, choices: Sequence[tuple[str, str]], drawn: int) -> dict[str, Any]:
         made = [_choice(i, text, reason) for i, (text, reason) in enumerate(choices)]
-        return self._frame("text_completion", made, drawn)
+        return self._frame(self.chunks_are, made, drawn)
 
     def chunk(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        return self._frame("text_completion", [_choice(index, text, finish_reason)])
-
-    def usage(self, drawn: int) -> dict[str, Any]:
-        return self._frame("text_completion", [], drawn)
+        return self._frame(self.chunks_are, [_choice(index, text, finish_reason)])
 
 
 def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
@@ -369,8 +431,8 @@ def text_of_completion(tokenizer: Tokenizer, token_ids: Sequence[int], stop: Seq
     return text
 
 
-def error_body(message: str, kind: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "code": None, "param": None}}
+def error_body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "code": None, "param": param}}
 
 
 def model_body(model: str) -> dict[str, Any]:
@@ -394,7 +456,7 @@ def finish_reason(said: ModelReply) -> str:
     return "tool_calls" if said.tool_calls else said.finish_reason
 
 
-def _logprobs(tokens: Sequence[tuple[str, float]] | None) -> dict[str, Any] | None:
+def _logprobs(tokens: TokenTexts) -> dict[str, Any] | None:
     if tokens is None:
         return None
     return {

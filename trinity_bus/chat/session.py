@@ -9,7 +9,8 @@ A session is what one agent says to a model: one conversation, or several with c
     what was said last, and more                               the same tokens, and     is added to that sample
                                                                what is new, written
     what was said earlier and was answered since, and more;    likewise                 begins a sample (``branches``)
-    or a prompt that has been answered already
+    or a prompt that has been answered already, or what is
+    answered from another softmax (its temperature, say)
     anything else: the history, or the tools, were changed     all of them, written     begins a sample (``rewrites``)
 
 So each drawn token is in one sample, once, and before it stand exactly the tokens that it was drawn after. In a sample
@@ -54,7 +55,7 @@ class TokenSample:
     kept: bytearray | None = None  # from which tokens each of the response was drawn: see ``schemas.groups.kept``
     finish_reason: str = "stop"  # of the last turn
     number: int = 0  # which of its session's
-    # How it was drawn: of several turns, the one whose distribution no trainer can repeat. None: nobody said it.
+    # How it was drawn, all turns from the same softmax: the turn that something altered, if one was. None: nobody said.
     sampling: Sampling | None = None
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
@@ -124,6 +125,7 @@ class ModelReply:
     finish_reason: str = "stop"
     stopped_by: str | None = None  # which of the texts has ended it that were to do so
     tokens: int = 0
+    reasoning_tokens: int = 0  # in its reasoning, where they were counted
     sample: int = 0  # in which of the session's samples it is
     turn: int = 0  # which of that sample's turns
 
@@ -184,6 +186,8 @@ class Session:
             raise ChatError("a conversation needs at least one message")
         digests = Digests(tools)
         known = [digests.add(message) for message in messages]
+        # Calls of a history that was said to another session have the first of the ids.
+        self._calls = max(self._calls, sum(len(message.get("tool_calls") or ()) for message in messages))
         renderer = self._renderer.configured(options) if options else self._renderer
         token_ids, after = self._continued(renderer, known, messages, tools)
         if token_ids is None:
@@ -208,11 +212,13 @@ class Session:
         stop: Sequence[str],
         drawn: Callable[[Sequence[int]], Sequence[Completion]],
         options: TemplateOptions | None = None,
+        *,
+        sampling: Sampling | None = None,
     ) -> list[tuple[Completion, ModelReply]]:
         """Take the answers of a history that were given elsewhere, up to the first that is not what was drawn there.
 
-        ``stop`` ended answers; ``drawn`` returns what was drawn elsewhere after a prompt. Returns what was taken, and
-        what it says.
+        ``stop`` ended answers; ``drawn`` returns what was drawn elsewhere after a prompt, by ``sampling``. Returns what
+        was taken, and what it says.
         """
         taken: list[tuple[Completion, ModelReply]] = []
         digests = Digests(tools)
@@ -226,7 +232,7 @@ class Session:
             same = next((one for one in drawn(prompt.token_ids) if self._would_be(prompt, one, stop) == known), None)
             if same is None:
                 break
-            taken.append((same, self.add(prompt, same, stop)))
+            taken.append((same, self.add(prompt, same, stop, sampling)))
         return taken
 
     def add(
@@ -236,7 +242,7 @@ class Session:
 
         What is said ends before texts of ``stop``. ``sampling``: how it was drawn, where each sample is to tell it.
         """
-        sample, told = self._sample(prompt)
+        sample, told = self._sample(prompt, sampling)
         if sampling is not None and (sample.sampling is None or sampling.altered_by):
             sample.sampling = sampling
         sample._add(told, completion)  # noqa: SLF001 (its maker)
@@ -274,11 +280,13 @@ class Session:
                 return (None if new is None else [*drawn.prompt, *drawn.token_ids, *new]), point
         return None, None
 
-    def _sample(self, prompt: Prompt) -> tuple[TokenSample, list[int]]:
+    def _sample(self, prompt: Prompt, sampling: Sampling | None) -> tuple[TokenSample, list[int]]:
         """Return the sample that an answer belongs to, and what it was told since that sample's last turn."""
         after = prompt.after
         if after is not None and len(after.sample.turn_starts) == after.turn:
-            return after.sample, prompt.token_ids[after.end :]
+            before = after.sample.sampling
+            if sampling is None or before is None or before.softmax == sampling.softmax:
+                return after.sample, prompt.token_ids[after.end :]
         if after is not None or prompt.known in self._asked:
             self.branches += 1
         elif self.samples:

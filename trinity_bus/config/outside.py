@@ -10,6 +10,7 @@ from trinity_bus.config.mesh import TemplateOptions, of_mesh
 from trinity_bus.config.values import MIN_KEY_CHARS, Count, HostName, InstanceName, Seconds, Section, conflict
 
 type HeaderName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")]
+type HttpAddress = Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")]
 
 
 class GatewaySettings(Section):
@@ -21,6 +22,9 @@ class GatewaySettings(Section):
     """Address to listen on."""
     port: Port = 8000
     """Port to listen on; 0: any free one."""
+    public_url: HttpAddress | None = None
+    """Address that agents get, such as ``http://gateway:8000``: how they reach it from containers, from other machines
+    or through a proxy. Without ``/v1``. Unset: ``http://`` with ``host`` and ``port``."""
     api_keys: SecretStr | None = None
     """Keys of its clients, separated by blanks or commas, as ``name:key`` or a key; 16 characters or more."""
     model: Identifier = of_mesh("model")
@@ -59,6 +63,10 @@ class GatewaySettings(Section):
     def served(self) -> str:
         return self.model if self.pool is None else self.pool
 
+    def reached_at(self, listens: str | None = None) -> str:
+        """Return the address that agents get, of a gateway that listens at ``host:port``."""
+        return (self.public_url or f"http://{listens or f'{self.host}:{self.port}'}").rstrip("/")
+
 
 class ConsoleSettings(Section):
     """The console, which shows every rollout from the log. See docs/console.md."""
@@ -80,7 +88,7 @@ class ConsoleSettings(Section):
     """Header in which that proxy lists the user's roles, ``viewer`` or ``operator``. Unset: all are viewers."""
     folder: Path | None = None
     """Folder of its index, which is rebuilt from the log. Unset: ``trinity-bus/console`` in ``XDG_DATA_HOME``."""
-    jaeger_url: Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$")] | None = None
+    jaeger_url: HttpAddress | None = None
     """Address of Jaeger's pages, such as ``http://localhost:16686``, to link traces. Unset: ids are shown."""
     model_path: str | None = None
     """Folder of the Hugging Face model whose tokenizer converts samples to text. Unset: that of ``mesh``; without one,

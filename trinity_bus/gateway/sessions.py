@@ -8,9 +8,10 @@
                                                                                                   |
                                                               settled: forgotten, but that it was -'
 
-Without a session in its URL each request is a conversation of its own, known by the id of its answer. Of a client only
-what it has said itself is known to it. A reward is of the sample that its answer is in; of several for one sample
-the last is the sample's, and each its own turn's. Samples without a reward are not contributed.
+Without a session in its URL each request is a conversation of its own, known by the id of its answer, or the next turn
+of one, where it continues an answer by that id. Of a client only what it has said itself is known to it. A reward is of
+the sample that its answer is in; of several for one sample the last is the sample's, and each its own turn's. Samples
+without a reward are not contributed.
 
 A conversation is forgotten when nobody went on with it for long, or when there are too many, of the client that has
 most of them: then its ids are unknown.
@@ -33,19 +34,41 @@ from trinity_bus.errors import TrinityError
 MOST_COUNTED: Final = 100_000  # ids that are remembered to have had their reward
 MOST_SAMPLES: Final = 1024  # of one conversation
 MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
-# Of memory, that one takes. By so many bytes of routes, or of kept tokens, a conversation counts as one token longer.
+MOST_TOLD: Final = 16 << 20  # bytes of the messages of one conversation that answers may be continued by their ids with
+# Of memory, that one takes. By so many bytes of routes, kept tokens or messages a conversation counts as one token
+# longer.
 TOKEN_BYTES: Final = 40
+_TOLD_BYTES: Final = 256  # of memory, of what is told beside its messages
 # Ids of answers: which kind of client asked, when (there another gateway begins to look on the log), 80 random bits:
 # chatcmpl-019ab3c4d5e6f00dfeedbeefcafe0123 has milliseconds since the epoch, 12 digits, and 20 random ones.
-_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_)([0-9a-f]{12})[0-9a-f]{20}")
+_ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{12})[0-9a-f]{20}")
 
 
 class UnknownAnswerError(TrinityError, LookupError):
     """Feedback on something that this client was never answered, or that is forgotten."""
 
 
+class UnknownPreviousError(UnknownAnswerError):
+    """A request continues what this client was never answered there, or was not stored, or is forgotten."""
+
+    param: Final = "previous_response_id"
+
+
 class ConversationFullError(TrinityError, ValueError):
-    """A conversation with more turns or samples than one may have."""
+    """A conversation with more turns or samples than one may have, or longer messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an answer that may be continued by its id was asked with, and the answer."""
+
+    previous: str | None  # id of the answer that it has continued
+    asked: bytes  # JSON of the messages that came after that
+    answer: bytes = b"[]"  # the same of what was said then
+
+    @property
+    def size(self) -> int:
+        return len(self.asked) + len(self.answer) + _TOLD_BYTES
 
 
 @dataclass(slots=True)
@@ -63,11 +86,12 @@ class Dialogue:
     session: Session
     sampling: Sampling  # how its answers are drawn
     used_at: float
-    single: bool = False  # whether it is one request by itself
+    single: bool = False  # whether it is of no session: one request by itself, and those that continue its answers
     tokens: int = 0  # of all its samples, and what their routes count as
     fruitless: int = 0  # how often answers of others were looked for in vain
     part: int = 1  # grows when it is gone on with after it was contributed
     answers: list[str] = field(default_factory=list)
+    told: dict[str, Told] = field(default_factory=dict)  # by the ids of answers that may be continued by them
     rewards: dict[int, SampleReward] = field(default_factory=dict)  # by sample
 
     @property
@@ -118,7 +142,8 @@ class Sessions:
     def open(self, owner: str, name: str, now: float, *, single: bool = False) -> Dialogue:
         """Return a conversation of this name (the answer's id, where no session), a new one where there is none.
 
-        Nobody can go on with a ``single`` one. Raises ConversationFullError: it has all turns and samples that it may.
+        A ``single`` one goes on by the ids of its answers alone. Raises ConversationFullError: it has all turns and
+        samples that it may.
         """
         key = owner, name
         known = self._open.get(key)
@@ -132,10 +157,34 @@ class Sessions:
         self._forget(now)
         return known
 
+    def continued(self, owner: str, previous: str, name: str | None, now: float) -> tuple[Dialogue, list[bytes]]:
+        """Return the conversation of an answer that is continued by its id, and JSON of all messages up to there.
+
+        ``name``: the session that both are turns of, None where neither is. Raises UnknownPreviousError, and
+        ConversationFullError.
+        """
+        known, _ = self._places.get((owner, previous), (None, ()))
+        if known is None or previous not in known.told or (None if known.single else known.name) != name:
+            raise UnknownPreviousError(f"response {previous[:100]!r} is not known, or was not stored")
+        messages: list[bytes] = []
+        at: str | None = previous
+        while at is not None:
+            told = known.told[at]
+            messages += [told.answer, told.asked]
+            at = told.previous
+        if sum(map(len, messages)) > MOST_TOLD:
+            raise ConversationFullError(f"what response {previous!r} continues has more than {MOST_TOLD} bytes")
+        return self.open(owner, known.name, now), messages[::-1]
+
     def answered(
-        self, conversation: Dialogue, session: Session, answer_id: str, places: Iterable[tuple[int, int]]
+        self,
+        conversation: Dialogue,
+        session: Session,
+        answer_id: str,
+        places: Iterable[tuple[int, int]],
+        told: Told | None = None,
     ) -> None:
-        """Note what an answer consists of: the sample and turn of each of its responses.
+        """Note what an answer consists of, the sample and turn of each of its responses, and how it may be continued.
 
         Nothing is noted of one that came when its conversation was contributed, or forgotten, already; nor of one that
         is known, as two requests that recall the same would have it.
@@ -146,8 +195,9 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
-        samples = session.samples
-        tokens = sum(map(_size, samples))
+        if told is not None:
+            conversation.told[answer_id] = told
+        tokens = sum(map(_size, session.samples)) + sum(one.size for one in conversation.told.values()) // TOKEN_BYTES
         self._tokens[conversation.owner] += tokens - conversation.tokens
         conversation.tokens = tokens
         self._places[conversation.owner, answer_id] = conversation, list(places)
@@ -232,6 +282,7 @@ class Sessions:
                 if not one.single:
                     one.session = Session(self.renderer)
                     one.answers, one.rewards, one.tokens, one.part = [], {}, 0, one.part + 1
+                    one.told = {}
                     self._open[one.owner, one.name] = one
                     self._of[one.owner] += 1
 

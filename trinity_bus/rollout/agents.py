@@ -143,10 +143,10 @@ class Endpoint:
             return _error(413, f"a request has {MAX_BODY_BYTES} bytes at most", _REFUSED)
         except Exception as error:  # noqa: BLE001 (whatever the engine raises is this run's failure)
             return self._failed(error)
-        shape = ChatShape(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens)
+        shape = ChatShape(f"chatcmpl-{next(self._numbers)}", int(time.time()), asked.model, prompt_tokens, asked)
         if not asked.stream:
             return web.json_response(shape.body(choices))
-        return await _stream(request, shape.chunks(choices, include_usage=asked.include_usage))
+        return await _stream(request, shape.chunks(choices))
 
     def _failed(self, error: Exception) -> web.Response:
         if isinstance(error, UnknownModelError):

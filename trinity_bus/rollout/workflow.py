@@ -332,8 +332,7 @@ _DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "altered_by")
 
 
 def _distribution(sampling: Sampling) -> tuple[Any, ...]:
-    # What decides what is drawn; lengths, stops and seeds do not.
-    return tuple(getattr(sampling, name) for name in _DISTRIBUTION)
+    return *sampling.softmax, sampling.altered_by
 
 
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:

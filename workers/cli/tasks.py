@@ -187,10 +187,6 @@ def harbor(
     trial: Annotated[
         Path, typer.Argument(metavar="TRIAL.yaml", help="Harbor's configuration of trials: agent, sandbox.")
     ],
-    gateway: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="The gateway, as sandboxes reach it. Unset: gateway.host and port."),
-    ] = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 4,
     attempts: Annotated[int, typer.Option(min=1, help="Trials of a run until one has a reward.")] = 2,
 ) -> None:
@@ -205,5 +201,5 @@ def harbor(
     log_to_terminal("INFO")
     # A task may have Harbor put variables into its sandbox.
     keep_secrets()
-    url = gateway or f"http://{settings.gateway.host}:{settings.gateway.port}"
+    url = settings.gateway.reached_at()
     run_service(lambda: run(settings, trial, url, concurrent=concurrent, attempts=attempts), grace_s=_SANDBOXES_S)

@@ -1,27 +1,93 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
+"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aiohttp import web
 
+from schemas.sampling import Sampling
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
-from trinity_bus.chat.messages import Completion
+from trinity_bus.chat.messages import Completion, Tokenizer
 from trinity_bus.chat.openai import (
+    ChatRequest,
     ChatShape,
+    Choices,
     CompletionShape,
-    error_body,
+    ConversationShape,
     read_completion_request,
     read_request,
     text_of_completion,
     token_texts,
 )
 from trinity_bus.chat.rendering import DrawnTurn, Speech
-from trinity_bus.errors import TrinityError
-from workers.gateway.request_gate import BODY, PLACE, json_response, status_of
-from workers.gateway.request_run import Events, RequestContext
+from trinity_bus.chat.responses import ResponseShape, read_responses_request
+from trinity_bus.chat.session import Prompt
+from workers.gateway.request_gate import BODY, PLACE, json_response
+from workers.gateway.request_run import RequestContext, RequestRun
 
-_DONE: Final = b"[DONE]"
+
+@dataclass(frozen=True, slots=True)
+class ConversationApi:
+    kind: str  # how the ids of its answers begin
+    read: Callable[[bytes, Sampling], ChatRequest]
+    shape: Callable[[str, int, str, int, Any], ConversationShape]
+
+
+APIS: Final[Mapping[str, ConversationApi]] = {
+    "/v1/chat/completions": ConversationApi("chatcmpl-", read_request, ChatShape),
+    "/v1/responses": ConversationApi("resp_", read_responses_request, ResponseShape),
+    "/v1/messages": ConversationApi("msg_", read_messages_request, MessageShape),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    context: RequestContext
+    asked: ChatRequest
+    run: RequestRun
+    prompt: Prompt
+    sampling: Sampling
+    shape: ConversationShape
+
+    def choices(self, drawings: Sequence[Completion]) -> Choices:
+        said, tokenizer = self.run.said(self.prompt, self.sampling, drawings), self.context.tokenizer
+        if self.asked.shows_reasoning:
+            said = [replace(one, reasoning_tokens=_tokens_in(tokenizer, one.reasoning)) for one in said]
+        if not self.asked.logprobs:
+            return [(one, None) for one in said]
+        drawn = zip(said, drawings, strict=True)
+        return [(one, token_texts(tokenizer, of.token_ids, of.logprobs)) for one, of in drawn]
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        prompt, shape, n = self.prompt, self.shape, self.asked.n
+        speeches = [self.run.session.speech(prompt, self.asked.sampling.stop or ()) for _ in range(n)]
+        so_far: list[list[int]] = [[] for _ in range(n)]
+        begun: set[int] = set()
+
+        def begin(index: int) -> Iterable[Any]:
+            if index not in begun:
+                begun.add(index)
+                yield from shape.start(index)
+
+        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
+            so_far[index] += token_ids
+
+            def reasoning() -> str | None:
+                turn = DrawnTurn(prompt.token_ids, so_far[index], ended=False)
+                return prompt.renderer.read(turn, self.asked.tools).reasoning
+
+            yield from begin(index)
+            if text := speeches[index].hear(token_ids):
+                yield from shape.more(index, text, reasoning)
+
+        def ended(drawings: list[Completion]) -> Iterable[Any]:
+            for i, (said, tokens) in enumerate(self.choices(drawings)):
+                yield from begin(i)
+                yield from shape.last(i, said, speeches[i].end(said.content), tokens)
+            yield from shape.end(_drawn(drawings))
+
+        return await self.run.stream(request, shape, prompt.token_ids, self.sampling, n, hear=hear, ended=ended)
 
 
 class ChatApis:
@@ -30,45 +96,16 @@ class ChatApis:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
+    async def conversation(self, api: ConversationApi, request: web.Request) -> web.StreamResponse:
         context = self._context
-        asked, run, prompt = await context.opened(request, "chatcmpl-", read_request)
+        asked, run, prompt = await context.opened(request, api.kind, api.read)
         sampling = asked.drawn_after(prompt.token_ids, context.tokenizer)
-        shape = ChatShape(run.id, run.created, context.model, len(prompt.token_ids))
-
-        def logprobs(drawing: Completion) -> list[tuple[str, float]] | None:
-            return token_texts(context.tokenizer, drawing.token_ids, drawing.logprobs) if asked.logprobs else None
-
-        if not asked.stream:
-            drawings = await context.explorers.draw(prompt.token_ids, sampling, asked.n)
-            said = run.said(prompt, sampling, drawings)
-            return json_response(
-                shape.body([(one, logprobs(drawn)) for one, drawn in zip(said, drawings, strict=True)])
-            )
-        speeches = [run.session.speech(prompt, asked.sampling.stop or ()) for _ in range(asked.n)]
-        begun: set[int] = set()
-
-        def first(index: int) -> Iterable[Any]:
-            if index not in begun:
-                begun.add(index)
-                yield shape.first(index)
-
-        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
-            yield from first(index)
-            if text := speeches[index].hear(token_ids):
-                yield shape.more(index, text)
-
-        def ended(drawings: list[Completion]) -> Iterable[Any]:
-            said = run.said(prompt, sampling, drawings)
-            for i, (one, drawing) in enumerate(zip(said, drawings, strict=True)):
-                yield from first(i)
-                yield from shape.last(i, one, speeches[i].end(one.content), logprobs(drawing))
-            if asked.include_usage:
-                yield shape.usage(_drawn(drawings))
-            yield _DONE
-
-        events = Events(request, _failed_as_openai)
-        return await run.stream(prompt.token_ids, sampling, asked.n, events=events, hear=hear, ended=ended)
+        shape = api.shape(run.id, run.created, context.model, len(prompt.token_ids), asked)
+        answer = _Answer(context, asked, run, prompt, sampling, shape)
+        if asked.stream:
+            return await answer.stream(request)
+        drawings = await context.explorers.draw(prompt.token_ids, sampling, asked.n)
+        return json_response(shape.body(answer.choices(drawings)))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body, context = request.pop(BODY), self._context
@@ -77,15 +114,16 @@ class ChatApis:
         request[PLACE].close()
         context.check_model(asked.model)
         run = context.begin(request, "cmpl-")
-        shape = CompletionShape(run.id, run.created, context.model, len(asked.prompt))
-        stop = asked.sampling.stop or ()
+        prompt, sampling = asked.prompt, asked.sampling
+        shape = CompletionShape(run.id, run.created, context.model, len(prompt), replace(asked, prompt=[]))
+        stop = sampling.stop or ()
 
         def texts(drawings: Sequence[Completion]) -> list[str]:
-            run.completed(asked.prompt, drawings)
+            run.completed(prompt, drawings)
             return [text_of_completion(context.tokenizer, one.token_ids, stop) for one in drawings]
 
         if not asked.stream:
-            drawings = await context.explorers.draw(asked.prompt, asked.sampling, asked.n)
+            drawings = await context.explorers.draw(prompt, sampling, asked.n)
             choices = [(text, one.finish_reason) for text, one in zip(texts(drawings), drawings, strict=True)]
             return json_response(shape.body(choices, _drawn(drawings)))
         speeches = [Speech(context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
@@ -97,44 +135,9 @@ class ChatApis:
         def ended(drawings: list[Completion]) -> Iterable[Any]:
             for i, (text, one) in enumerate(zip(texts(drawings), drawings, strict=True)):
                 yield shape.chunk(i, speeches[i].end(text), one.finish_reason)
-            if asked.include_usage:
-                yield shape.usage(_drawn(drawings))
-            yield _DONE
+            yield from shape.end(_drawn(drawings))
 
-        events = Events(request, _failed_as_openai)
-        return await run.stream(asked.prompt, asked.sampling, asked.n, events=events, hear=hear, ended=ended)
-
-    async def messages(self, request: web.Request) -> web.StreamResponse:
-        context = self._context
-        asked, run, prompt = await context.opened(request, "msg_", read_messages_request)
-        sampling = asked.drawn_after(prompt.token_ids, context.tokenizer)
-        shape = MessageShape(run.id, context.model, len(prompt.token_ids), thinking=asked.shows_reasoning)
-        if not asked.stream:
-            (said,) = run.said(prompt, sampling, await context.explorers.draw(prompt.token_ids, sampling, 1))
-            return json_response(shape.body(said))
-        speech = run.session.speech(prompt, asked.sampling.stop or ())
-        events = Events(request, _failed_as_anthropic, name=lambda event: str(event["type"]))
-        drawn: list[int] = []
-
-        def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
-            del index
-            drawn.extend(token_ids)
-            if not events.begun:
-                yield shape.start()
-            if text := speech.hear(token_ids):
-                if shape.silent:
-                    # What is shown comes after the reasoning, which is whole by now.
-                    so_far = prompt.renderer.read(DrawnTurn(prompt.token_ids, drawn, ended=False), asked.tools)
-                    yield from shape.begin(so_far.reasoning)
-                yield shape.more(text)
-
-        def ended(drawings: list[Completion]) -> Iterable[Any]:
-            (said,) = run.said(prompt, sampling, drawings)
-            if not events.begun:
-                yield shape.start()
-            yield from shape.last(said, speech.end(said.content))
-
-        return await run.stream(prompt.token_ids, sampling, 1, events=events, hear=hear, ended=ended)
+        return await run.stream(request, shape, prompt, sampling, asked.n, hear=hear, ended=ended)
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         body = request.pop(BODY)
@@ -146,13 +149,9 @@ class ChatApis:
         return json_response({"input_tokens": len(prompt)})
 
 
+def _tokens_in(tokenizer: Tokenizer, text: str | None) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+
 def _drawn(drawings: Iterable[Completion]) -> int:
     return sum(len(one.token_ids) for one in drawings)
-
-
-def _failed_as_openai(error: TrinityError) -> dict[str, Any]:
-    return error_body(str(error), status_of(error)[1])
-
-
-def _failed_as_anthropic(error: TrinityError) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": status_of(error)[1], "message": str(error)}}

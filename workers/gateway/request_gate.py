@@ -153,7 +153,8 @@ class RequestGate:
         status, kind = status_of(error)
         if status == 500:
             log.error("a request to %s failed", request.path, exc_info=error)
-        return _refusal(status, told(error), kind, retry=status == 503)
+        param = getattr(error, "param", None)
+        return _refusal(status, told(error), kind, retry=status == 503, param=param and encodable(param))
 
 
 def status_of(error: Exception) -> tuple[int, str]:
@@ -183,8 +184,8 @@ def json_response(body: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
-def _refusal(status: int, message: str, kind: str, *, retry: bool = False) -> web.Response:
-    response = json_response({"type": "error", **error_body(message, kind)}, status)
+def _refusal(status: int, message: str, kind: str, *, retry: bool = False, param: str | None = None) -> web.Response:
+    response = json_response({"type": "error", **error_body(message, kind, param)}, status)
     if retry:
         response.headers["Retry-After"] = str(_RETRY_S)
     return response

@@ -22,11 +22,11 @@ from schemas.sampling import Sampling
 from schemas.topic import TRACEPARENT
 from trinity_bus import awake
 from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
-from trinity_bus.chat.messages import Completion
-from trinity_bus.chat.openai import ChatRequest, UnknownModelError
+from trinity_bus.chat.messages import Completion, canonical
+from trinity_bus.chat.openai import AnswerShape, ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
 from trinity_bus.gateway.explorers import Explorers
-from trinity_bus.gateway.sessions import Dialogue, Sessions, new_answer_id
+from trinity_bus.gateway.sessions import Dialogue, Sessions, Told, new_answer_id
 from trinity_bus.runtime.http import in_thread
 from trinity_bus.telemetry import parent_context
 from trinity_bus.telemetry.conventions import (
@@ -36,10 +36,12 @@ from trinity_bus.telemetry.conventions import (
     PROVIDER,
 )
 from trinity_bus.telemetry.generative import note_error, note_messages, note_replies, operation_span
-from workers.gateway.request_gate import BODY, OWNER, PLACE, Handler
+from workers.gateway.request_gate import BODY, OWNER, PLACE, Handler, status_of, told
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+_DONE: Final = b"[DONE]"
 
 # Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds.
 LARGE: Final = 32 << 10
@@ -90,25 +92,28 @@ class RequestContext:
         body = request.pop(BODY)
         asked = read(body, self.sampling)
         self.check_model(asked.model)
-        request_run = self.begin(request, kind)
+        request_run = self.begin(request, kind, asked)
         prompt = await request_run.prompt(len(body), asked)
-        note_messages(trace.get_current_span(), asked.messages)
+        note_messages(trace.get_current_span(), [*asked.opening, *asked.messages])
         request[PLACE].close()
-        return replace(asked, messages=()), request_run, prompt
+        return replace(asked, messages=(), opening=()), request_run, prompt
 
-    def begin(self, request: web.Request, kind: str) -> "RequestRun":
-        """Begin to answer a request; its id begins with ``kind``."""
-        now = time.time()
+    def begin(self, request: web.Request, kind: str, asked: ChatRequest | None = None) -> "RequestRun":
+        """Begin to answer a request, ``asked`` if it is one of a conversation; its id begins with ``kind``."""
+        now, at = time.time(), awake.now()
         answer_id = new_answer_id(kind, now)
-        name = request.match_info.get("session")
+        owner, name = request[OWNER], request.match_info.get("session")
         if name is not None:
             if not _SESSION.fullmatch(name):
                 raise ChatError("a session's name has up to 128 letters, digits and ._:-")
             trace.get_current_span().set_attribute(GEN_AI_CONVERSATION_ID, name)
-        conversation = self.sessions.open(
-            request[OWNER], answer_id if name is None else name, awake.now(), single=name is None
-        )
-        return RequestRun(self, answer_id, int(now), conversation, conversation.session)
+        history: Sequence[bytes] = ()
+        if asked is None or asked.previous is None:
+            conversation = self.sessions.open(owner, name or answer_id, at, single=name is None)
+        else:
+            conversation, history = self.sessions.continued(owner, asked.previous, name, at)
+        stored = Told(asked.previous, canonical(asked.messages)) if asked is not None and asked.stored else None
+        return RequestRun(self, answer_id, int(now), conversation, conversation.session, history, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,36 +123,63 @@ class RequestRun:
     created: int
     conversation: Dialogue
     session: Session  # the conversation's, when the request came
+    history: Sequence[bytes] = ()  # JSON of the messages that it continues, where it names the answer after them
+    stored: Told | None = None  # what its answer is continued with, by its id
 
     async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
         """Return what the engine is asked with; what another gateway has answered of it is recalled first."""
         of, context = self.conversation, self.context
-        messages, tools, options = asked.messages, asked.tools, asked.options
-        if not of.single and of.fruitless < MOST_LOOKS and self.session.misses(messages, tools):
-            recalled = await context.recall.into(self.session, of.task_id, asked)
+        whole = replace(asked, messages=[*asked.opening, *asked.messages])
+        looks = not of.single and not self.history and of.fruitless < MOST_LOOKS
+        if looks and self.session.misses(whole.messages, whole.tools):
+            recalled = await context.recall.into(self.session, of.task_id, whole, of.sampling)
             of.fruitless += recalled == []
             for answer_id, place in recalled or ():
                 if answer_id is not None:
                     context.sessions.answered(of, self.session, answer_id, [place])
-        return await context.written(size, self.session.prompt, messages, tools, options)
+        return await context.written(size + sum(map(len, self.history)), self._prompt, asked)
+
+    def _prompt(self, asked: ChatRequest) -> Prompt:
+        before = [message for messages in self.history for message in msgspec.json.decode(messages)]
+        return self.session.prompt([*asked.opening, *before, *asked.messages], asked.tools, asked.options)
 
     async def stream(
-        self, prompt: Sequence[int], sampling: Sampling, n: int, *, events: "Events", hear: Hear, ended: Ended
+        self,
+        request: web.Request,
+        shape: AnswerShape,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        n: int,
+        *,
+        hear: Hear,
+        ended: Ended,
     ) -> web.StreamResponse:
-        """Draw, and send events as tokens come, and at the end; a failure amid it is the last event."""
+        """Draw, and send events as tokens come, and at the end; the first begins the response.
+
+        A failure amid it is the last event.
+        """
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+
+        async def send(events: Iterable[Any]) -> None:
+            if not response.prepared:
+                await response.prepare(request)
+            if written := b"".join(_event(event, named=shape.named) for event in events):
+                await response.write(written)
 
         async def on_drawn(index: int, token_ids: list[int]) -> None:
             if new := list(hear(index, token_ids)):
-                await events.send(new)
+                await send(new)
 
         try:
             drawings = await self.context.explorers.draw(prompt, sampling, n, on_drawn)
         except TrinityError as error:
-            if not events.begun:
+            if not response.prepared:
                 raise
             note_error(trace.get_current_span(), error)
-            return await events.send([events.failure(error)])
-        return await events.send(list(ended(drawings)))
+            await send([shape.failed(told(error), status_of(error)[1])])
+        else:
+            await send([*ended(drawings), *(() if shape.named else (_DONE,))])
+        return response
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
         session = self.session
@@ -159,7 +191,9 @@ class RequestRun:
         reasons = [one.finish_reason for one in said]
         note_replies(trace.get_current_span(), (one.message for one in said), reasons)
         places = [(one.sample, one.turn) for one in said]
-        self._note(prompt.token_ids, drawings, places, kept=not sampling.altered_by)
+        logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
+        stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))
+        self._note(prompt.token_ids, drawings, places, stored, logged=logged)
         return said
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
@@ -171,46 +205,21 @@ class RequestRun:
         prompt: Sequence[int],
         drawings: Sequence[Completion],
         places: Iterable[tuple[int, int]],
+        stored: Told | None = None,
         *,
-        kept: bool = True,
+        logged: bool = True,
     ) -> None:
         task_id, number = self.conversation.task_id, len(self.conversation.answers)
-        self.context.sessions.answered(self.conversation, self.session, self.id, places)
+        self.context.sessions.answered(self.conversation, self.session, self.id, places, stored)
         # Another gateway could not know that it was drawn otherwise, and would have it trained on.
-        if kept:
-            alone = self.conversation.single
+        if logged:
+            alone = self.conversation.single and not number
             self.context.turns.keep(task_id, number, prompt, drawings, answer_id=self.id, alone=alone)
         self.context.tokens["prompt"] += len(prompt)
         self.context.tokens["response"] += sum(len(one.token_ids) for one in drawings)
 
 
-class Events:
-    """Server-sent events of one response, which begins with the first of them. ``failure`` makes that of an error."""
-
-    def __init__(
-        self,
-        request: web.Request,
-        failure: Callable[[TrinityError], Any],
-        name: Callable[[Any], str] | None = None,
-    ) -> None:
-        self._request = request
-        self.failure = failure
-        self._name = name
-        self._response: web.StreamResponse | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self._response is not None
-
-    async def send(self, events: Iterable[Any]) -> web.StreamResponse:
-        if self._response is None:
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-            self._response = web.StreamResponse(headers=headers)
-            await self._response.prepare(self._request)
-        if written := b"".join(map(self._written, events)):
-            await self._response.write(written)
-        return self._response
-
-    def _written(self, event: Any) -> bytes:
-        named = b"" if self._name is None else b"event: %s\n" % self._name(event).encode()
-        return b"%sdata: %s\n\n" % (named, event if isinstance(event, bytes) else msgspec.json.encode(event))
+def _event(event: Any, *, named: bool) -> bytes:
+    """Return a server-sent event; ``_DONE`` is one as it stands."""
+    name = b"event: %s\n" % event["type"].encode() if named else b""
+    return b"%sdata: %s\n\n" % (name, event if isinstance(event, bytes) else msgspec.json.encode(event))

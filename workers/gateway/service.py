@@ -32,6 +32,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -54,7 +55,7 @@ from trinity_bus.gateway.sessions import Sessions
 from trinity_bus.health.process import mark_ready, watching
 from trinity_bus.runtime.http import listening
 from trinity_bus.telemetry import setup_telemetry
-from workers.gateway.chat import ChatApis
+from workers.gateway.chat import APIS, ChatApis
 from workers.gateway.contributions import WORKFLOW, Contributor
 from workers.gateway.request_gate import RequestGate, json_response
 from workers.gateway.request_run import RequestContext
@@ -184,7 +185,7 @@ class Gateway:
                 listening(app, self._own.host, self._own.port, setting="gateway.host and port", shutdown_s=_DRAIN_S)
             )
             mark_ready()
-            log.info("gateway %s is ready at http://%s/v1", self._own.name, self.address)
+            log.info("gateway %s is ready at %s/v1", self._own.name, self._own.reached_at(self.address))
             await self._lost
 
     def _app(self, producer: Producer, channel: CommandChannel, turns: TurnLog) -> web.Application:
@@ -203,9 +204,9 @@ class Gateway:
         app = web.Application(client_max_size=self._own.max_body_mib << 20, middlewares=[self._door.let_in])
         apis = ChatApis(context)
         for prefix in ("", "/sessions/{session}"):
-            app.router.add_post(f"{prefix}/v1/chat/completions", context.traced("chat", apis.chat))
+            for path, api in APIS.items():
+                app.router.add_post(f"{prefix}{path}", context.traced("chat", partial(apis.conversation, api)))
             app.router.add_post(f"{prefix}/v1/completions", context.traced("text_completion", apis.completions))
-            app.router.add_post(f"{prefix}/v1/messages", context.traced("chat", apis.messages))
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)

@@ -157,8 +157,13 @@ class TurnFinder:
         self._looks: set[asyncio.Task[Any]] = set()  # under way, those among them that nobody waits for any more
         self.recalled = 0  # answers of other gateways that were found
 
-    async def into(self, session: Session, task_id: str, asked: ChatRequest) -> list[RecalledAnswer] | None:
-        """Take what others have answered of a history into a session; return it, None if it cannot be looked for."""
+    async def into(
+        self, session: Session, task_id: str, asked: ChatRequest, sampling: Sampling
+    ) -> list[RecalledAnswer] | None:
+        """Take what others have answered of a history into a session; return it, None if it cannot be looked for.
+
+        ``sampling``: how all that is on the log was drawn.
+        """
         recalled: list[RecalledAnswer] = []
         failed = False
         until = awake.now() + LIMIT_S
@@ -172,7 +177,8 @@ class TurnFinder:
                 failed = True
                 break
             stop = asked.sampling.stop or ()
-            taken = session.recall(asked.messages, asked.tools, stop, partial(_drawn, found), asked.options)
+            find = partial(_drawn, found)
+            taken = session.recall(asked.messages, asked.tools, stop, find, asked.options, sampling=sampling)
             given = ((drawn, (said.sample, said.turn)) for drawn, said in taken)
             recalled += [(drawn.answer_id, place) for drawn, place in given if isinstance(drawn, _Found)]
             if not session.misses(asked.messages, asked.tools):

@@ -36,6 +36,8 @@ class FakeEngine(ZeroCostEngine):
         self.prompts: list[list[int]] = []
         self.parents: list[str | None] = []
         """The trace context of each prompt."""
+        self.reason = "stop"
+        """Why answers end, whatever their length."""
         self.hang_after: int | None = None
         """So many tokens of a stream are drawn, and no more."""
         self.expert: int | None = None
@@ -60,7 +62,7 @@ class FakeEngine(ZeroCostEngine):
         self.tokens_generated += n * len(token_ids)
         versions = [(0, self.model_version)] if self.model_version >= 0 else []
         routes = self._routes(len(prompt_token_ids) + len(token_ids))
-        completion = Completion(token_ids, [-0.5] * len(token_ids), "stop", versions, routes)
+        completion = Completion(token_ids, [-0.5] * len(token_ids), self.reason, versions, routes)
         return [completion] * n
 
     async def stream(
@@ -79,7 +81,7 @@ class FakeEngine(ZeroCostEngine):
                 await self.open.wait()
                 if self.hang_after == at - 1:
                     await asyncio.Event().wait()
-                reason = "stop" if at == len(rest) else ""
+                reason = self.reason if at == len(rest) else ""
                 for index in range(n):
                     self.tokens_generated += 1
                     routes = self._routes(len(prompt) + len(rest)) if reason else None

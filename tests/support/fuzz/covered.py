@@ -70,6 +70,7 @@ TRUSTED: Final[Mapping[str, str]] = {
     "trinity_bus/weights/vllm/control.py": "between an engine and its workers",
     "workers/cli/workflow.py": "what its user has typed",
     "workers/console/actions.py": "shown as text, whatever it is; a test shows hostile ones",
+    "workers/gateway/request_run.py": "messages that it has written itself",
     "workers/harbor.py": "its own file, in a folder of this user",
     "workers/up.py": "its own file, in a folder of this user",
 }

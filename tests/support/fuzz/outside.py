@@ -18,6 +18,7 @@ from trinity_bus.chat.anthropic import read_messages_request
 from trinity_bus.chat.formats import read_hermes, read_llama, read_mistral, read_xml
 from trinity_bus.chat.messages import calls_of, for_template, text_of
 from trinity_bus.chat.openai import read_completion_request, read_request
+from trinity_bus.chat.responses import read_responses_request
 from trinity_bus.config import CoordinatorSettings
 from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
@@ -67,6 +68,21 @@ _ASKED: tuple[dict[str, Any], ...] = (
         ],
         "tools": [{"name": "add", "description": "d", "input_schema": {"type": "object"}}],
         "stop_sequences": ["a"],
+    },
+    {
+        "model": "policy",
+        "instructions": "Be short.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "3"}]},
+            {"type": "function_call", "call_id": "u", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "u", "output": "3"},
+        ],
+        "tools": [{"type": "function", "name": "add", "description": "d", "parameters": {}, "strict": True}],
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "store": True,
+        "previous_response_id": "resp_1",
     },
 )
 _GIVEN: tuple[dict[str, Any], ...] = (
@@ -121,6 +137,7 @@ def _request(body: bytes) -> None:
     for read in (
         lambda: read_request(body, None),
         lambda: read_messages_request(body, Sampling()),
+        lambda: read_responses_request(body, Sampling()),
         lambda: read_completion_request(body, Sampling(), CharacterTokenizer()),
     ):
         try:

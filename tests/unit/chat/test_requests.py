@@ -110,8 +110,8 @@ def test_a_tool_that_has_failed_is_told_to_have() -> None:
 )
 def test_what_has_ended_an_answer_is_told(answer: str, ended: tuple[str, str | None]) -> None:
     reply = said("qwen25", answer, TOOLS, stop=("END", "STOP"))
-    shape = MessageShape("m", "policy", 1)
-    body = shape.body(reply)
+    shape = MessageShape("m", 0, "policy", 1, read_messages_request(asked(), Sampling()))
+    body = shape.body([(reply, None)])
     assert (body["stop_reason"], body["stop_sequence"]) == ended
-    (delta,) = [one["delta"] for one in shape.last(reply, "") if one["type"] == "message_delta"]
+    (delta,) = [one["delta"] for one in shape.last(0, reply, "", None) if one["type"] == "message_delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == ended

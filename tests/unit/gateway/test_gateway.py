@@ -7,10 +7,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from pydantic import ValidationError
 
 from tests.support.gateway.rig import ADD, ASKED, OTHERS_KEY, SECRET, rig, say
 from tests.support.mesh.waiting import until
 from trinity_bus.chat import wire
+from trinity_bus.config import GatewaySettings
 from trinity_bus.inference.concurrency import ConcurrencyController, EngineLoad
 
 
@@ -195,3 +197,15 @@ async def test_an_explorer_answers_those_who_have_its_key_and_nothing_else() -> 
         await here.sides["explorer-0"].drain(1)
         async with http.post(url, data=ask, headers=right) as response:
             assert response.status == 503
+
+
+async def test_agents_are_told_the_address_that_they_reach(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "workers.gateway")
+    async with rig(public_url="http://gateway:8000/"):
+        assert "ready at http://gateway:8000/v1" in caplog.text
+    async with rig() as here:
+        assert f"ready at {here.url}/v1" in caplog.text
+    assert GatewaySettings(port=8001).reached_at() == "http://127.0.0.1:8001"
+    for wrong in ("gateway:8000", "http://user@gateway:8000", "http://gateway:8000/?a=b"):
+        with pytest.raises(ValidationError):
+            GatewaySettings(public_url=wrong)

@@ -94,11 +94,12 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
         environment = {
             **os.environ,
             "TRINITY_BUS_GATEWAY__API_KEYS": f"me:{KEY}",
+            "TRINITY_BUS_GATEWAY__PUBLIC_URL": here.url,
             "TRINITY_BUS_TASKSET__PATH": str(described(tmp_path)),
             "TRINITY_BUS_TASKSET__NAME": "h",
             "TRINITY_BUS_TASKSET__EPOCHS": "1",
         }
-        command = [sys.executable, "-m", "workers.cli.app", "harbor", str(trial(tmp_path)), "--gateway", here.url]
+        command = [sys.executable, "-m", "workers.cli.app", "harbor", str(trial(tmp_path))]
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

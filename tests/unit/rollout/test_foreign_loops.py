@@ -6,6 +6,7 @@ Each is skipped where its package is not installed: ``pip install pydantic-ai-sl
 import asyncio
 import importlib.util
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,24 +24,27 @@ ENDS = '<tool_call>{"name": "final_answer", "arguments": {"answer": "3"}}</tool_
 type Loop = Callable[[str, str, Callable[[int, int], int]], Coroutine[Any, Any, str]]
 
 
-async def pydantic_ai(url: str, key: str, add: Callable[[int, int], int]) -> str:
+async def pydantic_ai(url: str, key: str, add: Callable[[int, int], int], model: str = "OpenAIChatModel") -> str:
     from openai import AsyncOpenAI
     from pydantic_ai import Agent
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models import openai
     from pydantic_ai.providers.openai import OpenAIProvider
 
     async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
-        model = OpenAIChatModel("policy", provider=OpenAIProvider(openai_client=client))
-        return str((await Agent(model, tools=[add], instructions="Add.").run("1 + 2?")).output)
+        made = getattr(openai, model)("policy", provider=OpenAIProvider(openai_client=client))
+        return str((await Agent(made, tools=[add], instructions="Add.").run("1 + 2?")).output)
 
 
-async def openai_agents(url: str, key: str, add: Callable[[int, int], int]) -> str:
-    from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool
+async def openai_agents(
+    url: str, key: str, add: Callable[[int, int], int], model: str = "OpenAIChatCompletionsModel"
+) -> str:
+    import agents
+    from agents import Agent, RunConfig, Runner, function_tool
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
-        model = OpenAIChatCompletionsModel(model="policy", openai_client=client)
-        agent = Agent(name="adds", instructions="Add.", tools=[function_tool(add)], model=model)
+        made = getattr(agents, model)(model="policy", openai_client=client)
+        agent = Agent(name="adds", instructions="Add.", tools=[function_tool(add)], model=made)
         return str((await Runner.run(agent, "1 + 2?", run_config=RunConfig(tracing_disabled=True))).final_output)
 
 
@@ -55,9 +59,9 @@ async def smolagents(url: str, key: str, add: Callable[[int, int], int]) -> str:
         return str(await asyncio.to_thread(agent.run, "1 + 2?"))
 
 
-def _loop(module: str, loop: Loop, ends: str, rewrites: int) -> Any:
+def _loop(module: str, loop: Loop, ends: str, rewrites: int, api: str = "chat") -> Any:
     missing = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"not run: {module} is not installed")
-    return pytest.param(loop, ends, rewrites, id=loop.__name__, marks=missing)
+    return pytest.param(loop, ends, rewrites, id=f"{module}-{api}", marks=missing)
 
 
 LOOPS = [
@@ -65,6 +69,10 @@ LOOPS = [
     _loop("agents", openai_agents, "It is 3.", 0),
     # It sends calls and their results back as text.
     _loop("smolagents", smolagents, ENDS, 1),
+]
+RESPONSES = [
+    _loop("pydantic_ai", partial(pydantic_ai, model="OpenAIResponsesModel"), "It is 3.", 0, "responses"),
+    _loop("agents", partial(openai_agents, model="OpenAIResponsesModel"), "It is 3.", 0, "responses"),
 ]
 
 
@@ -102,7 +110,7 @@ async def test_what_a_loop_of_somebody_else_draws_is_one_sample_of_the_tokens_th
     assert (len(session.samples), session.rewrites, session.branches) == (1 + rewrites, rewrites, 0)
 
 
-@pytest.mark.parametrize(("loop", "ends", "rewrites"), LOOPS)
+@pytest.mark.parametrize(("loop", "ends", "rewrites"), [*LOOPS, *RESPONSES])
 async def test_behind_a_gateway_it_is_one_conversation(loop: Loop, ends: str, rewrites: int) -> None:
     async with rig() as here:
         engine, called = here.engines["explorer-0"], list[int]()
