@@ -92,7 +92,7 @@ class Rig:
                 cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
                 max_kept_tokens=4096,
             ),
-            sync_timeout_s=SYNC_S,
+            SynchronizerSettings(sync_timeout_s=SYNC_S),
         )
         self.version = -1
 
@@ -505,7 +505,7 @@ def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_genera
     served = rig.version
     joiner = InferenceEngine(
         ExplorerSettings(name="explorer-1", model_path=str(rig.paths[1]), dtype="float32", max_model_len=512, seed=1),
-        sync_timeout_s=SYNC_S,
+        SynchronizerSettings(sync_timeout_s=SYNC_S),
     )
     spans: list[list[tuple[int, int]]] = []
 
