@@ -19,7 +19,7 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stdin.read()
 
-    ObjectStore.write = write_and_stay  # type: ignore[method-assign]
+    ObjectStore.write = write_and_stay  # type: ignore[method-assign, assignment]
     objects.AT_ONCE = 1  # type: ignore[misc]
     publisher = objects.ObjectPublisher(sys.argv[1], bucket_bytes=1 << 12)
     publisher.stage(1, weights_of(1).items())
