@@ -282,7 +282,7 @@ class StepTrained(Record):
     batch_id: Identifier | None = None
     """The batch that was trained on; absent for version 0."""
     metrics: Metrics = Field(default_factory=dict)
-    method: Literal["gloo", "nccl", "memory", "checkpoint"] = "gloo"
+    method: Literal["gloo", "nccl", "memory", "checkpoint", "object"] = "gloo"
     """How its weights come to explorers. Over links, the trainer's device decides between gloo and nccl."""
     checksum: str
     """SHA-256 over the transfer buckets of this version, in order, hex."""

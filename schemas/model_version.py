@@ -36,12 +36,13 @@ class ModelVersion(Record):
     model: Identifier
     version: Version
     step: Version
-    method: Literal["nccl", "gloo", "memory", "checkpoint"]
+    method: Literal["nccl", "gloo", "memory", "checkpoint", "object"]
     epoch: Count
     members: Annotated[list[Member], Field(max_length=MAX_MEMBERS)] = Field(default_factory=list)
     trainer: Identifier
     trainer_incarnation: Identifier
     master_address: str
+    """Where the trainer is; with ``object`` the URL under which its versions are."""
     master_port: Port
     checksum: str
     checkpoint: str | None = None
@@ -71,7 +72,7 @@ class PublishedVersion(Record):
     step: Version
     batch_id: Identifier | None = None
     """The batch that was trained on last; absent for a version that a trainer's incarnation began with."""
-    method: Literal["nccl", "gloo", "memory", "checkpoint"]
+    method: Literal["nccl", "gloo", "memory", "checkpoint", "object"]
     trainer: Identifier
     writer: Identifier | None = None
     """As its ``StepTrained`` says."""

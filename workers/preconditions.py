@@ -25,6 +25,7 @@ from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import checked, model_folder
 from trinity_bus.runtime.device import is_installed_for_cpu
 from trinity_bus.runtime.memory import free_bytes, total_bytes
+from trinity_bus.runtime.object_store import ensure_known
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.sizing.memory import HostMemory, host_memory
 from trinity_bus.training.families import ModelShape, read_shape
@@ -48,6 +49,13 @@ def dataset(settings: Sections) -> Path:
 
 def sync_policy(settings: Sections) -> SyncPolicy:
     return SyncPolicy.of(settings.synchronizer, settings.coordinator)
+
+
+def object_url(sync: SynchronizerSettings) -> str:
+    """Return where versions are that come by way of an object store."""
+    url = required(sync.object_url, "synchronizer.object_url", "to know where versions are")
+    ensure_known(url)
+    return url.rstrip("/")
 
 
 def pull_certificate(sync: SynchronizerSettings) -> ssl.SSLContext | None:
@@ -114,6 +122,8 @@ def _explorer(settings: Sections) -> Iterator[str]:
             f"explorer.engine_url is set, and synchronizer.sync_method is {method}: a server takes versions from "
             "checkpoints that it sees; set sync_method to checkpoint, or explorer.follows to none"
         )
+    if method == "object" and own.follows != "none":
+        yield from _lacking(settings, lambda _: object_url(settings.synchronizer))
     if own.engine_url is not None and own.capture_routes:
         yield (
             "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
@@ -168,6 +178,8 @@ def _trainer(settings: Sections) -> Iterator[str]:
             "dimensions can be published"
         )
     yield from _lacking(settings, sync_policy, lambda _: pull_certificate(settings.synchronizer))
+    if settings.synchronizer.sync_method == "object":
+        yield from _lacking(settings, lambda _: object_url(settings.synchronizer))
 
 
 def _launched(settings: Sections) -> None:

@@ -9,7 +9,7 @@ from schemas.model_version import MAX_MEMBERS
 from schemas.record import Identifier
 from schemas.task import Task
 from trinity_bus.config.mesh import of_mesh
-from trinity_bus.config.values import Count, ExistingFile, InstanceName, Seconds, Section, conflict
+from trinity_bus.config.values import Count, ExistingFile, InstanceName, ObjectUrl, Seconds, Section, conflict
 
 MIN_OPEN_BYTES = 4 * Task.MAX_BYTES
 
@@ -149,9 +149,13 @@ class TasksetSettings(Section):
 class SynchronizerSettings(Section):
     """How and when versions are published and loaded: use the same values for all services. See docs/versions.md."""
 
-    sync_method: Literal["nccl", "memory", "checkpoint"] = "nccl"
+    sync_method: Literal["nccl", "memory", "checkpoint", "object"] = "nccl"
     """How explorers get weights. ``nccl``: over private links (gloo on CPUs). ``memory``: over TCP, each at its own
-    pace. ``checkpoint``: from ``trainer.checkpoint_dir``, under the same path for all."""
+    pace. ``checkpoint``: from ``trainer.checkpoint_dir``, under the same path for all. ``object``: from
+    ``object_url``, where the trainer writes them."""
+    object_url: ObjectUrl | None = None
+    """With ``object``: where versions are, such as ``s3://bucket/mesh``. Explorers take them from below it alone.
+    Credentials come from the environment and the files of the store's library (for ``s3://``, those of AWS)."""
     sync_dtype: Literal["same", "float32", "bfloat16", "float16"] = "same"
     """Type in which weights are sent; the engines' type sends no more than they need. ``same``: the trained one."""
     sync_fan_out: bool = True

@@ -84,6 +84,8 @@ type Size = Annotated[int, Field(ge=1, le=1 << 30)]
 type InstanceName = Annotated[Identifier, BeforeValidator(_named_host)]
 type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^\s/]+$"), BeforeValidator(_named_host)]
 type Server = Annotated[str, AfterValidator(_server)]
+# of fsspec; credentials and options are the business of its libraries
+type ObjectUrl = Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9]*://[^\s?#@*\[\]]+$")]
 type Servers = Annotated[str, AfterValidator(_servers)]
 type PortRange = Annotated[str, AfterValidator(_port_range)]
 

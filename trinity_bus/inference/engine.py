@@ -29,7 +29,7 @@ from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
-from trinity_bus.config import ExplorerSettings
+from trinity_bus.config import ExplorerSettings, SynchronizerSettings
 from trinity_bus.inference.completion import completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.control_client import ControlClient
@@ -62,23 +62,11 @@ _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may t
 
 
 class InferenceEngine:
-    """One vLLM engine in a process of its own.
+    """One vLLM engine in a process of its own; ``sync`` says how it takes versions, and how long each wait may be."""
 
-    ``sync_timeout_s`` limits each wait within a transfer of weights; ``weights_cafile`` is trusted where TLS is used.
-    """
-
-    def __init__(
-        self,
-        settings: ExplorerSettings,
-        *,
-        sync_timeout_s: float = 30.0,
-        weights_cafile: Path | None = None,
-        weights_fan_out: bool = True,
-    ) -> None:
+    def __init__(self, settings: ExplorerSettings, sync: SynchronizerSettings | None = None) -> None:
         self._settings = settings
-        self._sync_timeout_s = sync_timeout_s
-        self._weights_cafile = weights_cafile
-        self._weights_fan_out = weights_fan_out
+        self._sync = sync or SynchronizerSettings()
         self._llm: AsyncLLM | None = None
         self._control: ControlClient | None = None
         self._counter = TokenCounter()
@@ -324,8 +312,14 @@ class InferenceEngine:
             self._compare_types(announced.dtype)
             llm, control = self.llm, self._control
             assert control is not None  # noqa: S101 - it is there as long as the engine is
+            sync = self._sync
             source = source_of(
-                announced, member.explorer, self._sync_timeout_s, self._weights_cafile, fan_out=self._weights_fan_out
+                announced,
+                member.explorer,
+                sync.sync_timeout_s,
+                sync.tls_cafile,
+                fan_out=sync.sync_fan_out,
+                object_url=sync.object_url,
             )
             try:
                 outcome = await sync_weights(llm, control, source, keep_caches=self._keep_caches)

@@ -127,7 +127,11 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
     method = ask.settings.synchronizer.sync_method
     passed_on = method == "memory" and ask.settings.synchronizer.sync_fan_out
     late = chunk_bytes(ask.settings.trainer.bucket_mib << 20, weights)
-    sync_s = (weights + (explorers - 1) * late if passed_on else weights * explorers) / nic
+    way = "who pass it on" if passed_on else "one after the other: with memory, sync_fan_out passes it on"
+    copies = explorers  # one after the other
+    if method == "object":
+        way, copies = "all at once, once it is written to the store", 2
+    sync_s = (weights + (explorers - 1) * late if passed_on else weights * copies) / nic
     sample_s = ask.response_tokens * engine.step_s
     batches = own.max_staleness + 1
     kept = batches * own.batch_size * own.group_size * tokens * TOKEN_BYTES
@@ -181,8 +185,7 @@ def sized(ask: SizingInput) -> list[SizeFigure]:
             "sync of a version",
             sync_s,
             "s",
-            f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, "
-            + ("who pass it on" if passed_on else "one after the other: with memory, sync_fan_out passes it on"),
+            f"{weights / 1e9:,.1f} GB to {explorers} explorers over {ask.gbit_s:g} Gb/s, " + way,
             f"raise synchronizer.sync_timeout_s, which is {timeout_s:g}" if sync_s > timeout_s else "",
         ),
         SizeFigure(

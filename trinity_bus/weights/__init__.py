@@ -6,6 +6,7 @@ method          how                                       trainer's end         
 gloo, nccl      from the trainer, over links              ``pull.server``                 ``pull.transport``
 memory          from the trainer and members, over TCP    ``pull.server``                 ``pull.transport``
 checkpoint      read from shared storage                  ``checkpoint``                  ``checkpoint``
+object          by way of an object store                 ``objects``                     ``objects``
 ==============  ========================================  ==============================  ============================
 
 All deliver the same bytes in the same order with the same checksum (``layout``), and all end at ``receiver``, in

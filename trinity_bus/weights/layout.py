@@ -132,6 +132,15 @@ def spans(sizes: Iterable[int], bucket_bytes: int) -> list[Span]:
     return found
 
 
+def pieces(sizes: Iterable[int]) -> list[Span]:
+    """Return the parts of buckets of these sizes whose SHA-256 make up the content's digest, in order."""
+    return [
+        (bucket, start, min(start + PIECE, nbytes))
+        for bucket, nbytes in enumerate(sizes)
+        for start in range(0, nbytes, PIECE)
+    ]
+
+
 def chunk_hash(chunk: memoryview) -> bytes:
     return xxhash.xxh3_128_digest(chunk)
 
@@ -151,8 +160,8 @@ class ContentHash:
         self._pieces: list[Future[tuple[bytes, bytes]]] = []
         self._bucket_bytes = bucket_bytes
         self._nbytes = 0
-        self._hexdigest = ""
-        self.chunk_hashes = b""  # of all chunks, one after the other; after the context was left
+        # Of all pieces, and of all chunks, one after the other; after the context was left
+        self.piece_digests = self.chunk_hashes = b""
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +170,7 @@ class ContentHash:
         self._pool.shutdown(cancel_futures=kind is not None)
         if kind is None:
             digests = [piece.result() for piece in self._pieces]
-            self._hexdigest = hashlib.sha256(b"".join(digest for digest, _ in digests)).hexdigest()
+            self.piece_digests = b"".join(digest for digest, _ in digests)
             self.chunk_hashes = b"".join(hashes for _, hashes in digests)
 
     def put(self, buffer: "torch.Tensor") -> list[Future[tuple[bytes, bytes]]]:
@@ -175,7 +184,7 @@ class ContentHash:
         return pieces
 
     def hexdigest(self) -> str:
-        return self._hexdigest
+        return hashlib.sha256(self.piece_digests).hexdigest()
 
 
 def _digest(piece: "torch.Tensor", size: int | None) -> tuple[bytes, bytes]:

@@ -34,6 +34,7 @@ from trinity_bus.runtime.device import SharedMemory, host_buffer, shared_memory
 from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 from trinity_bus.weights.layout import Bucket, ContentHash, TransferManifest
+from trinity_bus.weights.objects import ObjectTransport
 from trinity_bus.weights.pull.transport import PullTransport, Relay
 from trinity_bus.weights.transport import Method, Source, WeightTransport
 
@@ -362,6 +363,8 @@ class WeightReceiver:
 def _transport_of(method: Method, relay: Relay, device: "torch.device | None") -> WeightTransport:
     if method == "checkpoint":
         return CheckpointTransport()
+    if method == "object":
+        return ObjectTransport()
     return PullTransport(relay, None if method == "memory" else method, device)
 
 

@@ -145,7 +145,9 @@ class Staged:
     buffers: "Sequence[torch.Tensor | FileBucket]"  # uint8, one for each bucket, of its size
     # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
-    chunk_hashes: bytes = b""  # see ``layout``
+    # See ``layout``
+    chunk_hashes: bytes = b""
+    piece_digests: bytes = b""
     files: ModelFiles | None = None
     leases: int = 0
     spoiled: bool = False  # a broken link may still read the buffers
@@ -200,7 +202,9 @@ class Staging:
         buffers = packing.buffers if files is None else [FileBucket(files, bucket) for bucket in manifest.buckets()]
         with self._lock:
             replaced = self._staged.pop(version, None)
-            self._staged[version] = Staged(manifest, buffers, packing.memory, digest.chunk_hashes, files)
+            self._staged[version] = Staged(
+                manifest, buffers, packing.memory, digest.chunk_hashes, digest.piece_digests, files
+            )
             # What was used before and is not now had another size: the model has changed, and it will not come back.
             self._spare.clear()
             if replaced is not None:

@@ -23,21 +23,22 @@ from trinity_bus.weights.layout import TransferManifest
 if TYPE_CHECKING:
     import torch
 
-type Method = Literal["gloo", "nccl", "memory", "checkpoint"]
+type Method = Literal["gloo", "nccl", "memory", "checkpoint", "object"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     method: Method = "gloo"
-    host: str = ""  # of the trainer; not for ``checkpoint``
+    host: str = ""  # of the trainer; for ``object`` the URL of its versions; not for ``checkpoint``
     port: int = 0
     prefix: str  # ``{trainer_incarnation}/{epoch}/{explorer}``: names the member
     version: int
     checksum: str  # as announced; the manifest and the bytes must agree with it
-    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``wire``; not for ``checkpoint``
+    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``wire``; for links and ``memory``
     cafile: str = ""  # certificates to trust; where given, a pull is by TLS
     fan_out: bool = True  # This member may pass a version on to others of the announcement; never with TLS
     folder: str = ""  # of the checkpoint; for ``checkpoint`` alone
+    root: str = ""  # the member's own ``object_url``; for ``object`` alone
     timeout_s: float = 30.0  # of each step
 
     def check(self, manifest: TransferManifest) -> None:
@@ -56,6 +57,7 @@ def source_of(
     cafile: Path | None = None,
     *,
     fan_out: bool = True,
+    object_url: str | None = None,
 ) -> Source:
     """Return where an explorer finds an announced version."""
     return Source(
@@ -69,6 +71,7 @@ def source_of(
         cafile="" if cafile is None else str(cafile.resolve()),
         fan_out=fan_out,
         folder=announced.checkpoint or "",
+        root=object_url or "",
         timeout_s=timeout_s,
     )
 

@@ -139,15 +139,10 @@ async def _import_engine(settings: Settings) -> None:
 
 
 def _engine(settings: Settings) -> InferenceEngine | ServerEngine:
-    own, limit_s = settings.explorer, settings.synchronizer.sync_timeout_s
+    own, sync = settings.explorer, settings.synchronizer
     if own.engine_url is not None:
-        return ServerEngine(own, sync_timeout_s=limit_s)
-    return InferenceEngine(
-        own,
-        sync_timeout_s=limit_s,
-        weights_cafile=settings.synchronizer.tls_cafile,
-        weights_fan_out=settings.synchronizer.sync_fan_out,
-    )
+        return ServerEngine(own, sync_timeout_s=sync.sync_timeout_s)
+    return InferenceEngine(own, sync)
 
 
 class ExplorerService:

@@ -31,7 +31,7 @@ from trinity_bus.training.ranks.followers import Followers
 from trinity_bus.weights.checkpoint import WEIGHTS
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.tensor_file import BASE, TensorFile, identity
-from workers.preconditions import pull_certificate
+from workers.preconditions import object_url, pull_certificate
 
 if TYPE_CHECKING:
     from trinity_bus.training.engines.megatron_engine import MegatronEngine
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     import torch
 
     from trinity_bus.weights.checkpoint import CheckpointPublisher
+    from trinity_bus.weights.objects import ObjectPublisher
     from trinity_bus.weights.pull.server import WeightServer
 
-type Publisher = CheckpointPublisher | WeightServer
+type Publisher = CheckpointPublisher | ObjectPublisher | WeightServer
 
 
 class PublishedTensors:
@@ -107,6 +108,7 @@ def read_tensors(path: Path, names: Sequence[str]) -> "Iterator[tuple[str, torch
 def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, directory: Path, device: str) -> Publisher:
     """ConfigError where the certificate or key of pulls cannot be used, LinkError where nothing can listen there."""
     from trinity_bus.weights.checkpoint import CheckpointPublisher
+    from trinity_bus.weights.objects import ObjectPublisher
     from trinity_bus.weights.pull.server import WeightServer
 
     bucket_bytes, timeout_s = settings.bucket_mib << 20, sync.sync_timeout_s
@@ -117,6 +119,14 @@ def make_publisher(settings: TrainerSettings, sync: SynchronizerSettings, direct
             host=settings.host,
             bucket_bytes=bucket_bytes,
             keep=settings.keep_checkpoints,
+            dtype=dtype,
+        )
+    if sync.sync_method == "object":
+        return ObjectPublisher(
+            f"{object_url(sync)}/{checkpoint.run_name(directory)}",
+            bucket_bytes=bucket_bytes,
+            keep=settings.keep_checkpoints,
+            timeout_s=timeout_s,
             dtype=dtype,
         )
     is_memory = sync.sync_method == "memory"

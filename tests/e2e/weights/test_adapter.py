@@ -51,7 +51,6 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
     publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=30.0, method="gloo")
     engine = InferenceEngine(
         ExplorerSettings(model_path=str(base), dtype="float32", max_model_len=64, seed=1, adapter_rank=3),
-        sync_timeout_s=30.0,
     )
 
     async def take(version: int, tensors: Named) -> int:

@@ -81,6 +81,7 @@ class Rig:
         self.path = paths[0]
         self.runner = runner
         self.checkpoints = folder / "checkpoints"
+        self.objects = f"file://{folder}/objects"
         self.publisher = WeightServer(bucket_bytes=1 << 20, timeout_s=SYNC_S, method="gloo")
         self.engine = InferenceEngine(
             ExplorerSettings(
@@ -92,7 +93,7 @@ class Rig:
                 cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
                 max_kept_tokens=4096,
             ),
-            sync_timeout_s=SYNC_S,
+            SynchronizerSettings(sync_timeout_s=SYNC_S),
         )
         self.version = -1
 
@@ -109,12 +110,11 @@ class Rig:
     @cached_property
     def publishers(self) -> dict[str, Publisher]:
         """One for each way by which versions come."""
-        trainer = TrainerSettings(bucket_mib=1)
+        trainer, how = TrainerSettings(bucket_mib=1), {"sync_timeout_s": SYNC_S, "object_url": self.objects}
+        self.checkpoints.mkdir(exist_ok=True)
         return {
-            method: make_publisher(
-                trainer, SynchronizerSettings(sync_method=method, sync_timeout_s=SYNC_S), self.checkpoints, "cpu"
-            )
-            for method in ("nccl", "memory", "checkpoint")
+            method: make_publisher(trainer, SynchronizerSettings(sync_method=method, **how), self.checkpoints, "cpu")
+            for method in ("nccl", "memory", "checkpoint", "object")
         }
 
     def announce_by(self, method: str, model: int, explorer: str = NAME) -> ModelVersion:
@@ -125,6 +125,7 @@ class Rig:
         folder = checkpoint.commit(self.checkpoints, progress, WrittenBy(dtype="float32"), keep=2)
         publisher = self.publishers[method]
         checksum = publisher.stage(self.version, self.models[model].state_dict().items())
+        publisher.durable(self.version)
         return announcement(publisher, self.version, checksum, explorer, epoch=self.version, folder=folder)
 
     async def transfer(self, announced: ModelVersion, engine: InferenceEngine | None = None) -> SyncOutcome:
@@ -505,7 +506,7 @@ def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_genera
     served = rig.version
     joiner = InferenceEngine(
         ExplorerSettings(name="explorer-1", model_path=str(rig.paths[1]), dtype="float32", max_model_len=512, seed=1),
-        sync_timeout_s=SYNC_S,
+        SynchronizerSettings(sync_timeout_s=SYNC_S, object_url=rig.objects),
     )
     spans: list[list[tuple[int, int]]] = []
 

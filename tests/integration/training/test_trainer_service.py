@@ -102,7 +102,7 @@ async def mesh(kafka: KafkaSettings, trainer: Trainer) -> AsyncIterator[tuple[Pr
             yield producer, events, process
 
 
-@pytest.mark.parametrize("method", ["nccl", "memory", "checkpoint"])
+@pytest.mark.parametrize("method", ["nccl", "memory", "checkpoint", "object"])
 async def test_weights_are_served_and_wrong_bytes_are_noticed(
     namespaced: Callable[[], KafkaSettings], tmp_path: Path, method: str
 ) -> None:
@@ -112,11 +112,12 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         tmp_path / "trainer",
         write_model(tmp_path / "model"),
         **{"trainer.total_steps": steps, "trainer.export_dir": tmp_path / "export", "synchronizer.sync_method": method},
+        **{"synchronizer.object_url": f"file://{tmp_path}/objects"},
     )
 
     async def receive(announced: ModelVersion) -> str:
         receiver = WeightReceiver()
-        receiver.start(source_of(announced, "explorer-0"))
+        receiver.start(source_of(announced, "explorer-0", object_url=f"file://{tmp_path}/objects"))
         progress = await asyncio.to_thread(settled, receiver, DEADLINE_S)
         receiver.close()
         assert progress.state == "ready", progress.error

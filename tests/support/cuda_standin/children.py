@@ -316,7 +316,7 @@ async def engine(*words: str) -> None:
     from safetensors.torch import load_file
 
     from benchmarks._records import announce
-    from trinity_bus.config import ExplorerSettings
+    from trinity_bus.config import ExplorerSettings, SynchronizerSettings
     from trinity_bus.inference.engine import InferenceEngine
     from trinity_bus.inference.errors import EngineStartError
     from trinity_bus.weights.pull.server import WeightServer
@@ -329,7 +329,8 @@ async def engine(*words: str) -> None:
         _mix(folder)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
     sizes = {"max_model_len": 64, "max_num_seqs": 4, "seed": 0, "start_timeout_s": 540}
-    served = InferenceEngine(ExplorerSettings(model_path=str(folder), **sizes, **given), sync_timeout_s=60)
+    own = ExplorerSettings(model_path=str(folder), **sizes, **given)
+    served = InferenceEngine(own, SynchronizerSettings(sync_timeout_s=60))
     try:
         await served.start()
     except EngineStartError as error:

@@ -58,6 +58,7 @@ def test_an_adapter_says_what_it_adds_and_to_which_weights(tmp_path: Path) -> No
     engine.leave()
 
 
+OBJECT = {"sync_method": "object", "object_url": "memory://there"}
 WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer": {"sync_method": "checkpoint"}}
 
 
@@ -71,6 +72,9 @@ WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer
         ("trainer", {"synchronizer": {"sync_method": "checkpoint"}}, "set it to nccl or memory"),
         ("explorer", {"synchronizer": {"sync_method": "checkpoint"}}, "set it to nccl or memory"),
         ("trainer", {"trainer": {"lora_rank": 8, "stages": [{"stage": "a"}]}}, "leave trainer.stages empty"),
+        ("trainer", {"synchronizer": OBJECT}, None),
+        ("trainer", {"synchronizer": {"sync_method": "object"}}, "synchronizer.object_url"),
+        ("explorer", {"synchronizer": OBJECT | {"object_url": "nothing://b"}}, "trinity-bus[objects]"),
         ("explorer", {"explorer": {"engine_url": "http://there:1"}}, "a server takes versions from checkpoints"),
         ("explorer", WITHOUT | {"explorer": {"engine_url": "http://there:1", "capture_routes": True}}, "does not tell"),
     ],

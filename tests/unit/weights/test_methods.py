@@ -38,7 +38,7 @@ class Mesh:
         self.in_files = in_files
         self.publisher: Publisher = make_publisher(
             TrainerSettings(bucket_mib=1),
-            SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S),
+            SynchronizerSettings(sync_method=method, sync_timeout_s=TIMEOUT_S, object_url=f"file://{folder}/objects"),
             folder,
             "cpu",
         )
@@ -62,7 +62,8 @@ class Mesh:
         """All members at once, each proving what it got."""
         for member in announced.members:
             receiver = self.members.setdefault(member.explorer, WeightReceiver())
-            receiver.start(source_of(announced, member.explorer, TIMEOUT_S))
+            where = f"file://{self.directory}/objects"
+            receiver.start(source_of(announced, member.explorer, TIMEOUT_S, object_url=where))
         for member in announced.members:
             progress = settled(self.members[member.explorer])
             assert progress.state == "ready", progress.error
