@@ -20,8 +20,7 @@ a suffix, to batch  ``prefix/name/suffix``                             ``prefix/
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -58,7 +57,6 @@ _REDUCTIONS: dict[Aggregation | Stat, Reduction] = {
 
 # Metrics may be infinite, or NaN; what is made of them then is too, and no reason for a warning
 _QUIET = np.errstate(over="ignore", invalid="ignore")
-_FEW = 8  # fewer values NumPy adds one after the other, too, at ten times the price
 
 
 def split_suffix(key: str) -> tuple[str, Aggregation]:
@@ -113,22 +111,15 @@ class Folded:
 
 def _reduced(key: str, values: list[float]) -> float:
     aggregation = split_suffix(key)[1]
-    if aggregation == "mean" and len(values) < _FEW:
-        return reduce(add, values) / len(values)
-    return _reduced_by_numpy(aggregation, values)
+    if aggregation == "mean" and len(values) == 2:
+        return (values[0] + values[1]) / 2  # as NumPy does, at a tenth of its price
+    return _QUIET(_REDUCTIONS[aggregation])(np.array(values))
 
 
 @_QUIET
-def _reduced_by_numpy(aggregation: Aggregation, values: list[float]) -> float:
-    return _REDUCTIONS[aggregation](np.array(values))
-
-
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    return _eval_metrics(metrics) if is_eval else aggregate_run_level_metrics(metrics)
-
-
-@_QUIET
-def _eval_metrics(metrics: Sequence[Mapping[str, Any]]) -> Metrics:
+    if not is_eval:
+        return aggregate_run_level_metrics(metrics)
     result: Metrics = {}
     for key, values in _columns(metrics).items():
         name, aggregation = split_suffix(key)
