@@ -93,10 +93,6 @@ class Record(BaseModel):
         # Records that are read do not come through here: readers pass over what they do not know.
         __init__.__pydantic_base_init__ = True
 
-    def to_wire(self) -> dict[str, Any]:
-        # As a plain map, schema and version first, absent fields left out; items and records inside are as they are.
-        return {"schema": self.SCHEMA, "schema_version": self.VERSION, **self.given()}
-
     def given(self) -> dict[str, Any]:
         # The fields that are there, as they are: pydantic would look at each of them once more.
         return {name: value for name, value in self.__dict__.items() if value is not None}

@@ -37,9 +37,9 @@ DLQ_SIZE = "dlq.size"  # where the value is only the beginning: how large all of
 DLQ_SHA256 = "dlq.sha256"  # likewise: the hash of all of it, in hexadecimal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Topic:
-    """How a topic is created and what it carries."""
+    """How a topic is created and what it carries. It is itself alone: a look at all of it would cost each record."""
 
     name: str  # without the namespace
     key: str  # what the record key is, in words

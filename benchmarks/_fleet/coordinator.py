@@ -24,7 +24,7 @@ from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
 from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Changelog, Outputs, Positions
-from workers.coordinator.pending_commit import PendingCommit, Spans, inputs_of
+from workers.coordinator.pending_commit import PendingCommit, Spans
 
 TRANSACTION_S = 0.008
 """As measured on a real broker."""
@@ -140,9 +140,8 @@ class SimulatedCoordinator:
             record = ConsumerRecord(topic.name, 0, self._offset, 0, 0, key, value, None, len(key), len(value), ())
             received.append(receive(topic, record, topic.records))
             self._positions[topic.name, 0] = self._offset + 1
-        tasks, task_bytes = self._pending.take(received)
+        inputs, tasks, task_bytes = self._pending.take(received)
         self._schedule.took(self.now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
-        inputs = inputs_of(received, self._pending.spans)
         if ticks:
             inputs.append(Tick())
         began = time.thread_time()

@@ -1,7 +1,7 @@
 """Tasks per second, from the first task produced to the last batch FINALIZED, and how soon a batch is FINALIZED.
 
-The latency of a batch runs from the moment at which an explorer hands its last result to the Kafka client (the record's
-own time) to the moment at which a client that reads committed records has the FINALIZED record. Saturated: all tasks
+The latency of a batch runs from the moment at which the broker appends an explorer's last result (the record's own
+time) to the moment at which a client that reads committed records has the FINALIZED record. Saturated: all tasks
 are produced as fast as the log takes them, which for its first moments keeps a core busy that the mesh could use; so
 latencies are told of the time after that, too. Offered: at a fixed rate, on a schedule that does not wait for anybody.
 

@@ -112,7 +112,8 @@ def encode_plain(record: Record) -> bytes:
 
 def _written(record: Record) -> bytes:
     try:
-        value = _encode(record.to_wire())
+        # Items and records inside are as they are.
+        value = _encode({"schema": record.SCHEMA, "schema_version": record.VERSION, **record.given()})
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"{record.SCHEMA}: {error}") from error
     if len(value) > record.MAX_BYTES:

@@ -129,7 +129,7 @@ def test_a_transaction_is_full_by_bytes_too() -> None:
     schedule = CommitSchedule(tick_s=1.0, heartbeat_s=1.0, now=0.0)
     assert schedule.plan(1.0, wants_tasks=True).tasks
     for _ in range(20):
-        tasks, task_bytes = decided.take([receive(TASKS, record, TASKS.records)])
+        _, tasks, task_bytes = decided.take([receive(TASKS, record, TASKS.records)])
         assert (tasks, task_bytes) == (1, len(raw))
         schedule.took(1.0, tasks=tasks, task_bytes=task_bytes)
     assert 20 * len(raw) > MAX_TASK_BYTES

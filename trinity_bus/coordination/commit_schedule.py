@@ -18,16 +18,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas import BatchLifecycleState, BatchRecord, SetPace
-from trinity_bus.coordination.effects import Effect, Observe, RejectTask, Write
+from schemas.topics import BATCHES
+from trinity_bus.coordination.effects import Effect, Write
 
 # Least time from the begin of a transaction to that of the next: each costs the brokers, the explorers that it has
 # orders for, and this process milliseconds, whatever is in it. One that follows a pause begins at once.
 COMMIT_EVERY_S: Final = 0.008
 # Most of the time that may be spent in transactions: where they take long, the machines are busy, and fewer, larger
 # ones leave more of them to the work itself.
-COMMIT_SHARE: Final = 0.5
+COMMIT_SHARE: Final = 1 / 3
 # After so long the next one begins, whatever the last one took.
-COMMIT_LATEST_S: Final = 0.03
+COMMIT_LATEST_S: Final = 0.05
 # With so many commands and events at most, the end of a batch does not wait for more of them: with more, ends come in
 # every transaction, and the machines have no time to lose.
 MAX_AHEAD: Final = 64
@@ -126,9 +127,15 @@ class CommitSchedule:
             self._tasks_at = now
 
     def decided(self, effects: Iterable[Effect]) -> None:
+        pending = self._pending
         for effect in effects:
-            self._pending.is_awaited = self._pending.is_awaited or _is_awaited(effect)
-            self._pending.ends_batch = self._pending.ends_batch or _ends_batch(effect)
+            if not isinstance(effect, Write):
+                continue
+            if effect.topic is BATCHES and isinstance(effect.record, BatchRecord):
+                pending.is_awaited = pending.is_awaited or effect.record.state is not BatchLifecycleState.PENDING
+                pending.ends_batch = pending.ends_batch or effect.record.state in _ENDS
+            elif type(effect.record) is not SetPace:
+                pending.is_awaited = True
 
     def begin(self, now: float, *, has_news: bool) -> CommitPlan | None:
         """Return the transaction that begins now, with all that is pending; None where there is nothing to tell."""
@@ -163,17 +170,4 @@ class CommitSchedule:
         return max(self._soonest, min(pending.since + LINGER_S, self._beat_at + self._heartbeat_s))
 
 
-def _ends_batch(effect: Effect) -> bool:
-    return isinstance(effect, Write) and isinstance(effect.record, BatchRecord) and effect.record.state in _ENDS
-
-
 _ENDS = (BatchLifecycleState.FINALIZED, BatchLifecycleState.ABORTED)
-
-
-def _is_awaited(effect: Effect) -> bool:
-    match effect:
-        case Write(record=BatchRecord() as batch):
-            return batch.state is not BatchLifecycleState.PENDING
-        case Observe() | RejectTask() | Write(record=SetPace()):
-            return False
-    return True

@@ -188,12 +188,12 @@ class CoordinatorMachine:
 
     def _event(self, event: Event, traceparent: str | None) -> None:
         match event:
+            case RolloutFinished():
+                self._endings.finished(event, traceparent)
             case ExplorerHeartbeat():
                 self._heartbeat(event)
             case ExplorerLeft():
                 self._left(event)
-            case RolloutFinished():
-                self._endings.finished(event, traceparent)
             case _:
                 self._versions.handle(event, traceparent)
 
@@ -301,9 +301,8 @@ class CoordinatorMachine:
                 hopeless |= {task_id: self.ledger.tasks[task_id] for *_, task_id in queued}
                 self.ledger.queue.clear(batch, kind)
         for task in hopeless.values():
-            accepted, error = task.accepted, self._unknown(task.kind)
-            reason = RejectionReason.UNKNOWN_WORKFLOW
-            self._out.add(RejectTask(accepted.task, accepted.origin, reason, error, accepted.traceparent))
+            error = self._unknown(task.kind)
+            self._out.add(RejectTask(task.task, task.origin, RejectionReason.UNKNOWN_WORKFLOW, error, task.traceparent))
             self._endings.fail_task(task, error)
         self._judged = (self.fleet.membership_changes, self.ledger.queue.additions)
         return bool(hopeless)

@@ -109,9 +109,11 @@ class Folded:
         return self._value / self._count if self._aggregation == "mean" else self._value
 
 
-@_QUIET
 def _reduced(key: str, values: list[float]) -> float:
-    return _REDUCTIONS[split_suffix(key)[1]](np.array(values))
+    aggregation = split_suffix(key)[1]
+    if aggregation == "mean" and len(values) == 2:
+        return (values[0] + values[1]) / 2  # as NumPy does, at a tenth of its price
+    return _QUIET(_REDUCTIONS[aggregation])(np.array(values))
 
 
 @_QUIET

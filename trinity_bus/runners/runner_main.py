@@ -279,7 +279,7 @@ class Runner:
             await _settle(given)
             raise
         group = encode_answer(order, rollouts, self._model, job.version, context.asked)
-        if error is None:
+        if error is None and places.claimed:
             # Else another attempt goes on with them.
             await asyncio.to_thread(places.remove)
         return messages.RunDone(job.job, group, error)

@@ -118,24 +118,24 @@ class KeptPlaces:
 
     def __init__(self, namespace: str, task_id: str) -> None:
         self._task = f"{namespace}/{task_id}"
-        self._claimed: list[SandboxPlace] = []
+        self.claimed: list[SandboxPlace] = []
 
     def of_run(self, run_id: int) -> SandboxPlace:
         """Return that of a run, as an earlier attempt on this machine has left it."""
         place = SandboxPlace.claim(f"{self._task}/{run_id}")
-        self._claimed.append(place)
+        self.claimed.append(place)
         return place
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in self._claimed:
+        for place in self.claimed:
             place.release()
 
     def remove(self) -> None:
         """Remove those that were claimed: no attempt follows."""
-        for place in self._claimed:
+        for place in self.claimed:
             place.remove()
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 import msgspec
 
 from schemas import Contribute, ExperienceGroup
-from schemas.topics import EXPERIENCES
+from schemas.topics import COMMANDS, EXPERIENCES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
 from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
@@ -72,7 +72,8 @@ class ContributionReader:
             while self._held and not isinstance(self._held[0].record, Contribute):
                 ready.append(self._held.popleft())
         for item in received:
-            if isinstance(item.record, Contribute) or (self._held and _place(item) == _place(self._held[0])):
+            is_held = item.topic is COMMANDS and isinstance(item.record, Contribute)
+            if is_held or (self._held and _place(item) == _place(self._held[0])):
                 self._held.append(item)
             else:
                 ready.append(item)

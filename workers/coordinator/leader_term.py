@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from schemas import BatchRecord, TrainerHeartbeat
-from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS
+from schemas.topics import BATCHES, COORDINATOR_EVENTS, COORDINATOR_INPUTS, TRAINER_EVENTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.read.offsets import readable
@@ -41,7 +41,7 @@ from workers.coordinator.contributions import ContributionReader
 from workers.coordinator.input_reader import InputReader, resolved, still_read
 from workers.coordinator.log_facts import ExperienceBounds, Lanes
 from workers.coordinator.outputs import Changelog, Outputs, Positions, without_lost
-from workers.coordinator.pending_commit import PendingCommit, Spans, inputs_of, is_input_error, with_traceback
+from workers.coordinator.pending_commit import PendingCommit, Spans, is_input_error, with_traceback
 from workers.coordinator.retention import Commits, Keeper
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
@@ -231,14 +231,17 @@ class LeaderTerm:
     def _decide(
         self, pending: PendingCommit, received: list[Received[Any]], now: float, *, ticks: bool = False
     ) -> None:
-        tasks, task_bytes = pending.take(received)
+        inputs, tasks, task_bytes = pending.take(received)
         self._schedule.took(now, signals=len(received) - tasks, tasks=tasks, task_bytes=task_bytes)
         for item in received:
             self._newest_ms = max(self._newest_ms, item.timestamp_ms)
             self._positions[item.topic.name, item.partition] = item.last_offset + 1
-            if isinstance(item.record, TrainerHeartbeat) and item.record.model == self._settings.model:
+            if (
+                item.topic is TRAINER_EVENTS
+                and isinstance(item.record, TrainerHeartbeat)
+                and item.record.model == self._settings.model
+            ):
                 self._keeper.heard(item.record)
-        inputs = inputs_of(received, pending.spans)
         if ticks:
             inputs.append(Tick())
         effects = self.machine.handle_all(inputs, now)

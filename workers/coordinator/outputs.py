@@ -23,7 +23,7 @@ import msgspec
 from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, VersionWanted
 from schemas.codec import encode
 from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
-from schemas.topics import COORDINATOR_STATE, ROLLOUTS, TASKS
+from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE, MODEL_VERSIONS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, StateError, Write, retention
 from trinity_bus.telemetry import traceparent
@@ -110,31 +110,27 @@ class Outputs:
     async def carry_out(self, effects: Iterable[Effect], originals: Originals, spans: Spans, lanes: Lanes) -> None:
         for effect in effects:
             match effect:
-                case Write():
-                    await self._write(effect, spans, lanes)
+                case Observe():
+                    observations.observe(effect)
                 case RejectTask():
                     received = originals.get(effect.origin) or as_received(effect)
                     await self._producer.send_dead_letter(received, effect.refusal.value, effect.detail)
-                case Observe():
-                    observations.observe(effect)
-
-    async def _write(self, effect: Write, spans: Spans, lanes: Lanes) -> None:
-        topic, key, record, context = effect.topic, effect.key, effect.record, effect.traceparent
-        match record:
-            # A record carries the span's context, or without tracing that of its parent.
-            case Dispatch() | Cancel():
-                context = traceparent(spans.dispatch(record, context)) or context
-            case ModelVersion():
-                context = traceparent(spans.announce(record, context)) or context
-                # Here, because the machine decides the same on the same inputs, and this must not be foreseen.
-                record = record.model_copy(update={"secret": secrets.token_hex(32)})
-            case VersionWanted():
-                record = record.model_copy(update={"sent_at": time.time()})
-            case _:
-                pass
-        lane = await lanes.of(key, effect.lane) if topic is ROLLOUTS else None
-        await self._producer.send(topic, key, record, partition=lane, traceparent=context)
-        observations.written(record)
+                case Write(topic, key, record, context):
+                    lane = None
+                    # A record carries the span's context, or without tracing that of its parent.
+                    if topic is ROLLOUTS:
+                        lane = await lanes.of(key, effect.lane)
+                        if isinstance(record, Dispatch | Cancel):
+                            context = traceparent(spans.dispatch(record, context)) or context
+                    elif topic is MODEL_VERSIONS and isinstance(record, ModelVersion):
+                        context = traceparent(spans.announce(record, context)) or context
+                        # Here, because the machine decides the same on the same inputs, and this must not be foreseen.
+                        record = record.model_copy(update={"secret": secrets.token_hex(32)})
+                    elif topic is COORDINATOR_EVENTS and isinstance(record, VersionWanted):
+                        record = record.model_copy(update={"sent_at": time.time()})
+                    await self._producer.send(topic, key, record, partition=lane, traceparent=context)
+                    if lane is None:
+                        observations.written(record)
 
     async def refuse(
         self, unreadable: Iterable[Received[Any]], failed_inputs: Iterable[tuple[Received[Any], str]]

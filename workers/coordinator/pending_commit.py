@@ -19,7 +19,7 @@ committed: what was aborted has not happened.
 """
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,23 +29,9 @@ import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from schemas import (
-    AbortBatch,
-    Cancel,
-    CancelTasks,
-    Dispatch,
-    FinalizeBatch,
-    FinalizeUpgrade,
-    ModelVersion,
-    PublishVersion,
-    RollBack,
-    RunnersReport,
-    SkipBatch,
-    SubmitBatch,
-    Task,
-)
+from schemas import Cancel, Dispatch, ModelVersion, RunnersReport, Task
 from schemas.errors import one_line
-from schemas.topics import OPERATOR_COMMANDS, TASKS
+from schemas.topics import COMMANDS, OPERATOR_COMMANDS, TASKS
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.coordination import (
     CommandArrived,
@@ -153,27 +139,6 @@ def _places(frames: Iterable[traceback.FrameSummary]) -> list[str]:
     return [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames][:_FRAMES]
 
 
-REQUESTS = (SubmitBatch, FinalizeBatch, AbortBatch, CancelTasks, SkipBatch, PublishVersion, RollBack, FinalizeUpgrade)
-
-
-def inputs_of(received: Iterable[Received[Any]], spans: Spans) -> list[Input]:
-    """Return what the machine decides upon; reports of runners are for people, and what cannot be read for nobody."""
-    inputs: list[Input] = []
-    for item in received:
-        record = item.record
-        if isinstance(record, Task):
-            span = spans.process(item, record)
-            context = sound(item.traceparent) or traceparent(span)
-            inputs.append(TaskArrived(record, Origin(item.partition, item.offset), context))
-        elif isinstance(record, REQUESTS):
-            inputs.append(CommandArrived(record, sound(item.traceparent), item.topic is OPERATOR_COMMANDS))
-        elif isinstance(record, ContributionArrived):
-            inputs.append(msgspec.structs.replace(record, traceparent=sound(record.traceparent)))
-        elif not isinstance(record, RunnersReport | Undecodable):
-            inputs.append(EventArrived(record, sound(item.traceparent)))
-    return inputs
-
-
 @dataclass(slots=True)
 class PendingCommit:
     spans: Spans
@@ -184,14 +149,31 @@ class PendingCommit:
     originals: dict[Origin, Received[Any]] = field(default_factory=dict)  # tasks as they came
     received: list[Received[Any]] = field(default_factory=list)  # all that it is made of, in the order of the decisions
 
-    def take(self, received: Iterable[Received[Any]]) -> tuple[int, int]:
-        # How many tasks are among them, and their bytes.
+    def take(self, received: Sequence[Received[Any]]) -> tuple[list[Input], int, int]:
+        """Note what was read. Return what the machine decides upon, and how many tasks are among it, of how many bytes.
+
+        Reports of runners are for people, and what cannot be read for nobody.
+        """
+        # All before any is looked at: whatever is raised then, it is decided upon again.
+        self.received += received
+        inputs: list[Input] = []
         tasks = task_bytes = 0
         for item in received:
-            self.received.append(item)
-            if isinstance(item.record, Undecodable):
-                self.unreadable.append(item)
-            if item.topic is TASKS:
-                self.originals[Origin(item.partition, item.offset)] = item
+            topic, record, context = item.topic, item.record, sound(item.traceparent)
+            if topic is TASKS:
                 tasks, task_bytes = tasks + 1, task_bytes + len(item.raw)
-        return tasks, task_bytes
+            # By topic, each of which has its own types: to ask a record of which of many types it is takes longer.
+            if isinstance(record, Undecodable):
+                self.unreadable.append(item)
+            elif topic is TASKS:
+                origin = Origin(item.partition, item.offset)
+                self.originals[origin] = item
+                span = self.spans.process(item, record)
+                inputs.append(TaskArrived(record, origin, context or traceparent(span)))
+            elif isinstance(record, ContributionArrived):
+                inputs.append(msgspec.structs.replace(record, traceparent=sound(record.traceparent)))
+            elif topic is COMMANDS or topic is OPERATOR_COMMANDS:
+                inputs.append(CommandArrived(record, context, topic is OPERATOR_COMMANDS))
+            elif type(record) is not RunnersReport:
+                inputs.append(EventArrived(record, context))
+        return inputs, tasks, task_bytes

@@ -34,7 +34,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.codec import DecodeError, decode, encode
-from schemas.topics import COMMANDS, COORDINATOR_INPUTS
+from schemas.topics import COMMANDS, COORDINATOR_INPUTS, OPERATOR_COMMANDS
 from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.fuzz.damage import damaged
 from tests.support.simulation.clients import Clients
@@ -52,7 +52,6 @@ from trinity_bus.coordination import (
     Tick,
     Write,
 )
-from workers.coordinator.pending_commit import REQUESTS
 
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)
@@ -102,9 +101,9 @@ def given(step: Step, offset: int) -> Input | None:
         return TaskArrived(record, Origin(0, offset))
     if isinstance(record, Contribute):
         return ContributionArrived(record, Examined(attempt=1, workflow="math", runs=[{"reward": 1.0}]))
-    if isinstance(record, REQUESTS):
+    if isinstance(record, (*COMMANDS.records, *OPERATOR_COMMANDS.records)):
         by_operator = not isinstance(record, COMMANDS.records)
-        return CommandArrived(record, operator=by_operator)
+        return CommandArrived(record, operator=by_operator)  # type: ignore[arg-type]  # one of these
     return None if isinstance(record, RunnersReport) else EventArrived(record)  # type: ignore[arg-type]  # likewise
 
 

@@ -12,7 +12,7 @@ REMEMBERED = (Window, Memory, Averages)  # what is known of the past; each has a
 EMPTY_HOUSE = 128 + 4 * ZOMBIES_KEPT
 """Most items in all collections of a machine that has nothing to do, besides what it remembers of the past."""
 ITEMS_PER_BATCH = 17
-ITEMS_PER_TASK = 28
+ITEMS_PER_TASK = 37
 
 
 def size_of(root: object) -> int:

@@ -27,7 +27,7 @@ from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Origin
 from trinity_bus.coordination.batches.batch import Batch, enough, moved
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import AVERAGE, Attempt, split
-from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Result
+from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import (
@@ -142,7 +142,7 @@ def test_room_is_fair_over_many_tasks() -> None:
         free_slots.changed(one)
     for number in range(20):
         given = Task(task_id=f"t{number}", workflow="math", prompt="1")
-        task = OpenTask(AcceptedTask("b", number, Origin(0, 0), None, 8, None, given), page="1", size=100)
+        task = OpenTask("b", number, Origin(0, 0), None, 8, None, given)
         task.kind = kind_of(given, "policy")
         taker = free_slots.of(0, trained=True).place(task, task.parts[0])
         taker.assigned = {**taker.assigned, (task.task_id, 1): Attempt(task.task_id, 0, 1, 1.0)}

@@ -11,7 +11,7 @@ from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header
 from trinity_bus.coordination import Origin, RejectionReason, RejectTask, TaskArrived
 from workers.coordinator.outputs import as_received, pack_positions, unpack_positions
-from workers.coordinator.pending_commit import Spans, inputs_of, sound
+from workers.coordinator.pending_commit import PendingCommit, Spans, sound
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -51,7 +51,7 @@ def test_a_task_has_its_span_whether_or_not_its_sender_traces(
 ) -> None:
     task = Task(task_id="task-1", workflow="math", prompt="1 + 1")
     with recorded_spans(monkeypatch, "workers.coordinator.pending_commit") as exported, Spans("test") as spans:
-        (arrived,) = inputs_of([received(task, TASKS, 7, partition=1, traceparent=traceparent)], spans)
+        ((arrived,), *_) = PendingCommit(spans).take([received(task, TASKS, 7, partition=1, traceparent=traceparent)])
     assert isinstance(arrived, TaskArrived)
     (span,) = exported.get_finished_spans()
     assert span.name == "process tasks"

@@ -75,24 +75,20 @@ def decode_own(topic: Topic, key: bytes | None, value: bytes, expect: tuple[type
     if not types:
         raise DecodeError(_FOREIGN, f"nothing that {topic.name} carries is expected here")
     try:
-        return _of_its_sender(topic, key, decode(value, *types))
+        record: Any = decode(value, *types)
     except DecodeError as error:
         if error.reason == _FOREIGN and len(types) == len(topic.records):
             _refuse_forged(topic, value)
         raise
-
-
-def _of_its_sender[R](topic: Topic, key: bytes | None, record: R) -> R:
-    if topic.sender is None:
-        return record
-    name = getattr(record, topic.sender)
-    if key != name.encode():
-        text = None if key is None else key[:200].decode("utf-8", "backslashreplace")
-        raise DecodeError(FORGED_SENDER, f"the key is {text!r}, but the record is said to be of {name!r}")
-    if isinstance(record, RunnersReport):
-        for runner in record.runners:
-            if not runner.runner.startswith(f"{name}/"):
-                raise DecodeError(FORGED_SENDER, f"{name!r} tells of {runner.runner!r}, which is no runner of it")
+    if topic.sender is not None:
+        name = getattr(record, topic.sender)
+        if key != name.encode():
+            text = None if key is None else key[:200].decode("utf-8", "backslashreplace")
+            raise DecodeError(FORGED_SENDER, f"the key is {text!r}, but the record is said to be of {name!r}")
+        if type(record) is RunnersReport:
+            for runner in record.runners:
+                if not runner.runner.startswith(f"{name}/"):
+                    raise DecodeError(FORGED_SENDER, f"{name!r} tells of {runner.runner!r}, which is no runner of it")
     return record
 
 
@@ -185,19 +181,28 @@ def receive(topic: Topic, record: ConsumerRecord | Unreadable, expect: tuple[typ
     """Decode one record of ``topic``; never raises for what is in it."""
     if isinstance(record, Unreadable):
         return _unreadable(topic, record)
+    value = record.value
+    found: Any = value
+    if value is None and topic.cleanup != "compact":
+        found = Undecodable(b"", "no_value", f"{topic.name} takes no null values")
+    elif value is not None and expect:
+        try:
+            found = decode_own(topic, record.key, value, expect)
+        except DecodeError as error:
+            found = Undecodable(value, error.reason, error.detail)
     headers: Headers = tuple(record.headers)
     return Received(
-        record=_decoded(topic, record.key, record.value, expect),
+        record=found,
         topic=topic,
         partition=record.partition,
         offset=record.offset,
         key=None if record.key is None else record.key.decode("utf-8", "backslashreplace"),
-        raw=record.value or b"",
+        raw=value or b"",
         headers=headers,
         traceparent=header(headers, TRACEPARENT),
         timestamp_ms=record.timestamp,
         raw_key=record.key,
-        is_null=record.value is None,
+        is_null=value is None,
     )
 
 
@@ -215,19 +220,6 @@ def _unreadable(topic: Topic, found: Unreadable) -> Received[Any]:
         raw_key=found.key,
         unreadable=found,
     )
-
-
-def _decoded(topic: Topic, key: bytes | None, value: bytes | None, expect: tuple[type, ...]) -> Any:
-    if value is None:
-        return (
-            None if topic.cleanup == "compact" else Undecodable(b"", "no_value", f"{topic.name} takes no null values")
-        )
-    if not expect:
-        return value
-    try:
-        return decode_own(topic, key, value, expect)
-    except DecodeError as error:
-        return Undecodable(value, error.reason, error.detail)
 
 
 async def receive_all(

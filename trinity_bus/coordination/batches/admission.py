@@ -149,7 +149,7 @@ def _last_touched(batch: Batch) -> tuple[int, int]:
     # When the batch was registered or got its newest task, counted in accepted tasks; then its own number.
     orders = (
         [batch.born]
-        + [task.accepted.order for task in batch.open_tasks.values()]
+        + [task.order for task in batch.open_tasks.values()]
         + [result.order for result in batch.results.values()]
     )
     return max(orders), batch.number

@@ -81,7 +81,7 @@ class DispatchQueue:
         return [UnservedPool(pool=pool or model, parts=parts) for pool, parts in waiting.most_common(MAX_UNSERVED)]
 
     def enqueue(self, batch: Batch, task: OpenTask, part: Part) -> None:
-        queued = batch.rank(task, part), task.accepted.order, part.index, task.task_id
+        queued = batch.rank(task, part), task.order, part.index, task.task_id
         heapq.heappush(batch.queued.setdefault(task.kind, []), queued)
         self.join(batch)
 
@@ -102,7 +102,7 @@ class DispatchQueue:
 
     def drop(self, batch: Batch, task: OpenTask) -> None:
         heap = batch.queued.get(task.kind, [])
-        heap[:] = [item for item in heap if item[1] != task.accepted.order]
+        heap[:] = [item for item in heap if item[1] != task.order]
         heapq.heapify(heap)
         if not heap:
             self.clear(batch, task.kind)

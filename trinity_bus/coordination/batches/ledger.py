@@ -35,7 +35,7 @@ from trinity_bus.coordination.batches.batch import EVERYBODY, NOBODY, Batch, eno
 from trinity_bus.coordination.batches.dispatch_queue import DispatchQueue
 from trinity_bus.coordination.batches.parts import AVERAGE, Attempt, AttemptKey, Part, PartAnswer
 from trinity_bus.coordination.batches.task_rules import TaskRules, sender
-from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask, Progress, Result, content_of
+from trinity_bus.coordination.batches.tasks import OpenTask, Progress, Result, content_of
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
@@ -106,21 +106,20 @@ class Ledger:
         task = arrived.task
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
-        order = self.counters.tasks
-        expected, weight = self._expected(task) if answer is None else (0, AVERAGE)
-        accepted = AcceptedTask(
+        estimate, weight = self._expected(task) if answer is None else (0, AVERAGE)
+        opened = OpenTask(
             batch_id=batch.batch_id,
-            order=order,
+            order=self.counters.tasks,
             origin=arrived.origin,
             traceparent=arrived.traceparent,
             runs=self._rules.runs_of(task),
             per_part=self._settings.max_repeat_times_per_runner if answer is None else None,
             task=task,
-            expected=expected,
+            estimate=estimate,
             weight=weight,
         )
-        packed = self._codec.encode(accepted)
-        opened = OpenTask(accepted, self.pages.add(order, task.task_id, packed), len(packed))
+        packed = self._codec.encode(opened)
+        opened.page, opened.size = self.pages.add(opened.order, task.task_id, packed), len(packed)
         self.tasks[task.task_id] = opened
         if answer is not None:
             opened.answer(opened.parts[0], answer)
@@ -223,7 +222,7 @@ class Ledger:
     def note_length(self, task: OpenTask, tokens: int, runs: int) -> None:
         """Learn from the responses of some runs how long those of the task are, now and when it comes again."""
         if tokens and self._settings.longest_first:
-            content = content_of(task.accepted.task, task.kind)
+            content = content_of(task.task, task.kind)
             self._lengths.add(content, min(max(1, tokens // runs), _MOST_TOKENS))
             batch = self.batches[task.batch_id]
             # A heap is gone through as a whole, which takes longer than a large one's order is worth.
@@ -249,7 +248,7 @@ class Ledger:
         return self.in_order(attempt for attempt in self.running.values() if attempt.deadline <= now)
 
     def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].accepted.order, attempt.number))
+        return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
 
     def rebuild(self, running: Iterable[Attempt]) -> None:
         self._rebuild_tasks(running)
@@ -295,16 +294,17 @@ class Ledger:
             task.resume(attempt)
             self.running[attempt.key] = attempt
             self.shares.take(self.batches[task.batch_id].owner)
-        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].accepted.order))
+        self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 
     def _open_again(self, page: str, item: bytes) -> str:
-        task = OpenTask(self._codec.decode(AcceptedTask, item), page, len(item))
+        task = self._codec.decode(OpenTask, item)
+        task.page, task.size = page, len(item)
         self.tasks[task.task_id] = task
         return task.task_id
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
-        task.producer = sender(task.accepted.task, batch)
-        task.kind = pools.kind_of(task.accepted.task, self._settings.model)
+        task.producer = sender(task.task, batch)
+        task.kind = pools.kind_of(task.task, self._settings.model)
         batch.open_tasks[task.task_id] = task
         batch.size += task.size
         if not task.parts_left:

@@ -101,7 +101,7 @@ def joined(task: OpenTask, batch_type: BatchType, reason: str | None = None) -> 
         version_max=max([answer.version_max for answer in answers]),
     )
     return Result(
-        order=task.accepted.order,
+        order=task.order,
         entry=entry,
         metrics=bounded(calculate_task_level_metrics(runs, batch_type == "eval")),
         traceparent=first.traceparent,
@@ -140,4 +140,4 @@ def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
 
 def _nothing(task: OpenTask, status: TaskStatus, error: str, metrics: Metrics) -> Result:
     entry = ManifestEntry(task_id=task.task_id, status=status, error=short_error(error))
-    return Result(task.accepted.order, entry, metrics)
+    return Result(task.order, entry, metrics)

@@ -16,9 +16,7 @@
 The result of a failed task is its *first* error: later ones are often its consequences.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from zlib import crc32
 
 import msgspec
@@ -37,21 +35,8 @@ from trinity_bus.coordination.batches.parts import (
 )
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
+from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.tables import Row
-
-
-class AcceptedTask(Struct, array_like=True, frozen=True):
-    """What never changes about a task: an item of ``tasks/<n>``."""
-
-    batch_id: str
-    order: int  # number of its acceptance, over all tasks
-    origin: Origin
-    traceparent: str | None
-    runs: int
-    per_part: int | None  # runs of each part but the last; None: one part has all
-    task: Task
-    expected: int = 0  # tokens of a run, as far as could be told at its acceptance
-    weight: int = AVERAGE  # The same in percent of what is usual; 0: nothing was known, ``expected`` is what is usual
 
 
 class Progress(Row):
@@ -68,34 +53,35 @@ class Progress(Row):
     expected: int = 0  # tokens of a run, as its first answer tells where nothing was known; 0: as at its acceptance
 
 
-@dataclass(slots=True)
-class OpenTask:
-    """A task without a result. It is made with parts that nobody has tried yet."""
+class OpenTask(Value, array_like=True):
+    """A task without a result. Its fields never change: they are an item of ``tasks/<n>``."""
 
-    accepted: AcceptedTask
-    page: str  # where it is kept in the changelog, see coordination.state.memory
-    size: int  # bytes of it, as they are kept there
-    attempts: int = 0  # how many were started, at all parts: the number of the last one
-    left: Progress = dataclasses.field(default_factory=Progress)  # by attempts that have ended
-    producer: str = ""  # who counts as its sender; follows from the task and its batch
-    kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
-    # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their cache.
-    # This and ``parts_left`` follow from the parts.
-    homes: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
-    parts: list[Part] = dataclasses.field(init=False)
-    parts_left: int = dataclasses.field(init=False, compare=False)  # parts that have not ended
+    batch_id: str
+    order: int  # number of its acceptance, over all tasks
+    origin: Origin
+    traceparent: str | None
+    runs: int
+    per_part: int | None  # runs of each part but the last; None: one part has all
+    task: Task
+    estimate: int = 0  # tokens of a run, as far as could be told at its acceptance
+    weight: int = AVERAGE  # The same in percent of what is usual; 0: nothing was known, ``estimate`` is what is usual
 
     def __post_init__(self) -> None:
-        self.parts = split(self.accepted.runs, self.accepted.per_part)
-        self.parts_left = len(self.parts)
+        self.page = ""  # where it is kept in the changelog, see coordination.state.memory
+        self.size = 0  # bytes of it, as they are kept there
+        self.attempts = 0  # how many were started, at all parts: the number of the last one
+        self.left = Progress()  # by attempts that have ended
+        self.producer = ""  # who counts as its sender; follows from the task and its batch
+        self.kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
+        # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their
+        # cache. This and ``parts_left`` follow from the parts, which nobody has tried yet.
+        self.homes: dict[str, int] = {}
+        self.parts = split(self.runs, self.per_part)
+        self.parts_left = len(self.parts)  # that have not ended
 
     @property
     def task_id(self) -> str:
-        return self.accepted.task.task_id
-
-    @property
-    def batch_id(self) -> str:
-        return self.accepted.batch_id
+        return self.task.task_id
 
     @property
     def total_runs(self) -> int:
@@ -104,12 +90,12 @@ class OpenTask:
     @property
     def expected(self) -> int:
         """Tokens of a run."""
-        return self.left.expected or self.accepted.expected
+        return self.left.expected or self.estimate
 
     @property
     def is_unknown(self) -> bool:
         """Whether nobody can say how long its responses are."""
-        return not (self.accepted.weight or self.left.expected)
+        return not (self.weight or self.left.expected)
 
     @property
     def answers(self) -> list[PartAnswer]:
@@ -128,14 +114,14 @@ class OpenTask:
         attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
         attempt.place(explorer, incarnation, now)
         attempt.started = now
-        attempt.weight = self.accepted.weight or AVERAGE
+        attempt.weight = self.weight or AVERAGE
         part.running.append(attempt)
         self.homes[explorer] = self.homes.get(explorer, 0) + 1
         return attempt
 
     def resume(self, attempt: Attempt) -> None:
         running = self.parts[attempt.part].running
-        attempt.weight = self.accepted.weight or AVERAGE
+        attempt.weight = self.weight or AVERAGE
         running.append(attempt)
         # They come explorer by explorer; those of a part stand in the order in which they were started.
         running.sort(key=lambda attempt: attempt.number)

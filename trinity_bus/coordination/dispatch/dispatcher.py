@@ -61,7 +61,7 @@ class Dispatcher:
         if attempt.started is None:
             return None
         seconds = now - attempt.started
-        if self._ledger.tasks[attempt.task_id].accepted.task.batch_type == "train":
+        if self._ledger.tasks[attempt.task_id].task.batch_type == "train":
             self._ledger.counters.timed_attempts += 1
             self._ledger.counters.attempt_seconds += seconds
         return seconds
@@ -151,13 +151,13 @@ class Dispatcher:
             restart_runner=restart_runner,
         )
         lane = self._fleet.lane_of(attempt.explorer, attempt.incarnation)
-        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.accepted.traceparent, lane))
+        self._out.add(Write(ROLLOUTS, attempt.explorer, order, task.traceparent, lane))
 
     def _start(
         self, batch: Batch, task: OpenTask, part: Part, explorer: Explorer, min_version: int, *, now: float
     ) -> None:
         self._started += 1
-        timeout_s = self.timeout_s(task.accepted.task.timeout_s)
+        timeout_s = self.timeout_s(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
         self._ledger.running[attempt.key] = attempt
         self._ledger.shares.take(batch.owner)
@@ -165,7 +165,7 @@ class Dispatcher:
         dispatch = Dispatch(
             explorer=explorer.name,
             incarnation=explorer.incarnation,
-            task=task.accepted.task,
+            task=task.task,
             attempt=attempt.number,
             batch_id=batch.batch_id,
             batch_type=batch.batch_type,
@@ -175,7 +175,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             turns=task.left.turns,
         )
-        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.accepted.traceparent, explorer.lane))
+        self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.traceparent, explorer.lane))
 
 
 def _min_version(batch: Batch, newest_version: int) -> int:
@@ -203,5 +203,5 @@ def slow_attempts(settings: CoordinatorSettings, ledger: Ledger, now: float) -> 
                     continue
                 attempt = part.running[0]
                 if attempt.started is not None and now - attempt.started > limit:
-                    slow.append((attempt.started, task.accepted.order, attempt.number, attempt))
+                    slow.append((attempt.started, task.order, attempt.number, attempt))
     return [attempt for *_, attempt in sorted(slow, key=lambda found: found[:3])]

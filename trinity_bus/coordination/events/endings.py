@@ -58,7 +58,7 @@ class Endings(Handler):
             batch.batch_type,
             -1 if self._fleet.is_fixed(attempt.explorer) else batch.min_version,
             accept_partial=self._settings.return_partial_tasks or bool(done),
-            max_pieces=max(1, self._records_left(batch, task) // task.parts_left),
+            max_pieces=max(1, self._records_left(batch, task) // task.parts_left) if event.pieces else 0,
         )
         if problem is not None:
             self.attempt_failed(attempt, problem, Fact.ATTEMPT_FAILED, took_s=event.seconds)
@@ -94,7 +94,7 @@ class Endings(Handler):
             task.left.first_error = task.left.first_error or error
             rest = task.cut(part, done, attempt.explorer)
         whole = bool(done) or event.status == "completed"
-        trace = traceparent or task.accepted.traceparent
+        trace = traceparent or task.traceparent
         answer = results.answer(event, part, batch_type, elapsed, trace, error=None if whole else error)
         task.answer(part, answer)
         self._ledger.note_length(task, event.response_tokens, event.completed_runs)
@@ -192,7 +192,7 @@ class Endings(Handler):
         self._finish(task, results.failure(task, first))
 
     def finish_answered_task(self, task: OpenTask) -> None:
-        self._finish(task, results.joined(task, task.accepted.task.batch_type))
+        self._finish(task, results.joined(task, task.task.batch_type))
 
     def end_unfinished_tasks(
         self, batch: Batch, reason: str, *, keep_partial: bool, restart_runners: bool = False
@@ -259,7 +259,7 @@ class Endings(Handler):
     def _finish(self, task: OpenTask, result: Result) -> None:
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
-        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.accepted.traceparent))
+        self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.traceparent))
         fact = _FACTS.get(record.status, Fact.TASK_COMPLETED)
         self._out.observe(fact, record.task_id, record.status if fact is Fact.TASK_COMPLETED else record.error or "")
         if batch.state is State.RUNNING:

@@ -10,7 +10,7 @@ from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
 from trinity_bus.coordination import Effect, Fact, Origin
 from trinity_bus.coordination.batches.parts import Attempt
-from trinity_bus.coordination.batches.tasks import AcceptedTask, OpenTask
+from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import OWN_PACE_S, pace
@@ -50,7 +50,7 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     min_version: int,
 ) -> None:
     given = Task(task_id="t", workflow="code", prompt="1")
-    task = OpenTask(AcceptedTask("b", 1, Origin(0, 0), None, 4, 2, given), "1", 9)
+    task = OpenTask("b", 1, Origin(0, 0), None, 4, 2, given)
     task.kind = kind_of(given, "policy")
     task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on

@@ -68,7 +68,7 @@ def test_other_content_is_another_task(difference: dict[str, Any]) -> None:
     harness.task("same", prompt="b", answer="42", timeout_s=5.0)
     other, same = (harness.machine.ledger.tasks[task_id] for task_id in ("other", "same"))
     assert (other.expected, other.is_unknown) == (25, True), "what is usual"
-    assert (same.expected, same.is_unknown, same.accepted.weight) == (40, False, 160)
+    assert (same.expected, same.is_unknown, same.weight) == (40, False, 160)
 
 
 def test_a_part_that_has_lost_an_attempt_goes_before_longer_ones() -> None:
