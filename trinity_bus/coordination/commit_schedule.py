@@ -26,9 +26,9 @@ from trinity_bus.coordination.effects import Effect, Write
 COMMIT_EVERY_S: Final = 0.008
 # Most of the time that may be spent in transactions: where they take long, the machines are busy, and fewer, larger
 # ones leave more of them to the work itself.
-COMMIT_SHARE: Final = 1 / 3
+COMMIT_SHARE: Final = 0.5
 # After so long the next one begins, whatever the last one took.
-COMMIT_LATEST_S: Final = 0.05
+COMMIT_LATEST_S: Final = 0.03
 # With so many commands and events at most, the end of a batch does not wait for more of them: with more, ends come in
 # every transaction, and the machines have no time to lose.
 MAX_AHEAD: Final = 64
