@@ -204,7 +204,7 @@ async def span_of_an_attempt(
         record_content=record_content,
     )
     one.start(order, encode(order), None)
-    await one.wait(60)
+    await one.finish(60)
     (span,) = kept.get_finished_spans()
     return span
 

@@ -158,7 +158,7 @@ class RolloutExecutor:
                 self.runners.stop_at_once(key_of(order))
             task.cancel()
 
-    async def wait(self, limit_s: float) -> None:
+    async def finish(self, limit_s: float) -> None:
         """Let what runs finish for ``limit_s`` seconds."""
         if self._running and limit_s > 0:
             await awake.wait(list(self._running.values()), limit_s)

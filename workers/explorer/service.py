@@ -355,7 +355,7 @@ async def _drain(
     # Nothing new is begun.
     heartbeats.state = "draining"
     await heartbeats.send()
-    drained = [executor.wait(drain_s)] if http is None else [executor.wait(drain_s), http.drain(drain_s)]
+    drained = [executor.finish(drain_s)] if http is None else [executor.finish(drain_s), http.drain(drain_s)]
     async with asyncio.TaskGroup() as draining:
         # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
         beating = draining.create_task(heartbeats.run(), name="last heartbeats")
