@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from schemas.task import Task
     from schemas.taskset import TasksetPosition
     from schemas.token_figures import TokenFigures
-    from schemas.turn import Answer, DrawnResponse, Turn
+    from schemas.turn import Answer, DrawnResponse, PartialResponses, Turn
 
 # fmt: off
 __all__ = [
@@ -73,12 +73,13 @@ __all__ = [
     "CancelTasks", "CommandError", "CommandReply", "ContentPart", "Contribute", "CoordinatorHeartbeat",
     "Demonstration", "Dispatch", "DrawnResponse", "ExperienceGroup", "ExperiencePiece", "ExplorerHeartbeat",
     "ExplorerLeft", "FinalizeBatch", "FinalizeUpgrade", "FunctionCall", "FunctionSchema", "LeftOut",
-    "ManifestEntry", "Member", "Message", "ModelVersion", "Position", "Preference", "PublishVersion",
-    "PublishedVersion", "Record", "ResultPart", "RollBack", "Rollback", "Rollout", "RolloutFinished", "RunnerState",
-    "RunnersReport", "RunningAttempt", "Sample", "SampledWith", "Sampling", "SetPace", "SkipBatch", "SkippedBatch",
-    "StepBegun", "StepEnded", "StepGroup", "StepTrained", "StructuredOutputs", "SubmitBatch", "Superseded", "Task",
-    "TaskResult", "TaskStatus", "TasksetPosition", "TokenFigures", "Tool", "ToolCall", "TrainerHeartbeat", "Turn",
-    "UnservedPool", "VersionRefused", "VersionWanted", "WeightsSynced", "build_group",
+    "ManifestEntry", "Member", "Message", "ModelVersion", "PartialResponses", "Position", "Preference",
+    "PublishVersion", "PublishedVersion", "Record", "ResultPart", "RollBack", "Rollback", "Rollout",
+    "RolloutFinished", "RunnerState", "RunnersReport", "RunningAttempt", "Sample", "SampledWith", "Sampling",
+    "SetPace", "SkipBatch", "SkippedBatch", "StepBegun", "StepEnded", "StepGroup", "StepTrained",
+    "StructuredOutputs", "SubmitBatch", "Superseded", "Task", "TaskResult", "TaskStatus", "TasksetPosition",
+    "TokenFigures", "Tool", "ToolCall", "TrainerHeartbeat", "Turn", "UnservedPool", "VersionRefused", "VersionWanted",
+    "WeightsSynced", "build_group",
 ]
 # fmt: on
 

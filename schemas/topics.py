@@ -56,7 +56,7 @@ from schemas.task import Task
 from schemas.taskset import TasksetPosition
 from schemas.token_figures import TokenFigures
 from schemas.topic import DAY_MS, MIB, ROOM, Topic
-from schemas.turn import Turn
+from schemas.turn import PartialResponses, Turn
 
 _HOUR_MS = DAY_MS // 24
 _kept_a_day = partial(Topic, keep_ms=DAY_MS, retention_bytes=1 << 30)
@@ -130,9 +130,9 @@ TURNS = Topic(
     partitions=8,
     keep_ms=_HOUR_MS,
     retention_bytes=4 << 30,
-    description="Completed turns of conversations: the engine's responses and the tools' results. The next attempt "
-    "continues from them if this one is lost.",
-    records=(Turn,),
+    description="Completed turns of conversations: the engine's responses and the tools' results; and the first tokens "
+    "of long responses that are not complete. The next attempt continues from them if this one is lost.",
+    records=(Turn, PartialResponses),
     writers=("explorer", "gateway"),
     readers=("explorer", "gateway"),
 )

@@ -16,9 +16,13 @@ Keyed by task, because whoever goes on with one looks for its turns alone. Tasks
 names the attempt that has written the one before it (``after``): two attempts at a run may have gone on from the same
 turn, and each chain is whole by itself. Nothing counts that stands here: what counts is an attempt's result.
 
+A response that takes long is written while it is drawn, as records with more and more of its tokens
+(``PartialResponses``); ``trinity_bus.runners.partials`` says what becomes of them.
+
 Deleted are turns that are older than the topic keeps them, unless a task that is open may still need them.
 """
 
+import hashlib
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -107,6 +111,33 @@ class Turn(Record):
         if len(self.prompt or b"") % 4:
             raise ValueError("prompt is numbers of four bytes")
         return self
+
+
+class PartialResponses(Record):
+    """More tokens of responses of an attempt. Produced by explorers to ``turns``, keyed by ``task_id``."""
+
+    SCHEMA: ClassVar[str] = "partial_responses"
+    MAX_BYTES: ClassVar[int] = 4 << 20
+
+    task_id: Identifier
+    attempt: Positive
+    run_id_base: Annotated[int, Field(ge=0, lt=MAX_REPEAT_TIMES)]
+    """The first of the runs that the attempt does. Of which of them a response is, nobody says."""
+    repeat_times: Annotated[int, Field(ge=1, le=MAX_REPEAT_TIMES)]
+    workflow: Identifier
+    explorer: Identifier
+    incarnation: Identifier
+    answers: Annotated[list[Answer], Field(max_length=MAX_ANSWERS)]
+    """The tokens of each response that stand behind those before: ``question_after`` these. Its spans of versions count
+    from the first of these tokens; ``finish_reason`` is empty while it is drawn."""
+
+
+def question_after(question: str, response: DrawnResponse) -> str:
+    """Return the digest of a question that was answered as far as ``response`` goes."""
+    asked = hashlib.blake2b(question.encode(), digest_size=16)
+    asked.update(response.token_ids)
+    asked.update(response.logprobs)
+    return asked.hexdigest()
 
 
 def chain(turns: list[Turn]) -> list[Turn]:

@@ -46,8 +46,15 @@ class ZeroCostEngine:
         return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
+        del every
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield i, one
 

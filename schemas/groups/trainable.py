@@ -29,7 +29,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from schemas.experience import Bool, ExperienceGroup, Float32, Sample, SampledWith, UInt8
+from schemas.experience import Bool, ExperienceGroup, Float32, Int32, Sample, SampledWith, UInt8
 from schemas.groups.kept import decode_kept
 from schemas.sampling import MAX_TEMPERATURE
 
@@ -165,13 +165,22 @@ def _of_optional(sample: Sample, bounds: Bounds) -> tuple[FlawKind, str] | None:
             return FlawKind.BAD_TEACHER, f"{wrong_ones[0]:g} is no log-probability under a teacher"
     if sample.routes is not None and bounds.experts and (highest := int(sample.routes.max())) >= bounds.experts:
         return FlawKind.BAD_ROUTES, f"expert {highest} is not one of the model's 0 to {bounds.experts - 1}"
-    if sample.kept is not None and (wrong_set := _wrong_set(sample, sample.kept, bounds)) is not None:
+    response = sample.tokens[sample.prompt_length :]
+    if sample.kept is not None and (wrong_set := _wrong_set(response, sample.kept, bounds)) is not None:
         return FlawKind.BAD_KEPT, wrong_set
     return None
 
 
-def _wrong_set(sample: Sample, kept: UInt8, bounds: Bounds) -> str | None:
-    response = sample.tokens[sample.prompt_length :]
+def is_drawn_by(tokens: Int32, logprobs: Float32, kept: bytes | None, bounds: Bounds) -> bool:
+    """Return whether a model may have drawn these tokens, each with its log-probability, from what was kept."""
+    return (
+        int(_largest(tokens.view(np.uint32), initial=0)) < bounds.vocabulary
+        and bool(_are_logprobs(logprobs).all())
+        and (kept is None or _wrong_set(tokens, kept, bounds) is None)
+    )
+
+
+def _wrong_set(response: Int32, kept: UInt8 | bytes, bounds: Bounds) -> str | None:
     try:
         counts, ids = decode_kept(kept, len(response))
     except ValueError as error:

@@ -24,6 +24,7 @@ from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.client import VersionRow
+from trinity_bus.config import ExplorerSettings
 from trinity_bus.runners.messages import RunDone
 from trinity_bus.runners.service import RunnerDiedError, Runners, WorkflowRaisedError
 from trinity_bus.telemetry.logs import FORMAT, TraceFormatter
@@ -199,10 +200,11 @@ async def span_of_an_attempt(
         slots=Occupancy("idle", 1),
         max_group_bytes=1 << 20,
         turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=lambda: None),
+        settings=ExplorerSettings(),
         record_content=record_content,
     )
     one.start(order, encode(order), None)
-    await one.drain(60)
+    await one.finish(60)
     (span,) = kept.get_finished_spans()
     return span
 

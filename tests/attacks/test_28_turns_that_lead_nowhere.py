@@ -9,14 +9,17 @@ import time
 
 import pytest
 
-from schemas import Position
+from schemas import Answer, DrawnResponse, Position
+from schemas.groups.trainable import Bounds
 from schemas.record import MAX_COUNT
 from schemas.topics import TURNS
-from schemas.turn import chain
+from schemas.turn import chain, question_after
 from tests.support.fakes.mesh_records import dispatch
-from tests.support.fakes.turns import turn
+from tests.support.fakes.turns import partial_responses, turn
 from tests.support.mesh.mesh import unused, with_topics
+from tests.support.narrowing import some
 from trinity_bus.config import KafkaSettings
+from trinity_bus.runners.partials import EarlierResponses
 from workers.explorer.turns import TurnKeeper
 
 ENOUGH_S = 2.0
@@ -39,6 +42,27 @@ def test_many_attempts_that_end_in_the_same_dead_end_are_passed_over_at_once() -
     assert time.process_time() - began < ENOUGH_S
 
 
+def more(question: str, token: int) -> Answer:
+    response = DrawnResponse(
+        token_ids=token.to_bytes(4, "little"), logprobs=bytes(4), finish_reason="", versions=[[0, 1]]
+    )
+    return Answer(question=question, responses=[response])
+
+
+def test_partial_responses_that_lead_on_and_on_or_to_many_ends_are_found_at_once() -> None:
+    root = at = "0" * 32
+    deep, wide = list[Answer](), [more(root, token) for token in range(MANY)]
+    for token in range(MANY):
+        deep.append(more(at, token))
+        at = question_after(at, some(deep[-1].responses)[0])
+    wide += [more(question_after(root, some(one.responses)[0]), 7) for one in wide]
+    began = time.process_time()
+    for answers, longest in (deep, MANY), (wide, 2), (deep[1:], 0):
+        earlier = EarlierResponses([partial_responses(answers)], [], Bounds(MANY, MANY), 0)
+        assert len(earlier.take(root, MANY + 1).whole.token_ids) == longest
+    assert time.process_time() - began < ENOUGH_S
+
+
 LIMIT_S = 30.0
 
 
@@ -55,4 +79,4 @@ async def test_turns_where_none_can_lie_cost_an_explorer_nothing(kafka: KafkaSet
         keeper = TurnKeeper(bus, producer, on_first=lambda: None)
         async with asyncio.timeout(LIMIT_S):
             for place in places:
-                assert await keeper.done(dispatch(turns=place)) == [], place
+                assert await keeper.done(dispatch(turns=place)) == ([], [], []), place

@@ -8,7 +8,7 @@ where role, name, text (blanks at its ends aside) and tool calls (names and argu
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -156,11 +156,11 @@ def canonical(value: Any) -> bytes:
 class Completion:
     """One response of an engine; still empty in parts while it is drawn."""
 
-    token_ids: list[int]  # [tokens] as drawn, the end token included where one was drawn
+    token_ids: list[int] = field(default_factory=list)  # [tokens] as drawn, with the end token where one was drawn
     # [tokens] natural logarithm of each token's probability under the distribution that it was drawn from
-    logprobs: list[float]
-    finish_reason: str  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
-    versions: list[tuple[int, int]]  # (first token, model version), ascending: who drew what
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""  # ``stop`` at an end token or stop string, ``length`` at a limit; empty while it is drawn
+    versions: list[tuple[int, int]] = field(default_factory=list)  # (first token, model version): who drew what
     # [prompt + tokens - 1, layers, k] the experts that each MoE layer's router chose, where the engine was asked for
     # them; it never runs the last token
     routes: UInt8 | None = None

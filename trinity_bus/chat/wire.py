@@ -177,7 +177,7 @@ def frame_of(drawn: Completion, index: int = 0, version: int = -1, most_routes: 
 
 def completion_of(frame: DrawnFrame) -> Completion:
     """Return a response that came as one frame."""
-    drawn = Completion([], [], "", [])
+    drawn = Completion()
     take_frame(drawn, frame)
     return drawn
 

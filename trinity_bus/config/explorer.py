@@ -119,6 +119,9 @@ class ExplorerSettings(Section):
     """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
     engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more
     is treated by ``trainer.limited_sampling``; with 0 that are all. 4096 is enough for most models."""
+    turn_tokens: Annotated[int, Field(ge=0, le=1 << 16, multiple_of=32)] = 512
+    """Tokens of a response that are lost at most with an explorer: responses that may be longer are written to the log
+    while they are drawn, and continued by the next attempt, see docs/workflows.md. 0: they are drawn again."""
     cpu_threads: Count = 1
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
@@ -143,7 +146,8 @@ class ExplorerSettings(Section):
     start_timeout_s: Seconds = 600.0
     """Timeout of the engine's start."""
     drain_s: Seconds = 2.0
-    """How long attempts may continue when the explorer is stopped; then others repeat them."""
+    """How long attempts may continue when the explorer is stopped; then others repeat them, but for completed turns and
+    what is written of long responses (``turn_tokens``)."""
     runners: Count = 1
     """Processes that run workflows; slots are divided among them."""
     workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None

@@ -41,7 +41,7 @@ from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
-from trinity_bus.inference.sampling import check_count
+from trinity_bus.inference.sampling import can_go_on, check_count
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.telemetry import traceparent
 
@@ -131,7 +131,7 @@ class Explorers:
         the module names.
         """
         check_count(n)
-        drawings = [_begun() for _ in range(n)]
+        drawings = [Completion() for _ in range(n)]
         async with self._in_time():
             await self._draw(prompt, self._limited(sampling), drawings, on_drawn)
         return drawings
@@ -232,7 +232,7 @@ class Explorers:
             so_far = drawings[0].token_ids
             rest = sampling
             if so_far:
-                if not _can_go_on(sampling, len(drawings)):
+                if len(drawings) > 1 or not can_go_on(sampling):
                     raise GenerationError("the explorer was lost amid the answer, which cannot be gone on with")
                 rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 1) - len(so_far)})
                 tries.settled = len(so_far)
@@ -241,7 +241,7 @@ class Explorers:
                     await self._ask(explorer, [*prompt, *so_far], rest, drawings, on_drawn, settled=tries.settled)
                     return
             if on_drawn is None:
-                drawings[:] = [_begun() for _ in drawings]
+                drawings[:] = [Completion() for _ in drawings]
             if drawings[0].token_ids and len(drawings[0].token_ids) == sampling.max_tokens:
                 # Cut off between the last token and the word that it was the last.
                 drawings[0].finish_reason = "length"
@@ -358,15 +358,5 @@ class Explorers:
         raise _CutOffError(f"it answered {response.status}: {why}")
 
 
-def _begun() -> Completion:
-    return Completion([], [], "", [])
-
-
 def _all_failed() -> GenerationError:
     return GenerationError(f"{_MOST_TRIES} explorers have failed on it, one after the other")
-
-
-def _can_go_on(sampling: Sampling, n: int) -> bool:
-    """Whether the rest of a response is drawn as it would have been, without the explorer that has begun it."""
-    depends = (sampling.stop, sampling.seed, sampling.ignore_eos and sampling.min_tokens)
-    return n == 1 and not sampling.altered_by and not any(depends)

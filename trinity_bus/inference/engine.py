@@ -220,25 +220,40 @@ class InferenceEngine:
         return [completion_of(one, self._first_version, routed_prompt, most_kept=most) for one in ordered]
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
         arguments = self._arguments(sampling, n)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
-            unfinished, drawn = n, 0
+            unfinished = n
             lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
-            async with aclosing(self._outputs(prompt_token_ids, arguments, stream=True)) as outputs:
+            number = str(next(self._numbers))
+            async with aclosing(self._outputs(prompt_token_ids, arguments, number, every)) as outputs:
                 async for output in outputs:
                     for response in output.outputs:
+                        if every > 1 and response.finish_reason is None:
+                            response.weight_versions = self._spans_so_far(number, response.index)
                         before = lengths[response.index] if self._settings.capture_routes else None
                         more = completion_of(response, self._first_version, before, partial=True, most_kept=most)
                         lengths[response.index] += len(more.token_ids)
                         unfinished -= more.finish_reason != ""
-                        drawn += len(more.token_ids)
                         yield response.index, more
-            span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, drawn)
+            span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, sum(lengths) - n * len(prompt_token_ids))
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
+
+    def _spans_so_far(self, number: str, index: int) -> Any:
+        # Which version has drawn what vLLM itself tells of a whole response alone. None: it has ended meanwhile.
+        processor = self.llm.output_processor
+        found = (processor.request_states.get(name) for name in processor.external_req_ids.get(number, ()))
+        state = next((state for state in found if state is not None and state.request_index == index), None)
+        return None if state is None else state._weight_version_spans()  # noqa: SLF001
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return how likely each token of a sequence is after those before it, from ``start`` on, at temperature 1.
@@ -262,13 +277,13 @@ class InferenceEngine:
 
     async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
         final = None
-        async with aclosing(self._outputs(prompt_token_ids, arguments)) as outputs:
+        async with aclosing(self._outputs(prompt_token_ids, arguments, str(next(self._numbers)))) as outputs:
             async for output in outputs:
                 final = output
         return final
 
     async def _outputs(
-        self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], *, stream: bool = False
+        self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], number: str, every: int | None = None
     ) -> AsyncGenerator[Any]:
         # One with all responses, or what is new of some, again and again.
         from vllm.exceptions import VLLMClientError
@@ -280,9 +295,9 @@ class InferenceEngine:
         # Prefixes are found by those alone who ask with the same salt.
         salt = str(self._taken) if self._keep_caches else None
         try:
-            parameters = vllm_parameters(arguments, stream=stream)
+            parameters = vllm_parameters(arguments, every=every)
             prompt = tokens_input(list(prompt_token_ids), cache_salt=salt)
-            outputs = llm.generate(prompt, parameters, str(next(self._numbers)), lora_request=self._adapter)
+            outputs = llm.generate(prompt, parameters, number, lora_request=self._adapter)
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output

@@ -47,6 +47,15 @@ def check_count(responses: int) -> None:
         raise RequestRefusedError(f"{responses} responses to one prompt; {MAX_RESPONSES} are the most")
 
 
+def can_go_on(sampling: Sampling) -> bool:
+    """Whether the rest of a response is drawn as it would have been by an engine that takes its begin for a prompt.
+
+    Not where what is drawn depends on the response as a whole (stop strings, which may begin before; penalties, least
+    lengths, structures), nor with a seed, which would draw the rest as it has drawn the begin.
+    """
+    return not (sampling.altered_by or sampling.stop or sampling.seed is not None)
+
+
 def sampling_arguments(
     sampling: Sampling, n: int, *, temperature: float, max_tokens: int, most_kept: int = 0
 ) -> dict[str, Any]:
@@ -87,16 +96,16 @@ def _likeliest(sampling: Sampling) -> int:
     return MAX_VOCABULARY if is_limited else 0
 
 
-def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":
-    """Return vLLM's own, or raise its VLLMClientError; with ``stream`` tokens come as they are drawn."""
+def vllm_parameters(arguments: Mapping[str, Any], *, every: int | None = None) -> "SamplingParams":
+    """Return vLLM's own, or raise its VLLMClientError; with ``every``, so many tokens come once they are drawn."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     given = dict(arguments)
     if "structured_outputs" in given:
         given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**given, output_kind=kind)
+    kind = RequestOutputKind.FINAL_ONLY if every is None else RequestOutputKind.DELTA
+    return SamplingParams(**given, output_kind=kind, stream_interval=every)
 
 
 def _structured(asked: StructuredOutputs) -> dict[str, Any]:

@@ -33,9 +33,19 @@ class ExplorerEngine(Protocol):
         """Draw ``n`` responses; cancelled, the engine stops drawing them."""
 
     def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``."""
+        """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``.
+
+        ``every``: so many tokens may wait to be yielded together. Where that is more than one, what is yielded has the
+        versions of the whole response so far; else only the last of a response has them.
+        """
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return the log-probability of each token of a sequence from ``start`` on, at temperature 1."""

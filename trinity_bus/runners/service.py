@@ -34,7 +34,7 @@ from schemas import Cancel, Dispatch, Sampling
 from schemas.event import RunnerState
 from schemas.groups.kept import small_enough
 from trinity_bus import awake
-from trinity_bus.chat import wire
+from trinity_bus.chat import Completion, wire
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError, GenerationError
@@ -82,6 +82,8 @@ def key_of(order: Dispatch | Cancel) -> AttemptKey:
 
 
 type Keep = Callable[[bytes], Awaitable[None]]  # makes a turn durable, which a runner says is over
+# draws responses of this engine, as its ``generate`` does
+type Draw = Callable[[ExplorerEngine, Sequence[int], Sampling, int, str | None], Awaitable[Sequence[Completion]]]
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class _Pending:
     run: messages.Run
     answer: asyncio.Future[messages.RunDone]
     keep: Keep
+    draw: Draw | None
     at_once: bool = False
 
 
@@ -131,18 +134,25 @@ class Runners:
             self._do(self._pool.tick(awake.now(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
 
     async def roll_out(
-        self, order: Dispatch, raw: bytes, traceparent: str | None, *, keep: Keep, turns: Sequence[bytes] = ()
+        self,
+        order: Dispatch,
+        raw: bytes,
+        traceparent: str | None,
+        *,
+        keep: Keep,
+        turns: Sequence[bytes] = (),
+        draw: Draw | None = None,
     ) -> messages.RunDone:
         """Run an attempt's workflow in a runner. Cancelled, it returns at once and the workflow is stopped.
 
         ``raw`` is the order as it came off the log, which the runner gets; ``keep`` is called with each turn that it
-        completes, and raises what its workflow is told; ``turns`` are what earlier attempts have completed.
-        WorkflowRaisedError: the workflow did. RunnerDiedError: it took its runner with it.
+        completes, and raises what its workflow is told, as does ``draw``; ``turns`` are what earlier attempts have
+        completed. WorkflowRaisedError: the workflow did. RunnerDiedError: it took its runner with it.
         """
         job = next(self._numbers)
         attempt = key_of(order)
         run = messages.Run(job, raw, self._engine.model_version, traceparent, list(turns))
-        pending = _Pending(order, run, asyncio.get_running_loop().create_future(), keep)
+        pending = _Pending(order, run, asyncio.get_running_loop().create_future(), keep, draw)
         self._pending[job] = pending
         self._job_of[attempt] = job
         self._do(self._pool.submit(job))
@@ -350,8 +360,12 @@ class Runners:
             case wire.Ask(prompt, how, n):
                 check_count(n)
                 token_ids, sampling = wire.tokens_of(prompt), Sampling.model_validate_json(how)
-                engine = self._engine if asked.pool is None else self._pools(asked.pool)
-                drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
+                pending = self._pending.get(asked.job)
+                if asked.pool is None and pending is not None and pending.draw is not None:
+                    drawn = await pending.draw(self._engine, token_ids, sampling, n, asked.traceparent)
+                else:
+                    engine = self._engine if asked.pool is None else self._pools(asked.pool)
+                    drawn = await engine.generate(token_ids, sampling, n, asked.traceparent)
                 if not all(one.finish_reason for one in drawn):
                     raise GenerationError("a response has not ended")
                 for one, kept in zip(drawn, small_enough(one.kept for one in drawn), strict=True):

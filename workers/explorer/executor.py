@@ -47,9 +47,11 @@ from schemas.groups.trainable import Bounds
 from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus import awake
 from trinity_bus.bus import Producer
+from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import BusError, RecordTooLargeError, TrinityError
 from trinity_bus.rollout.answer import decode_answer
 from trinity_bus.runners.messages import RunDone
+from trinity_bus.runners.partials import NOTHING_EARLIER, EarlierResponses, ResponseDrawer
 from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
@@ -123,10 +125,12 @@ class RolloutExecutor:
     slots: Occupancy
     max_group_bytes: int
     turns: TurnKeeper
+    settings: ExplorerSettings
     record_content: bool = False
 
     def __post_init__(self) -> None:
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._drawers: dict[AttemptKey, ResponseDrawer] = {}
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ends the explorer
 
     @property
@@ -154,10 +158,16 @@ class RolloutExecutor:
                 self.runners.stop_at_once(key_of(order))
             task.cancel()
 
-    async def drain(self, limit_s: float) -> None:
-        """Let what runs finish for ``limit_s`` seconds, then cancel the rest."""
+    async def finish(self, limit_s: float) -> None:
+        """Let what runs finish for ``limit_s`` seconds."""
         if self._running and limit_s > 0:
             await awake.wait(list(self._running.values()), limit_s)
+
+    async def checkpoint(self) -> bool:
+        """Write what is drawn of responses and not written; return whether there was anything."""
+        return any(await asyncio.gather(*(drawer.checkpoint() for drawer in self._drawers.values())))
+
+    async def cancel_all(self) -> None:
         rest = list(self._running.values())
         for task in rest:
             task.cancel()
@@ -167,6 +177,7 @@ class RolloutExecutor:
     def _ended(self, attempt: AttemptKey, task: asyncio.Task[None]) -> None:
         self._running.pop(attempt, None)
         self.turns.forget(attempt)
+        self._drawers.pop(attempt, None)
         if not task.cancelled() and (error := task.exception()) is not None and not self.fatal.done():
             self.fatal.set_exception(error)
 
@@ -240,8 +251,18 @@ class RolloutExecutor:
                 await self.served.wait_for(order.min_version)
                 slot.move(ROLLING_OUT)
                 done = await self.turns.done(order)
-                keep = partial(self.turns.keep, order)
-                return await self.runners.roll_out(order, raw, traceparent(), keep=keep, turns=done)
+                given = done.partials, done.answers, self.bounds, order.min_version
+                # There may be thousands.
+                earlier = await asyncio.to_thread(EarlierResponses, *given) if done.partials else NOTHING_EARLIER
+                write = partial(self.turns.keep_partial, order)
+                drawer = self._drawers[key_of(order)] = ResponseDrawer(earlier, write, self.settings)
+
+                async def keep(turn: bytes) -> None:
+                    drawer.forget((await self.turns.keep(order, turn)).answers)
+
+                return await self.runners.roll_out(
+                    order, raw, traceparent(), keep=keep, turns=done.turns, draw=drawer.draw
+                )
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -6,7 +6,7 @@
             -> start the engine -> connect -> take the lane's end position -> first heartbeat (this is how it joins)
 
     rollouts (its lane) --Dispatch--> attempt, in a runner --> experiences, then events: RolloutFinished
-                              '--completed turns, where there are several --> turns
+                              '--completed turns, where there are several, and long responses under way --> turns
                         --Cancel----> attempt is cancelled in its runner, and aborted in the engine
     model-versions ----names it-----> weights received beside generation --> events: WeightsSynced
     gateways, HTTP ----token ids-----> the engine --> token ids, log-probabilities     (where explorer.http_port is set)
@@ -14,8 +14,9 @@
     every heartbeat_s, and on change ------------------------------------> events: ExplorerHeartbeat
     every runner_report_s -----------------------------------------------> events: RunnersReport
 
-    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats and WeightsSynced as before, one more
-            heartbeat of what is given back, ExplorerLeft
+    stop:   DRAINING: no new orders, drain_s for what runs -> events: heartbeats and WeightsSynced as before
+            -> turns: what is drawn of long responses -> events: where it lies, a heartbeat of what is given back,
+            ExplorerLeft
 
 A restarted explorer is a new *incarnation*: orders to the old one are void, because the coordinator hands that work out
 again. So nothing has to be remembered over a restart, and the lane is read from its end. One that follows no trainer
@@ -233,6 +234,7 @@ class ExplorerService:
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
             record_content=self._record_content,
+            settings=self._settings,
         )
         async with AsyncExitStack() as until_drained:
             # Ends after the loops: long responses that are finished while this drains are of new weights, too, and
@@ -263,7 +265,7 @@ class ExplorerService:
                 await until_drained.aclose()
                 raise
             finally:
-                await _drain(heartbeats, executor, http, drain_s)
+                await _drain(heartbeats, executor, http, drain_s, in_order=in_order)
                 await until_drained.aclose()
                 if in_order:
                     # Nothing runs any more: what it was is given back, and costs no try.
@@ -342,15 +344,21 @@ class ExplorerService:
         await (await producer.send(EXPLORER_EVENTS, self._who.explorer, left))
 
 
-async def _drain(heartbeats: Heartbeats, executor: RolloutExecutor, http: HttpSide | None, drain_s: float) -> None:
+async def _drain(
+    heartbeats: Heartbeats, executor: RolloutExecutor, http: HttpSide | None, drain_s: float, *, in_order: bool
+) -> None:
     # Nothing new is begun.
     heartbeats.state = "draining"
     await heartbeats.send()
-    drained = [executor.drain(drain_s)] if http is None else [executor.drain(drain_s), http.drain(drain_s)]
+    drained = [executor.finish(drain_s)] if http is None else [executor.finish(drain_s), http.drain(drain_s)]
     async with asyncio.TaskGroup() as draining:
         # Whoever is silent for as long as that may take is taken for dead, and what it finishes for late.
         beating = draining.create_task(heartbeats.run(), name="last heartbeats")
         await asyncio.gather(*drained)
+        if in_order and await executor.checkpoint():
+            # Whoever goes on with it is told where it lies, while it still runs here.
+            await heartbeats.send()
+        await executor.cancel_all()
         beating.cancel()
 
 

@@ -17,6 +17,7 @@ from schemas import (
     ModelVersion,
     RolloutFinished,
     RunnersReport,
+    Sampling,
     Task,
     Turn,
     WeightsSynced,
@@ -370,6 +371,62 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
         left = KeptPlaces(settings.kafka.namespace, "calls").of_run(0)
         assert (left.calls(), list(left.files.iterdir())) == ([], []), "nothing of it is left after the answer"
         left.remove()
+
+
+LONG = "".join(chr(1000 + i) for i in range(900))
+
+
+def long_task() -> dict[str, Any]:
+    task = Task(task_id="long", workflow="math", prompt="6*7=", answer="42", sampling=Sampling(max_tokens=1000))
+    return {"task": task, "repeat_times": 1, "timeout_s": 120.0}
+
+
+async def gone_on_with(mesh: Mesh, settings: Settings, fork_server: ForkServer, former: str, turns: Any) -> int:
+    """Have another explorer go on with the long response; return how many tokens it draws."""
+    engine = FakeEngine(answer=LONG)
+    async with exploring(settings, engine, fork_server):
+        second = await mesh.joined(former)
+        await mesh.send(dispatch(second, "long", attempt=2, turns=turns, **long_task()))
+        result = await mesh.event(RolloutFinished)
+    assert (result.status, result.error) == ("completed", None)
+    (group,) = await mesh.experiences()
+    (sample,) = group.samples()
+    assert "".join(map(chr, sample.tokens[sample.prompt_length :])) == LONG
+    return engine.tokens_generated
+
+
+async def test_killed_amid_a_long_response_it_is_gone_on_with_on_another_explorer(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    drawn, most = 700, 64
+    variables = {"ANSWER": LONG, "HANG_AFTER": str(drawn), "TRINITY_BUS_EXPLORER__TURN_TOKENS": str(most)}
+    async with mesh_of(settings) as mesh:
+        async with process_of(settings, "answers", **variables):
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "long", **long_task()))
+            beat = await mesh.event(
+                ExplorerHeartbeat,
+                lambda beat: beat.tokens_generated == drawn and any(one.turns for one in beat.running),
+            )
+        again = await gone_on_with(mesh, settings, fork_server, incarnation, beat.running[0].turns)
+    assert 0 < drawn + again - len(LONG) <= most
+
+
+async def test_drained_amid_a_long_response_it_is_gone_on_with_where_it_was(
+    settings: Settings, fork_server: ForkServer
+) -> None:
+    engine = FakeEngine(answer=LONG)
+    engine.hang_after = 300
+    async with mesh_of(settings) as mesh:
+        async with exploring(settings, engine, fork_server):
+            incarnation = await mesh.joined()
+            await mesh.send(dispatch(incarnation, "long", **long_task()))
+            await until(lambda: engine.tokens_generated == 300, limit_s=LIMIT_S)
+        beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
+        assert beat.state == "draining"
+        await mesh.event(ExplorerHeartbeat, lambda beat: beat.state == "draining" and not beat.running)
+        again = await gone_on_with(mesh, settings, fork_server, incarnation, beat.running[0].turns)
+    assert 300 + again - len(LONG) == 1
 
 
 async def test_a_run_of_a_single_turn_writes_none(alone: Mesh) -> None:

@@ -66,7 +66,13 @@ class FakeEngine(ZeroCostEngine):
         return [completion] * n
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
         self.prompts.append(list(prompt_token_ids))
@@ -85,7 +91,8 @@ class FakeEngine(ZeroCostEngine):
                 for index in range(n):
                     self.tokens_generated += 1
                     routes = self._routes(len(prompt) + len(rest)) if reason else None
-                    yield index, Completion([ord(character)], [-0.5], reason, versions if reason else [], routes)
+                    told = versions if reason or every > 1 else []
+                    yield index, Completion([ord(character)], [-0.5], reason, told, routes)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted += 1
             raise

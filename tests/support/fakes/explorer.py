@@ -5,7 +5,8 @@ All else of it is real, with the settings of the environment.
 ===============  =======================================================================================================
 ``words``        an answer follows from the prompt, see :func:`answer_to`; one takes ``FAKE_ENGINE_DELAY_S`` at most, so
                  that something is under way at every moment
-``answers``      says ``ANSWER``, so many times as ``TIMES`` says; without the former it hangs
+``answers``      says ``ANSWER``, so many times as ``TIMES`` says; without the former it hangs, and where there is
+                 ``HANG_AFTER``, after so many tokens of a stream
 ``hangs``        stops answering at the request of the number in ``HANG_AT``; each answer is the number of the request
 ``dies``         likewise, and kills itself amid the pieces of a group: when one record of experiences is durable
 ===============  =======================================================================================================
@@ -96,6 +97,8 @@ def engine_of(kind: str) -> ZeroCostEngine:
     engine = FakeEngine(answer=os.environ.get("ANSWER", "") * int(os.environ.get("TIMES", "1")))
     if "ANSWER" not in os.environ:
         engine.open.clear()
+    if "HANG_AFTER" in os.environ:
+        engine.hang_after = int(os.environ["HANG_AFTER"])
     return engine
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas import Answer, Turn
+from schemas import Answer, PartialResponses, Turn
 from schemas.codec import decode, encode
 from schemas.turn import chain
 from trinity_bus.rollout import RolloutContext
@@ -22,6 +22,21 @@ def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None
         explorer="e",
         incarnation="i",
         answers=answers or [],
+    )
+
+
+def partial_responses(answers: list[Answer], attempt: int = 1) -> PartialResponses:
+    """Return what an attempt at two runs of that task has written of its responses."""
+    # Not validated: there may be more answers than a record may have.
+    return PartialResponses.model_construct(
+        task_id="t",
+        attempt=attempt,
+        run_id_base=0,
+        repeat_times=2,
+        workflow="agent",
+        explorer="e",
+        incarnation="i",
+        answers=answers,
     )
 
 

@@ -4,11 +4,12 @@ of a task lie, which heartbeats tell, restarts keep and the next attempt is told
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas import BatchLifecycleState, BatchRecord, Position, ResultPart, RunningAttempt
+from schemas import BatchLifecycleState, BatchRecord, Position, ResultPart, RollBack, RunningAttempt
 from schemas.topics import EXPERIENCES, TASKS, TURNS
 from tests.support.fakes.mesh_records import entry, finalized
 from tests.support.simulation.harness import Harness, dispatches
@@ -281,6 +282,23 @@ def test_the_next_attempt_is_told_where_the_first_turn_lies_whatever_restarts() 
     (third,) = dispatches(harness.beat(incarnation="3"))
     assert (third.attempt, third.turns) == (3, place(17)), "of all attempts the first"
     harness.finished("a", incarnation="3", attempt=3)
+    assert list(first_turns(harness.machine)) == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_versions_drew_that_are_discarded_is_not_gone_on_with(waits: bool) -> None:
+    harness = Harness(batch_size=1, max_attempts=4)
+    harness.beat()
+    harness.trained(0)
+    harness.synced(0, 1)
+    harness.task("a")
+    beat(harness, 1, 17)
+    if waits:
+        harness.beat(state="draining", running=[])
+    assert list(first_turns(harness.machine)) == [place(17)]
+    harness.command(RollBack(client="c", command_id="1", model="policy", version=0, reason="bad"))
+    assert list(first_turns(harness.machine)) == []
+    harness.restart()
     assert list(first_turns(harness.machine)) == []
 
 

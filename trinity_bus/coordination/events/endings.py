@@ -175,9 +175,12 @@ class Endings(Handler):
         for attempt in self._ledger.in_order(running):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
-            # Completed turns of a discarded version are not continued.
-            task.left.turns = None
             self._requeue(task, part)
+        # Turns of a discarded version are not continued, nor those of tasks that wait.
+        for task in self._ledger.tasks.values():
+            if task.left.turns is not None:
+                task.left.turns = None
+                self._ledger.progressed(task)
 
     def _requeue(self, task: OpenTask, part: Part) -> None:
         self._ledger.progressed(task)

@@ -205,7 +205,13 @@ class ServerEngine:
         return drawn
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         arguments = self._arguments(sampling, n)
         unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
@@ -223,6 +229,7 @@ class ServerEngine:
                                 raise GenerationError(f"response {choice.index} of {n} is longer than was asked for")
                             if not more.finish_reason:
                                 unfinished[choice.index] = left
+                                more.versions = versions if every > 1 else []
                             self.tokens_generated += len(more.token_ids)
                             drawn += len(more.token_ids)
                             yield choice.index, more

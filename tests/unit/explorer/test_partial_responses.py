@@ -1,0 +1,68 @@
+"""What an explorer finds of responses that others have begun: of earlier attempts at the same runs, not too much."""
+
+from typing import Any, cast
+
+import pytest
+
+from schemas import Answer, Dispatch, DrawnResponse, PartialResponses, Task
+from schemas.topics import TURNS
+from tests.support.fakes.log import FakeBus, FakeLog
+from tests.support.fakes.mesh_records import dispatch
+from tests.support.mesh.records import record_of
+from tests.support.narrowing import some
+from trinity_bus.bus import Bus, Producer
+from trinity_bus.runners.partials import MAX_PARTIALS_BYTES
+from trinity_bus.runners.service import key_of
+from workers.explorer.turns import TurnKeeper
+
+
+def answer(tokens: int) -> Answer:
+    drawn = DrawnResponse(token_ids=bytes(4 * tokens), logprobs=bytes(4 * tokens), finish_reason="", versions=[[0, 1]])
+    return Answer(question=f"{tokens:032x}", responses=[drawn])
+
+
+class Here:
+    def __init__(self) -> None:
+        self.log = FakeLog()
+        self.first = 0
+        bus = FakeBus(self.log)
+        self.keeper = TurnKeeper(cast("Bus", bus), cast("Producer", bus.producer()), self._count)
+
+    def _count(self) -> None:
+        self.first += 1
+
+    def written(self) -> list[PartialResponses]:
+        return [record_of(received) for received in self.log.all(TURNS)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"attempt": 3}, 1),
+        ({}, 0),
+        ({"attempt": 3, "run_id_base": 1}, 0),
+        ({"attempt": 3, "repeat_times": 1}, 0),
+        ({"attempt": 3, "task": Task(task_id="t", workflow="other", prompt="1")}, 0),
+        ({"attempt": 3, "task": Task(task_id="u", workflow="math", prompt="1")}, 0),
+    ],
+)
+async def test_it_is_found_by_later_attempts_at_the_same_runs_alone(changes: dict[str, Any], found: int) -> None:
+    here, order = Here(), dispatch()
+    await here.keeper.keep_partial(order, [answer(3)])
+    await here.keeper.keep_partial(order, [answer(4)])
+    place = some(here.keeper.first(key_of(order)))
+    assert (place.offset, here.first) == (0, 1)
+    later = Dispatch(**dispatch(**changes).given() | {"turns": place})
+    done = await here.keeper.done(later)
+    assert [one.answers for one in done.partials] == [[answer(3)], [answer(4)]][: 2 * found]
+    assert (done.turns, done.answers) == ([], [])
+
+
+async def test_much_at_once_is_several_records_and_too_much_of_an_attempt_is_not_written() -> None:
+    here, order = Here(), dispatch()
+    many = [answer(tokens) for tokens in range(60_000, 60_020)]
+    await here.keeper.keep_partial(order, many)
+    written = here.written()
+    assert [one for record in written for one in record.answers] == many[:16]
+    assert [len(record.answers) for record in written] == [2] * 8
+    assert sum(len(received.raw) for received in here.log.all(TURNS)) <= MAX_PARTIALS_BYTES
