@@ -72,7 +72,7 @@ WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer
         ("explorer", {"synchronizer": {"sync_method": "checkpoint"}}, "set it to nccl or memory"),
         ("trainer", {"trainer": {"lora_rank": 8, "stages": [{"stage": "a"}]}}, "leave trainer.stages empty"),
         ("explorer", {"explorer": {"engine_url": "http://there:1"}}, "a server takes versions from checkpoints"),
-        ("explorer", WITHOUT | {"explorer": {"engine_url": "http://there:1", "capture_routes": True}}, "does not tell"),
+        ("explorer", WITHOUT | {"explorer": {"engine_router": "http://there:1"}}, "name the servers behind it"),
     ],
 )
 def test_settings_that_do_not_go_with_an_adapter_or_a_server_are_refused(
