@@ -57,7 +57,24 @@ def file(header: bytes, data: bytes = b"") -> str:
 
 OF_PICKLES = b"{'descr': '|O', 'fortran_order': False, 'shape': (3, 1, 1), }\n"
 HUGE = b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 999999999, 999999999), }\n"
-LESS_THAN_NONE = b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1, 1), }\n"
+INTEGERS = b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1, 1), }\n"
+ROUTES = file(INTEGERS, bytes(12))
+LIES: dict[str, dict[str, Any]] = {
+    "of other tokens": {"logprobs": {"content": [{"token_id": 8, "logprob": -1.0}] * 2}},
+    "nobody knows how likely": {"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}},
+    "of no weights": {"weight_versions": []},
+    "of weights from before its beginning": {"weight_versions": [{"version": "default", "start": -1}]},
+    "of weights after its end": {"weight_versions": [{"version": "a", "start": 0}, {"version": "b", "start": 2}]},
+    "of weights twice at once": {"weight_versions": [{"version": "a", "start": 0}] * 2},
+    "drawn from others": {"sampling_mask": [[7], [8]]},
+    "drawn from one twice": {"sampling_mask": [[7], [7, 7]]},
+    "drawn from less": {"sampling_mask": [[7]]},
+    "routes that are a pickle": {"routed_experts": file(OF_PICKLES, bytes(24))},
+    "routes without end": {"routed_experts": file(HUGE)},
+    "routes to no expert": {"routed_experts": file(INTEGERS, b"\xff" * 12)},
+    "routes that are no file": {"routed_experts": "AAAA"},
+    "routes that are no base64": {"routed_experts": "a"},
+}
 
 
 @pytest.mark.parametrize(
@@ -84,33 +101,17 @@ async def test_a_stream_holds_what_was_asked_for_or_fails(lie: list[Any], model:
         pytest.param(json.dumps({"choices": []}).encode(), id="nothing"),
         pytest.param(DEEP, id="deeply nested"),
         *(
-            pytest.param(json.dumps({"choices": [choice(2, **lie)]}).encode(), id=said)
-            for said, lie in {
-                "of other tokens": {"logprobs": {"content": [{"token_id": 8, "logprob": -1.0}] * 2}},
-                "nobody knows how likely": {"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}},
-                "of no weights": {"weight_versions": []},
-                "of weights from before its beginning": {"weight_versions": [{"version": "default", "start": -1}]},
-                "of weights after its end": {
-                    "weight_versions": [{"version": "a", "start": 0}, {"version": "b", "start": 2}]
-                },
-                "of weights twice at once": {"weight_versions": [{"version": "a", "start": 0}] * 2},
-                "drawn from others": {"sampling_mask": [[7], [8]]},
-                "drawn from one twice": {"sampling_mask": [[7], [7, 7]]},
-                "drawn from less": {"sampling_mask": [[7]]},
-                "routes that are a pickle": {"routed_experts": file(OF_PICKLES, bytes(24))},
-                "routes without end": {"routed_experts": file(HUGE)},
-                "routes to no expert": {"routed_experts": file(LESS_THAN_NONE, b"\xff" * 12)},
-                "routes that are no file": {"routed_experts": "AAAA"},
-                "routes that are no base64": {"routed_experts": "a"},
-            }.items()
+            pytest.param(
+                json.dumps({"choices": [choice(2, **{"routed_experts": ROUTES} | LIES[said])]}).encode(), id=said
+            )
+            for said in LIES
         ),
     ],
 )
 async def test_an_answer_is_what_was_asked_for_or_fails(body: bytes, model: Path) -> None:
-    routes = file(LESS_THAN_NONE, bytes(12))
-    server = Liar(more={"routed_experts": routes})
+    server = Liar(more={"routed_experts": ROUTES})
     async with engine_on(server, model, capture_routes=True, max_kept_tokens=9) as engine:
-        server.lie = web.Response(body=json.dumps({"choices": [choice(2, routed_experts=routes)]}).encode())
+        server.lie = web.Response(body=json.dumps({"choices": [choice(2, routed_experts=ROUTES)]}).encode())
         assert await engine.generate(PROMPT, TWO)
         server.lie = web.Response(body=body)
         with pytest.raises(GenerationError):
