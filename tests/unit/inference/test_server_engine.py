@@ -100,6 +100,8 @@ class FakeServer:
             return await self.said("Restart vllm serve with --enable-scale-out", 403)
         whole = await request.json()
         body = whole.get("sampling_params", whole)
+        if "/" in whole.get("cache_salt", ""):
+            return await self.said("cache_salt must not contain '/'", 400)
         self.asked.append(whole)
         began = self.label
         await self.open.wait()

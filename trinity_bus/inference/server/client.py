@@ -279,7 +279,9 @@ class ServerClient:
     async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float | None = None) -> bytes:
         """Return an answer: to a ``POST`` where there is a body, to a ``GET`` where there is none."""
         try:
-            async with awake.timeout(limit_s), self._answer(path, body) as response:
+            # A server that has failed at something closes the connection, on which the next request would be lost.
+            alone = None if limit_s is None else {"Connection": "close"}
+            async with awake.timeout(limit_s), self._answer(path, body, alone) as response:
                 return await _whole(response)
         except TimeoutError as error:
             raise NoAnswerError(f"{self.url}{path} gave no answer within {limit_s:g} s") from error
@@ -298,12 +300,15 @@ class ServerClient:
                     line = bytearray(following)
 
     @asynccontextmanager
-    async def _answer(self, path: str, body: Mapping[str, Any] | None) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def _answer(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         if self._http is None:
             raise EngineError("the server is not connected to, or no more")
         method = "GET" if body is None else "POST"
         try:
-            async with self._http.request(method, f"{self._url}{path}", json=body, allow_redirects=False) as response:
+            url = f"{self._url}{path}"
+            async with self._http.request(method, url, json=body, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     why = f"{path}: {response.status}: {(await response.content.read(2000)).decode(errors='replace')}"
                     raise RequestRefusedError(why) if 400 <= response.status < 500 else GenerationError(why)

@@ -23,6 +23,7 @@ servers serve what they served before; one that they all fail to load leaves not
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
@@ -351,8 +352,8 @@ class ServerEngine:
             body = found.kind.body(found.model, token_ids, arguments)
             tells = found.kind.keeps_requests
             if tells and self._keep_caches:
-                # Prefixes are found by those alone who ask with the same salt.
-                body["cache_salt"] = member.label or "first"
+                # Prefixes are found by those alone who ask with the same salt, in which vLLM takes no slash.
+                body["cache_salt"] = hashlib.sha256((member.label or "").encode()).hexdigest()
             asked = Asked(
                 len(token_ids),
                 [] if self._version == UNKNOWN_VERSION else [(0, self._version)],
