@@ -200,7 +200,8 @@ def _answer(body: bytes) -> None:
 
 
 def _uses(choice: Any) -> Callable[[], object]:
-    asked = Asked(3, [(0, 1)], {"a": 1}, most_kept=9, routes=True)
+    labels = None if choice.weight_versions is None else {"a": 1}
+    asked = Asked(3, [(0, 1)], labels, most_kept=9, routes=choice.routed_experts is not None)
     return lambda: [completion_of(choice, asked, partial=partial) for partial in (True, False)]
 
 
