@@ -7,11 +7,12 @@ the sender's clock and only for people to read; nothing is decided by them.
 
 from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
 from pydantic import Field
 
 from schemas.experience import MAX_PIECES, MAX_SAMPLES
 from schemas.fields.free_form import MAX_ITEMS
-from schemas.fields.items import AtLeastOne, Item, Name, Number
+from schemas.fields.items import AtLeastOne, DrawnBy, Item, Name, Number
 from schemas.record import (
     MAX_MIB,
     BatchType,
@@ -37,6 +38,7 @@ MAX_WORKFLOWS = 4096  # likewise
 
 MAX_ABILITIES = 64  # likewise
 MAX_ADDRESS_CHARS = 300
+MAX_ENGINE_MEMBERS = 256  # servers behind one explorer
 MAX_UNSERVED = 64  # pools without an explorer that a coordinator names
 
 MAX_TOLD_SETTINGS = 1000  # of one service
@@ -93,6 +95,14 @@ class UnservedPool(Item, frozen=True, kw_only=True):
     parts: AtLeastOne  # parts of tasks that wait for one
 
 
+class EngineMember(Item, frozen=True, kw_only=True):
+    """One of several servers that are an explorer's engine."""
+
+    address: Annotated[str, Meta(max_length=MAX_ADDRESS_CHARS)]  # ``host:port``
+    state: Literal["serving", "behind", "gone"]  # it is asked; is there with other weights; is not there
+    model_version: DrawnBy = -1  # of the weights that it has, or had; -1: of none that was announced
+
+
 class ExplorerHeartbeat(Record):
     """An explorer lives, has this much room, and serves this model version. The first one is how it joins."""
 
@@ -133,6 +143,8 @@ class ExplorerHeartbeat(Record):
     """Requests that came by no topic and are under way: of gateways, and of explorers of other pools."""
     lane: Count | None = None
     """The partition of ``rollouts`` that it reads. Absent: that of its name, of those that the topic is made with."""
+    members: Annotated[list[EngineMember], Field(max_length=MAX_ENGINE_MEMBERS)] = Field(default_factory=list)
+    """The servers that it stands for, where there are several."""
 
     def silent_after_s(self, timeout_s: float) -> float:
         # How long its sender may be silent before it counts as gone; ``timeout_s`` where no pace is set.

@@ -124,11 +124,8 @@ def _explorer(settings: Sections) -> Iterator[str]:
         )
     if method == "object" and own.follows != "none":
         yield from _lacking(settings, lambda _: object_url(settings.synchronizer))
-    if own.engine_url is not None and own.capture_routes:
-        yield (
-            "explorer.engine_url is set, and explorer.capture_routes: a server's /v1/completions does not tell which "
-            "experts were chosen; unset one of them"
-        )
+    if own.engine_url is None and own.engine_router is not None:
+        yield "explorer.engine_router is set, and explorer.engine_url is not: name the servers behind it there"
     if own.engine_url is not None and own.engine_options:
         yield (
             "explorer.engine_url is set, and explorer.engine_options: those are for an engine of its own; give them to "

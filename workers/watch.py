@@ -143,7 +143,7 @@ def explorers_table(view: MeshState) -> Table:
             Text(explorer.name),
             *([Text(explorer.pool or "")] if pools else []),
             Text(state, _COLOURS[state]),
-            "fixed" if explorer.follows == "none" else str(explorer.model_version),
+            explorer.version_told,
             str(explorer.attempts),
             str(explorer.slots),
             f"{explorer.tokens_per_s:,.0f}" if state != "left" else "",

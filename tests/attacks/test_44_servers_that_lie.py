@@ -1,5 +1,6 @@
 """An inference server of somebody else that answers what nobody asked for: each is one failed attempt, and no more."""
 
+import base64
 import gzip
 import json
 from pathlib import Path
@@ -17,7 +18,7 @@ from trinity_bus.inference.server.client import load_of, read_answer, read_json
 from trinity_bus.inference.server.start import KINDS
 
 DEEP = b'{"more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-TWO = Sampling(max_tokens=2)
+TWO = Sampling(max_tokens=2, top_k=2)
 
 
 class Liar(FakeServer):
@@ -43,9 +44,37 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def choice(tokens: int, index: int = 0, reason: str | None = "stop") -> dict[str, Any]:
-    told = {"token_logprobs": [-1.0] * tokens}
-    return {"index": index, "token_ids": [7] * tokens, "logprobs": told, "finish_reason": reason}
+def choice(tokens: int, index: int = 0, reason: str | None = "stop", **more: Any) -> dict[str, Any]:
+    told = {"content": [{"token_id": 7, "logprob": -1.0}] * tokens}
+    spans = [{"version": "default", "start": 0, "end": tokens}]
+    drawn = {"index": index, "token_ids": [7] * tokens, "logprobs": told, "finish_reason": reason}
+    return {**drawn, "weight_versions": spans, **more}
+
+
+def file(header: bytes, data: bytes = b"") -> str:
+    return base64.b64encode(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data).decode()
+
+
+OF_PICKLES = b"{'descr': '|O', 'fortran_order': False, 'shape': (3, 1, 1), }\n"
+HUGE = b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 999999999, 999999999), }\n"
+INTEGERS = b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 1, 1), }\n"
+ROUTES = file(INTEGERS, bytes(12))
+LIES: dict[str, dict[str, Any]] = {
+    "of other tokens": {"logprobs": {"content": [{"token_id": 8, "logprob": -1.0}] * 2}},
+    "nobody knows how likely": {"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}},
+    "of no weights": {"weight_versions": []},
+    "of weights from before its beginning": {"weight_versions": [{"version": "default", "start": -1}]},
+    "of weights after its end": {"weight_versions": [{"version": "a", "start": 0}, {"version": "b", "start": 2}]},
+    "of weights twice at once": {"weight_versions": [{"version": "a", "start": 0}] * 2},
+    "drawn from others": {"sampling_mask": [[7], [8]]},
+    "drawn from one twice": {"sampling_mask": [[7], [7, 7]]},
+    "drawn from less": {"sampling_mask": [[7]]},
+    "routes that are a pickle": {"routed_experts": file(OF_PICKLES, bytes(24))},
+    "routes without end": {"routed_experts": file(HUGE)},
+    "routes to no expert": {"routed_experts": file(INTEGERS, b"\xff" * 12)},
+    "routes that are no file": {"routed_experts": "AAAA"},
+    "routes that are no base64": {"routed_experts": "a"},
+}
 
 
 @pytest.mark.parametrize(
@@ -71,11 +100,19 @@ async def test_a_stream_holds_what_was_asked_for_or_fails(lie: list[Any], model:
         pytest.param(json.dumps({"choices": [choice(3)]}).encode(), id="more tokens than were asked for"),
         pytest.param(json.dumps({"choices": []}).encode(), id="nothing"),
         pytest.param(DEEP, id="deeply nested"),
+        *(
+            pytest.param(
+                json.dumps({"choices": [choice(2, **{"routed_experts": ROUTES} | LIES[said])]}).encode(), id=said
+            )
+            for said in LIES
+        ),
     ],
 )
 async def test_an_answer_is_what_was_asked_for_or_fails(body: bytes, model: Path) -> None:
-    server = Liar()
-    async with engine_on(server, model) as engine:
+    server = Liar(more={"routed_experts": ROUTES})
+    async with engine_on(server, model, capture_routes=True, max_kept_tokens=9) as engine:
+        server.lie = web.Response(body=json.dumps({"choices": [choice(2, routed_experts=ROUTES)]}).encode())
+        assert await engine.generate(PROMPT, TWO)
         server.lie = web.Response(body=body)
         with pytest.raises(GenerationError):
             await engine.generate(PROMPT, TWO)
@@ -109,15 +146,15 @@ async def test_a_load_that_is_no_number_ends_no_explorer_otherwise_than_as_a_dea
         return metrics.encode()
 
     async with engine_on(Liar(), model) as engine:
-        monkeypatch.setattr(engine._client, "ask", told)
+        monkeypatch.setattr(engine._members[0].client, "ask", told)
         assert "a metric" in str(await engine.wait_dead())
 
 
 async def test_a_server_that_says_nothing_of_what_it_draws_from_tells_no_filters(model: Path) -> None:
     class Forgetful(Liar):
         async def complete(self, request: web.Request) -> web.StreamResponse:
-            asked = await request.json()
-            return web.json_response({"choices": []}) if "top_k" in asked else await super().complete(request)
+            is_last = (await request.json())["sampling_params"]["top_k"] == 1
+            return web.json_response({"choices": []}) if is_last else await super().complete(request)
 
     async with engine_on(Forgetful(), model) as engine:
         assert not engine._found.filters_told

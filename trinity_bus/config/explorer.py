@@ -23,6 +23,7 @@ from trinity_bus.config.values import (
 )
 
 _POOL: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_SERVER: Final = r"https?://[^\s/?#,]+"
 
 
 # arguments of vLLM's engine that are not passed through, and why
@@ -82,11 +83,15 @@ class ExplorerSettings(Section):
     """What its engine and model can do, reported to clients; separated by commas, such as ``logprobs,tools``."""
     model_path: str | None = None
     """Folder of its initial Hugging Face model. Unset: that of ``mesh``."""
-    engine_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+$")] | None = None
+    engine_url: Annotated[str, Field(pattern=rf"^{_SERVER}(,{_SERVER}){{0,255}}$")] | None = None
     """An inference server to use as the engine, ``http://host:port``: vLLM, SGLang, or another that returns token ids
-    (docs/pools.md). It must belong to this explorer alone. Unset: its own engine."""
+    (docs/pools.md). Several, separated by commas, share its requests. They must belong to this explorer alone. Unset:
+    its own engine."""
+    engine_router: Annotated[str, Field(pattern=rf"^{_SERVER}$")] | None = None
+    """A router in front of those servers, ``http://host:port``, which gets the requests; versions go to the servers
+    themselves. Unset: each request goes to the server that has the least to do."""
     engine_key: SecretStr | None = None
-    """Bearer token for that server. Unset: none."""
+    """Bearer token for those servers. Unset: none."""
     slots: Count = 64
     """Maximum concurrent attempts."""
     adaptive_slots: bool = True
@@ -111,10 +116,10 @@ class ExplorerSettings(Section):
     caches: Literal["recomputed", "kept"] = "recomputed"
     """What happens to keys and values of responses in flight when the engine loads a version. ``recomputed``: every
     token comes from one version. ``kept``: later tokens come from new weights over old cache entries. New requests
-    never use an older version's cache. A server of ``engine_url`` finishes its responses first."""
+    never use an older version's cache. A server of ``engine_url`` that is not vLLM finishes its responses first."""
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token, for ``trainer.router_replay``: layers times
-    experts per token bytes. Only its own engine on GPUs, with models of at most 256 experts a layer."""
+    experts per token bytes. Only on GPUs, with models of at most 256 experts a layer."""
     max_kept_tokens: Annotated[int, Field(ge=0, le=1 << 17)] = 0
     """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
     engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more

@@ -1,4 +1,4 @@
 """Inference: token ids in, token ids and the log-probabilities of what was drawn out, under weights that move.
 
-``engine`` has vLLM behind one class, and ``server`` an inference server of somebody else behind the same interface.
+``engine`` has vLLM behind one class, and ``server`` inference servers of somebody else behind the same interface.
 """

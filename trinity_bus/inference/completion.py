@@ -35,7 +35,7 @@ def completion_of(
     versions = version_spans(output.weight_versions or (), first_version)
     routes = None
     if reason and routed_before is not None:
-        routes = _routes(output.routed_experts, routed_before + len(token_ids) - 1)
+        routes = routes_of(output.routed_experts, routed_before + len(token_ids) - 1)
     return Completion(token_ids, logprobs, reason, versions, routes, kept)
 
 
@@ -81,12 +81,17 @@ def _kept(drawn: Any, most_kept: int) -> bytearray | None:
     return bytearray(kept) if len(kept) <= MAX_KEPT_BYTES else None
 
 
-def _routes(routes: Any, tokens: int) -> UInt8:
-    if routes is None or routes.ndim != 3 or len(routes) != tokens or int(routes.max(initial=0)) > np.iinfo(UINT8).max:
+def routes_of(routes: Any, tokens: int) -> UInt8:
+    """Return the experts that were chosen for each of ``tokens``; GenerationError: of others, or no such ones."""
+    if routes is None or routes.ndim != 3 or len(routes) != tokens or not _is_small(routes):
         found = "none" if routes is None else f"{list(routes.shape)} of {routes.dtype}"
         raise GenerationError(f"the engine gave routes {found}, where [{tokens}, layers, k] of 0 to 255 are needed")
     made: UInt8 = routes.astype(UINT8, copy=False)
     return made
+
+
+def _is_small(routes: Any) -> bool:
+    return int(routes.min(initial=0)) >= 0 and int(routes.max(initial=0)) <= np.iinfo(UINT8).max
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:

@@ -97,6 +97,15 @@ class ExplorerView:
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
 
     @property
+    def version_told(self) -> str:
+        """The version for people; of how many of its servers, where it stands for several."""
+        if self.follows == "none":
+            return "fixed"
+        servers = [one.state for one in self.beat.members] if self.beat is not None else []
+        of = f" ({servers.count('serving')} of {len(servers)})" if servers else ""
+        return f"{self.model_version}{of}"
+
+    @property
     def tokens_per_s(self) -> float:
         if len(self.samples) < 2:
             return 0.0

@@ -290,6 +290,7 @@ class ExplorerService:
             abilities=self._settings.abilities.split(","),
             max_model_len=self._settings.max_model_len,
             lane=lane,
+            members=self._engine.members if isinstance(self._engine, ServerEngine) else [],
         )
 
     async def _handle_orders(

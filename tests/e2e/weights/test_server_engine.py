@@ -1,10 +1,12 @@
-"""A real vLLM server as an explorer's engine: exact tokens, a version after the other from checkpoints, its death."""
+"""Real vLLM servers as an explorer's engine: exact tokens, versions from checkpoints amid responses, their deaths."""
 
 import asyncio
 import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks._tiny_model import make_tiny_qwen3
-from schemas import Sampling
+from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
+from tests.support.mesh.waiting import until
 from tests.support.reference import likely, mismatch
+from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
-from trinity_bus.inference.errors import EngineStartError, RequestRefusedError
+from trinity_bus.inference.errors import EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import checkpoint
@@ -25,6 +29,7 @@ from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.transport import source_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -32,6 +37,7 @@ PROMPT = [3, 4, 5, 6, 7]
 NAME = "explorer-0"
 KEY = "a-key-of-the-server"
 TOLERANCE = 1e-3
+LENGTH = 512
 
 
 @pytest.fixture
@@ -39,14 +45,18 @@ def models(tmp_path: Path) -> list[Path]:
     return [make_tiny_qwen3(tmp_path / str(seed), seed=seed) for seed in range(2)]
 
 
-@pytest.fixture
-def server(models: list[Path], tmp_path: Path) -> Iterator[tuple[str, Child]]:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def serving(model: Path, port: int, log: Path) -> Iterator[Child]:
     command: list[str | Path] = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", models[0], "--dtype", "float32"),
-        *("--max-model-len", "64", "--enforce-eager", "--generation-config", "vllm", "--api-key", KEY),
-        *("--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"),
+        *("--max-model-len", str(LENGTH), "--enforce-eager", "--generation-config", "vllm", "--api-key", KEY),
+        *("--served-model-name", "policy", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+        *("--host", "127.0.0.1", "--port", str(port)),
     ]
     env = {
         **os.environ,
@@ -59,70 +69,145 @@ def server(models: list[Path], tmp_path: Path) -> Iterator[tuple[str, Child]]:
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    with Child(command, env=env, output=tmp_path / "server.log") as child:
-        yield f"http://127.0.0.1:{port}", child
+    with Child(command, env=env, output=log) as child:
+        yield child
 
 
-def settings(url: str, model: Path, **more: object) -> ExplorerSettings:
+def settings(urls: str, model: Path, **more: object) -> ExplorerSettings:
     return ExplorerSettings.model_validate(
-        {"name": NAME, "model_path": str(model), "max_model_len": 64, "engine_url": url, "engine_key": KEY, **more}
+        {"name": NAME, "model_path": str(model), "max_model_len": LENGTH, "engine_url": urls, "engine_key": KEY, **more}
     )
 
 
-async def test_a_server_draws_follows_checkpoints_and_is_missed(
-    server: tuple[str, Child], models: list[Path], tmp_path: Path
+def published(model: Path, directory: Path, version: int) -> ModelVersion:
+    """Write a checkpoint as a trainer does, the optimizer's tensors among its files."""
+    directory.mkdir(exist_ok=True)
+    folder = checkpoint.begin(directory, version)
+    tensors = load_file(model / "model.safetensors")
+    save_file({"exp_avg.model.norm.weight": torch.ones(3)}, folder / "optimizer.safetensors")
+    write_companions(folder, model, None)
+    hf_folder.write_weights(folder, tensors.items)
+    progress = TrainingProgress(step=version, version=version)
+    written = checkpoint.commit(directory, progress, WrittenBy(dtype="float32"), keep=2)
+    publisher = CheckpointPublisher(directory)
+    checksum = publisher.stage(version, tensors.items())
+    return announcement(publisher, version, checksum, NAME, folder=written, epoch=version)
+
+
+async def drawn_over(engine: ServerEngine, announced: ModelVersion) -> Completion:
+    """Draw a long response, while a version is taken."""
+    stream = engine.stream(PROMPT, Sampling(max_tokens=400, ignore_eos=True))
+    _, whole = await anext(stream)
+    syncing = asyncio.create_task(engine.sync_weights(announced, announced.members[0]))
+    async for _, more in stream:
+        whole.token_ids += more.token_ids
+        whole.logprobs += more.logprobs
+        whole.versions = more.versions
+    outcome = await syncing
+    assert (outcome.checksum, engine.model_version) == (announced.checksum, announced.version)
+    return whole
+
+
+def differs(model: Path, one: Completion, first: int = 0, last: int | None = None) -> float:
+    return mismatch(model, PROMPT, one.token_ids, one.logprobs)[first:last].max().item()
+
+
+async def test_a_server_draws_follows_checkpoints_and_is_missed(models: list[Path], tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with serving(models[0], port, tmp_path / "server.log") as child:
+        wrong = ServerEngine(settings(url, models[0], engine_key="another"))
+        with pytest.raises(EngineStartError, match="engine_key"):
+            await wrong.start()
+        await wrong.stop()
+        engine = ServerEngine(settings(url, models[0]), sync_timeout_s=60)
+        await engine.start()
+        try:
+            assert engine.bounds.positions >= LENGTH
+            drawn = await engine.generate(PROMPT, Sampling(max_tokens=8, temperature=2.0, ignore_eos=True), 2)
+            for one in drawn:
+                assert len(one.token_ids) == 8
+                assert one.versions == []
+                assert mismatch(models[0], PROMPT, one.token_ids, one.logprobs, 2.0).max() < TOLERANCE
+            streamed = [more async for _, more in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
+            token_ids = [token for more in streamed for token in more.token_ids]
+            assert len(token_ids) == 4
+            assert [more.finish_reason for more in streamed if more.finish_reason] == ["length"]
+            assert await engine.score([*PROMPT, *token_ids], len(PROMPT)) == pytest.approx(
+                likely(models[0], PROMPT, token_ids).tolist(), abs=TOLERANCE
+            )
+            many = Sampling(max_tokens=2, top_p=0.9, stop=["t7 t7"], logit_bias={"9": 1.0}, allowed_token_ids=[8, 9])
+            assert set((await engine.generate(PROMPT, many))[0].token_ids) <= {8, 9}
+            with pytest.raises(RequestRefusedError):
+                await engine.generate([3] * (LENGTH + 1), Sampling(max_tokens=4))
+
+            first = published(models[1], tmp_path / "checkpoints", 7)
+            with pytest.raises(WeightTransferError):
+                await engine.sync_weights(first.model_copy(update={"checksum": "0" * 64}), first.members[0])
+            # One that it cannot load whole leaves nothing that the next one does not replace.
+            half = replace(source_of(first, NAME), folder=str(tmp_path))
+            with pytest.raises(GenerationError):
+                await engine._members[0].take(half, 60, keep_caches=False)
+            assert engine._members[0].label is None
+            await engine._members[0].take(replace(half, folder=str(models[0]), prefix="again"), 60, keep_caches=False)
+            # What is under way goes on, and each token is of the version that is told, or of none at the beginning.
+            over = await drawn_over(engine, first)
+            ((start, version),) = over.versions
+            assert version == 7
+            assert 0 < start < 400
+            assert differs(models[0], over, 0, start) < TOLERANCE
+            assert differs(models[1], over, start) < TOLERANCE
+            # With the entries of its cache, too, which later requests do not find.
+            engine._settings = settings(url, models[0], caches="kept")
+            prefix, brief = [*PROMPT, *over.token_ids[:300]], Sampling(max_tokens=8, ignore_eos=True)
+            await engine.generate(prefix, brief)
+            over = await drawn_over(engine, published(models[0], tmp_path / "checkpoints", 8))
+            (_, (start, _)) = over.versions
+            assert over.versions == [(0, 7), (start, 8)]
+            assert differs(models[1], over, 0, start) < TOLERANCE
+            (new,) = await engine.generate(prefix, brief)
+            assert new.versions == [(0, 8)]
+            assert mismatch(models[0], prefix, new.token_ids, new.logprobs).max() < TOLERANCE
+
+            child.kill()
+            assert "gone" in str(await asyncio.wait_for(engine.wait_dead(), 60))
+        finally:
+            await engine.stop()
+
+
+async def test_a_server_that_was_killed_comes_back_beside_another_and_takes_the_version(
+    models: list[Path], tmp_path: Path
 ) -> None:
-    url, child = server
-    wrong = ServerEngine(settings(url, models[0], engine_key="another"))
-    with pytest.raises(EngineStartError, match="engine_key"):
-        await wrong.start()
-    await wrong.stop()
-    engine = ServerEngine(settings(url, models[0]), sync_timeout_s=60)
-    await engine.start()
-    try:
-        assert engine.bounds.positions >= 64
-        drawn = await engine.generate(PROMPT, Sampling(max_tokens=8, temperature=2.0, ignore_eos=True), 2)
-        for one in drawn:
-            assert len(one.token_ids) == 8
-            assert one.versions == []
-            assert mismatch(models[0], PROMPT, one.token_ids, one.logprobs, 2.0).max() < TOLERANCE
-        streamed = [more async for _, more in engine.stream(PROMPT, Sampling(max_tokens=4, ignore_eos=True))]
-        token_ids = [token for more in streamed for token in more.token_ids]
-        assert len(token_ids) == 4
-        assert [more.finish_reason for more in streamed if more.finish_reason] == ["length"]
-        assert await engine.score([*PROMPT, *token_ids], len(PROMPT)) == pytest.approx(
-            likely(models[0], PROMPT, token_ids).tolist(), abs=TOLERANCE
-        )
-        with pytest.raises(RequestRefusedError):
-            await engine.generate([3] * 65, Sampling(max_tokens=4))
-        assert engine.tokens_generated == 20
+    ports = [free_port() for _ in range(2)]
+    engine = ServerEngine(
+        settings(",".join(f"http://127.0.0.1:{port}" for port in ports), models[0]), sync_timeout_s=60
+    )
 
-        # A checkpoint as a trainer writes it, the optimizer's tensors among its files.
-        directory = tmp_path / "checkpoints"
-        directory.mkdir()
-        folder = checkpoint.begin(directory, 7)
-        tensors = load_file(models[1] / "model.safetensors")
-        save_file({"exp_avg.model.norm.weight": torch.ones(3)}, folder / "optimizer.safetensors")
-        write_companions(folder, models[1], None)
-        hf_folder.write_weights(folder, tensors.items)
-        written = checkpoint.commit(directory, TrainingProgress(step=7, version=7), WrittenBy(dtype="float32"), keep=2)
-        publisher = CheckpointPublisher(directory)
-        checksum = publisher.stage(7, tensors.items())
-        announced = announcement(publisher, 7, checksum, NAME, folder=written)
-        member = announced.members[0]
-        with pytest.raises(WeightTransferError):
-            await engine.sync_weights(announced.model_copy(update={"checksum": "0" * 64}), member)
-        # What is under way ends with the version that it began with; what comes meanwhile has the next.
-        before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=48, ignore_eos=True)))
-        await asyncio.sleep(0)
-        outcome = await engine.sync_weights(announced, member)
-        assert (outcome.checksum, engine.model_version) == (checksum, 7)
-        (old,), (new,) = await before, await engine.generate(PROMPT, Sampling(max_tokens=8, ignore_eos=True))
-        assert (old.versions, new.versions) == ([], [(0, 7)])
-        for model, one in zip(models, (old, new), strict=True):
-            assert mismatch(model, PROMPT, one.token_ids, one.logprobs).max() < TOLERANCE
+    def states() -> list[tuple[str, int]]:
+        return [(one.state, one.model_version) for one in engine.members]
 
-        child.kill()
-        assert "gone" in str(await asyncio.wait_for(engine.wait_dead(), 60))
-    finally:
-        await engine.stop()
+    log = tmp_path / "server.log"
+    with serving(models[0], ports[0], log):
+        try:
+            with serving(models[0], ports[1], log) as killed:
+                await engine.start()
+                looking = asyncio.create_task(engine.wait_dead())
+                await until(lambda: states() == [("serving", -1)] * 2, 120)
+                version = published(models[1], tmp_path / "checkpoints", 7)
+                await engine.sync_weights(version, version.members[0])
+                assert states() == [("serving", 7)] * 2
+                killed.kill()
+                await until(lambda: states() == [("serving", 7), ("gone", 7)], 60)
+            brief = Sampling(max_tokens=8, ignore_eos=True)
+            for drawn in await asyncio.gather(*(engine.generate(PROMPT, brief) for _ in range(4))):
+                assert drawn[0].versions == [(0, 7)]
+            with serving(models[0], ports[1], log):
+                await until(lambda: states() == [("serving", 7)] * 2, 120)
+                # Each is asked, and has the weights.
+                for drawn in await asyncio.gather(*(engine.generate(PROMPT, brief) for _ in range(4))):
+                    assert drawn[0].versions == [(0, 7)]
+                    assert differs(models[1], drawn[0]) < TOLERANCE
+                assert not looking.done()
+                looking.cancel()
+        finally:
+            await engine.stop()

@@ -24,6 +24,7 @@ from trinity_bus.coordination import CoordinatorMachine, StateError
 from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server.client import (
+    Asked,
     completion_of,
     load_of,
     read_answer,
@@ -102,6 +103,22 @@ _ANSWERED: tuple[dict[str, Any], ...] = (
         ]
     },
     {"choices": [{"index": 1, "logprobs": {"token_logprobs": [None, -0.5, -0.25]}}]},
+    {
+        "choices": [
+            {
+                "token_ids": [5],
+                "finish_reason": "stop",
+                "logprobs": {"content": [{"token_id": 5, "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}]}]},
+                "weight_versions": [{"version": "a", "start": 0, "end": 1}],
+                "sampling_mask": [[5, 6]],
+                "routed_experts": (
+                    "k05VTVBZAQB2AHsnZGVzY3InOiAnfHUxJywgJ2ZvcnRyYW5fb3JkZXInOiBGYWxzZSwgJ3NoYXBlJzogKDMsIDEsIDEpLCB9"
+                    "ICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAKAAEC"
+                ),
+            }
+        ],
+        "prompt_logprobs": [None, {"5": {"logprob": -0.5}}, {"6": {"logprob": -0.5}}],
+    },
     {"success": False, "message": "no"},
     {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 100}]},
 )
@@ -190,7 +207,7 @@ def _answer(body: bytes) -> None:
     answer = read_answer(body)
     spread(answer)
     refused: list[GenerationError] = []
-    for use in (*map(_uses, answer.choices), lambda: scores_of(answer, 3, 1)):
+    for use in (*map(_uses, answer.choices), lambda: scores_of(answer, [4, 5, 6], 1)):
         try:
             use()
         except GenerationError as error:
@@ -200,7 +217,9 @@ def _answer(body: bytes) -> None:
 
 
 def _uses(choice: Any) -> Callable[[], object]:
-    return lambda: [completion_of(choice, [(0, 1)], partial=partial) for partial in (True, False)]
+    labels = None if choice.weight_versions is None else {"a": 1}
+    asked = Asked(3, [(0, 1)], labels, most_kept=9, routes=choice.routed_experts is not None)
+    return lambda: [completion_of(choice, asked, partial=partial) for partial in (True, False)]
 
 
 def _metrics(names: tuple[str, ...], body: bytes) -> None:

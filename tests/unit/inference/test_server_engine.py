@@ -1,6 +1,8 @@
 """An explorer's engine on a FAKE server over real HTTP: what is refused at its start, versions, the end of a server."""
 
 import asyncio
+import base64
+import io
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -9,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
 from schemas import Member, ModelVersion, Sampling
+from schemas.groups.kept import decode_kept
 from tests.support.fakes import announcements
 from tests.support.mesh.waiting import until
 from trinity_bus.config import ExplorerSettings, Settings
@@ -25,10 +29,14 @@ from trinity_bus.inference.server.start import KINDS
 from trinity_bus.runtime.http import listening
 from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.layout import TensorMeta, TransferManifest
 from trinity_bus.weights.transport import Method, Source
 from workers.preconditions import problems
 
 PROMPT = [5, 6]
+
+
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
 
 @dataclass(slots=True)
@@ -42,20 +50,25 @@ class FakeServer:
     raw: bool = False
     filters: bool = True
     dev_routes: bool = True
+    scale_out: bool = True
+    tells_versions: bool = True
     max_model_len: int | None = 4096
     finish_reason: str = "length"
     loads: bool = True
     label: str = "default"
+    more: dict[str, Any] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    is_paused: bool = False
 
     def app(self) -> web.Application:
         self.open.set()
         app = web.Application()
         app.router.add_get("/v1/models", self.model)
         app.router.add_get("/health", self.told)
-        app.router.add_post("/v1/completions", self.complete)
+        for path in (GENERATE, COMPLETIONS):
+            app.router.add_post(path, self.complete)
         if self.dev_routes:
             app.router.add_get("/weight_info", self.told)
             app.router.add_get("/get_model_info", self.told)
@@ -75,31 +88,52 @@ class FakeServer:
 
     async def weights(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.calls.append(f"{request.path} {json.dumps(body)}")
+        self.calls.append(f"{request.path_qs} {json.dumps(body)}")
+        self.is_paused = request.path != "/resume"
         self.label = body.get("new_version") or body.get("weight_version") or self.label
         return await self.said({"success": self.loads, "message": "no such folder"})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.asked.append(body)
+        if self.is_paused and request.path == GENERATE:
+            return await self.said("is paused", 503)
+        if not self.scale_out and request.path == GENERATE:
+            return await self.said("Restart vllm serve with --enable-scale-out", 403)
+        whole = await request.json()
+        body = whole.get("sampling_params", whole)
+        if "/" in whole.get("cache_salt", ""):
+            return await self.said("cache_salt must not contain '/'", 400)
+        self.asked.append(whole)
+        began = self.label
         await self.open.wait()
         temperature = 1.0 if self.raw else body.get("temperature", 1.0)
         drawn = [7, 8, 9][: body["max_tokens"]]
         likely = 0.0 if body.get("top_k") == 1 and self.filters else -1.0 / temperature
-        told = {
-            "token_logprobs": [likely] * len(drawn),
-            "top_logprobs": [{"a": -1 / temperature, "b": -5 / temperature}],
-        }
-        if body.get("echo"):
-            told["token_logprobs"] = [None, *[-0.25] * len(body["prompt"])]
-        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "text": "no matter"}
+        top = [-1 / temperature, -5 / temperature]
+        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "text": "no matter", **self.more}
         choice |= {"token_ids": drawn} if self.token_ids else {}
+        if request.path == GENERATE:
+            likeliest = [{"token_id": i, "logprob": one} for i, one in enumerate(top)]
+            told: dict[str, Any] = {
+                "content": [{"token_id": one, "logprob": likely, "top_logprobs": likeliest} for one in drawn]
+            }
+            # What was under way goes on with the next weights.
+            labels = enumerate(dict.fromkeys([began, self.label]))
+            spans = [{"version": label, "start": start, "end": 9} for start, label in labels]
+            choice |= {"weight_versions": spans} if self.tells_versions else {}
+        else:
+            told = {"token_logprobs": [likely] * len(drawn), "top_logprobs": [{"a": top[0], "b": top[1]}]}
+            if body.get("echo"):
+                told["token_logprobs"] = [None, *[-0.25] * len(body["prompt"])]
         choice |= {"logprobs": told} if self.logprobs else {}
-        if not body.get("stream"):
-            return await self.said({"choices": [{**choice, "index": i} for i in reversed(range(body.get("n", 1)))]})
+        if not whole.get("stream"):
+            scores = [None, *[{str(token): {"logprob": -0.25}} for token in whole.get("token_ids", [])[1:]]]
+            prompt = {"prompt_logprobs": scores} if "prompt_logprobs" in body else {}
+            choices = [{**choice, "index": i} for i in reversed(range(body.get("n", 1)))]
+            return await self.said({"choices": choices, **prompt})
         response = web.StreamResponse()
         await response.prepare(request)
-        for event in ({**choice, "finish_reason": None}, {"index": 0, "finish_reason": self.finish_reason}):
+        end = {name: value for name, value in choice.items() if name in {"finish_reason", "weight_versions"}}
+        for event in ({**choice, "finish_reason": None}, {"index": 0, **end}):
             await response.write(f"data: {json.dumps({'choices': [event]})}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
@@ -113,15 +147,26 @@ def model(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
+async def served(server: FakeServer, port: int = 0) -> AsyncIterator[str]:
+    async with listening(server.app(), "127.0.0.1", port, setting="of a test", shutdown_s=0.1) as address:
+        yield f"http://{address}"
+
+
+@asynccontextmanager
+async def engine_at(urls: str, model: Path, **settings: Any) -> AsyncIterator[ServerEngine]:
+    own = {"model_path": str(model), "engine_url": urls, "start_timeout_s": 5, **settings}
+    engine = ServerEngine(ExplorerSettings.model_validate(own), sync_timeout_s=5)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
 async def engine_on(server: FakeServer, model: Path, **settings: Any) -> AsyncIterator[ServerEngine]:
-    async with listening(server.app(), "127.0.0.1", 0, setting="of a test", shutdown_s=0.1) as address:
-        own = {"model_path": str(model), "engine_url": f"http://{address}", "start_timeout_s": 5, **settings}
-        engine = ServerEngine(ExplorerSettings.model_validate(own), sync_timeout_s=5)
-        try:
-            await engine.start()
-            yield engine
-        finally:
-            await engine.stop()
+    async with served(server) as url, engine_at(url, model, **settings) as engine:
+        yield engine
 
 
 def announced(method: Method = "checkpoint") -> tuple[ModelVersion, Member]:
@@ -135,18 +180,25 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """FAKE: every checkpoint is what was announced. Returns which were looked at."""
     looked: list[str] = []
 
-    async def proved(_: CheckpointTransport, source: Source) -> int:
+    async def read(_: Any, transport: CheckpointTransport, source: Source) -> TransferManifest:
+        del transport
         looked.append(source.folder)
-        return 100
+        meta = TensorMeta("w", "float32", (25,))
+        return TransferManifest(source.version, "00" * 32, 100, (meta,))
 
-    monkeypatch.setattr(server_engine, "_proved", proved)
+    monkeypatch.setattr(server_engine, "_read", read)
     return looked
+
+
+def file_of(array: np.ndarray[Any, Any]) -> str:
+    np.save(file := io.BytesIO(), array)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.parametrize(
     ("lacks", "named"),
     [
-        ({"token_ids": False}, "return_token_ids"),
+        ({"token_ids": False}, "no token ids"),
         ({"logprobs": False}, "option logprobs"),
         ({"raw": True}, "--logprobs-mode processed_logprobs"),
         ({"dev_routes": False}, "VLLM_SERVER_DEV_MODE=1"),
@@ -154,6 +206,9 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"max_model_len": 16}, "--max-model-len"),
         ({"models": 2}, "serves m, m"),
         ({"models": 0}, "serves none"),
+        ({"scale_out": False}, "--enable-scale-out"),
+        ({"tells_versions": False}, "vLLM 0.32"),
+        ({"owned_by": "sglang", "token_ids": False}, "return_token_ids"),
     ],
 )
 async def test_a_server_that_lacks_something_is_refused_at_start_and_told_what(
@@ -176,16 +231,18 @@ async def test_a_server_that_is_not_there_is_waited_for_and_then_refused(model: 
     await engine.stop()
 
 
-async def test_tokens_logprobs_and_scores_are_the_servers(model: Path) -> None:
-    server = FakeServer()
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_tokens_logprobs_and_scores_are_the_servers(kind: str, model: Path) -> None:
+    server = FakeServer(owned_by=kind)
     async with engine_on(server, model) as engine:
         assert (engine.bounds.vocabulary, engine.bounds.positions) == (512, 1024)
         drawn = await engine.generate(PROMPT, Sampling(max_tokens=2, temperature=2.0, top_k=40), 2)
         assert [(one.token_ids, one.logprobs, one.finish_reason) for one in drawn] == [
             ([7, 8], [-0.5] * 2, "length")
         ] * 2
-        assert server.asked[-1]["prompt"] == PROMPT
-        assert server.asked[-1]["top_k"] == 40
+        asked = server.asked[-1]
+        assert asked["token_ids" if kind == "vllm" else "prompt"] == PROMPT
+        assert asked.get("sampling_params", asked)["top_k"] == 40
         parts = [part async for part in engine.stream(PROMPT, Sampling(max_tokens=3))]
         assert [(part.token_ids, part.finish_reason) for _, part in parts] == [([7, 8, 9], ""), ([], "length")]
         assert await engine.score([1, 2, 3, 4], 2) == [-0.25, -0.25]
@@ -208,17 +265,38 @@ async def test_options_that_a_server_would_not_heed_are_refused(model: Path) -> 
             await engine.generate(PROMPT, Sampling(min_p=0.5))
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls"),
-    [
-        ("vllm", ["/pause", "/collective_rpc", "/update_weight_version", "/resume"]),
-        ("sglang", ["/update_weights_from_disk"]),
-    ],
-)
-async def test_weights_move_when_nothing_is_drawn_and_no_response_is_of_two_versions(
-    kind: str, calls: list[str], model: Path, proven: list[str]
+async def test_vllm_keeps_requests_while_it_loads_and_tells_which_version_drew_which_tokens(
+    model: Path, proven: list[str]
 ) -> None:
-    server = FakeServer(owned_by=kind)
+    server = FakeServer()
+    async with engine_on(server, model, caches="kept") as engine:
+        server.calls.clear()
+        server.open.clear()
+        before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=3)))
+        await until(lambda: "cache_salt" in server.asked[-1])
+        version, member = announced()
+        outcome = await engine.sync_weights(version, member)
+        assert (outcome.checksum, outcome.nbytes, engine.model_version) == (version.checksum, 100, 3)
+        assert [call.split()[0] for call in server.calls] == [
+            "/pause?mode=keep&clear_cache=false",
+            "/collective_rpc",
+            "/update_weight_version",
+            "/resume",
+        ]
+        assert "/checkpoints/step-3" in server.calls[1]
+        server.open.set()
+        # The first token is of weights without a version.
+        assert (await before)[0].versions == [(1, 3)]
+        assert (await engine.generate(PROMPT, Sampling(max_tokens=1)))[0].versions == [(0, 3)]
+        streamed = [more async for _, more in engine.stream(PROMPT, Sampling(max_tokens=3))]
+        assert [one.versions for one in streamed] == [[], [(0, 3)]]
+        assert len({asked["cache_salt"] for asked in server.asked if "cache_salt" in asked}) == 2
+
+
+async def test_other_servers_load_when_nothing_is_drawn_and_no_response_is_of_two_versions(
+    model: Path, proven: list[str]
+) -> None:
+    server = FakeServer(owned_by="sglang")
     async with engine_on(server, model) as engine:
         server.open.clear()
         before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
@@ -229,15 +307,13 @@ async def test_weights_move_when_nothing_is_drawn_and_no_response_is_of_two_vers
         after = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
         assert server.calls == []
         server.open.set()
-        outcome = await syncing
-        assert (outcome.checksum, outcome.nbytes, engine.model_version) == (version.checksum, 100, 3)
-        assert [call.split()[0] for call in server.calls] == calls
-        assert any("/checkpoints/step-3" in call for call in server.calls)
+        await syncing
+        assert [call.split()[0] for call in server.calls] == ["/update_weights_from_disk"]
         assert [(await before)[0].versions, (await after)[0].versions] == [[], [(0, 3)]]
 
 
 async def test_a_version_is_not_taken_by_another_method_or_amid_requests(model: Path, proven: list[str]) -> None:
-    server = FakeServer()
+    server = FakeServer(owned_by="sglang")
     async with engine_on(server, model) as engine:
         with pytest.raises(WeightTransferError, match="sync_method to checkpoint"):
             await engine.sync_weights(*announced("nccl"))
@@ -250,6 +326,32 @@ async def test_a_version_is_not_taken_by_another_method_or_amid_requests(model: 
         server.open.set()
         assert (await before)[0].versions == []
         assert (engine.model_version, server.calls) == (-1, [])
+
+
+async def test_kept_tokens_and_routes_are_told_where_the_server_tells_them(model: Path) -> None:
+    routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    server = FakeServer(more={"sampling_mask": [[9, 7], [8, 2]], "routed_experts": file_of(routes)})
+    limited = Sampling(max_tokens=2, top_k=2)
+    async with engine_on(server, model, max_kept_tokens=64, capture_routes=True) as engine:
+        (drawn,) = await engine.generate(PROMPT, limited)
+        assert drawn.routes is not None
+        assert (drawn.routes == routes).all()
+        assert drawn.kept is not None
+        assert decode_kept(drawn.kept, 2).ids.tolist() == [7, 9, 2, 8]
+        # Whoever asks for all of them is not told which they are.
+        (whole,) = await engine.generate(PROMPT, Sampling(max_tokens=2))
+        assert whole.kept is None
+    async with engine_on(server, model, max_kept_tokens=1) as engine:
+        (few,) = await engine.generate(PROMPT, limited)
+        assert (few.kept, few.routes) == (None, None)
+    with pytest.raises(EngineStartError, match="--enable-return-routed-experts"):
+        async with engine_on(FakeServer(), model, capture_routes=True):
+            """Not reached."""
+
+
+async def test_a_server_that_a_killed_explorer_has_left_paused_goes_on(model: Path) -> None:
+    async with engine_on(FakeServer(is_paused=True), model) as engine:
+        assert await engine.generate(PROMPT, Sampling(max_tokens=1))
 
 
 @pytest.mark.parametrize("loads", [False, True])

@@ -76,7 +76,7 @@ WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer
         ("trainer", {"synchronizer": {"sync_method": "object"}}, "synchronizer.object_url"),
         ("explorer", {"synchronizer": OBJECT | {"object_url": "nothing://b"}}, "trinity-bus[objects]"),
         ("explorer", {"explorer": {"engine_url": "http://there:1"}}, "a server takes versions from checkpoints"),
-        ("explorer", WITHOUT | {"explorer": {"engine_url": "http://there:1", "capture_routes": True}}, "does not tell"),
+        ("explorer", WITHOUT | {"explorer": {"engine_router": "http://there:1"}}, "name the servers behind it"),
     ],
 )
 def test_settings_that_do_not_go_with_an_adapter_or_a_server_are_refused(

@@ -17,6 +17,7 @@ from schemas import (
     VersionWanted,
     WeightsSynced,
 )
+from schemas.event import EngineMember
 from schemas.record import Metrics
 from schemas.topics import EXPERIENCES
 from tests.support.fakes import mesh_records
@@ -168,7 +169,8 @@ def test_the_reward_among_the_metrics(metrics: Metrics, reward: float | None) ->
 
 def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> None:
     view = MeshState()
-    view.apply(explorer_beat(), 0.0)
+    servers = [EngineMember(address="a:1", state="serving", model_version=1), EngineMember(address="b:1", state="gone")]
+    view.apply(explorer_beat(members=servers), 0.0)
     view.apply(batch(State.FINALIZED, reward=0.25), 1.0)
     view.apply(trained(1, "b1"), 1.0)
     view.apply(announced(1, "explorer-0"), 1.0)
@@ -176,6 +178,7 @@ def test_a_whole_view_can_be_printed_and_nothing_off_the_wire_is_markup() -> Non
     text = printed(mesh(view, {"tasks": 3, "explorer-events": 0}))
     for part in ("explorer-0", "b1", "0.250", "version 1, epoch 1, gloo", "3 tasks", "[bold]not markup[/]", "step 1"):
         assert part in text
+    assert "1 (1 of 2)" in text
 
 
 def test_sparklines_have_a_bar_for_each_value_and_at_most_the_width() -> None:

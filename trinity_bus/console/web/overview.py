@@ -129,7 +129,7 @@ def fleet(state: MeshState, ended_at: float | None) -> list[FleetRow]:
             state=one.state if one.state == "left" or state.is_alive(one) else "lost",
             alive=state.is_alive(one),
             pool=one.pool or "",
-            version="fixed" if one.follows == "none" else str(one.model_version),
+            version=one.version_told,
             running=one.attempts,
             slots=one.slots,
             tokens_per_s=one.tokens_per_s,

@@ -1,1 +1,1 @@
-"""An inference server of somebody else as an explorer's engine: any that speaks OpenAI's completions with token ids."""
+"""Inference servers of somebody else as an explorer's engine: vLLM's, or any with token ids and log-probabilities."""

@@ -1,33 +1,40 @@
-"""An inference server of somebody else as an explorer's engine: vLLM's, SGLang's, any with token ids.
+"""Inference servers of somebody else as an explorer's engine: vLLM's, SGLang's, any with token ids.
 
 ::
 
-    NEW --start: examined--> SERVING --sync_weights--> SERVING (another version)
-                                |--stop--> STOPPED (the server goes on)
-                                +--it is gone, was started anew, or is half way between two versions--> DEAD
+    NEW --start: one is there--> SERVING --sync_weights--> SERVING (another version)
+                                    |--stop--> STOPPED (the servers go on)
+                                    +--none is there with the version: gone, started anew, or half way--> DEAD
 
     sync_weights:  the checkpoint is read and its digest compared, beside generation
-                   --> requests under way end, new ones wait --> the server takes the folder's weights --> they go on
+                   --> vLLM: requests stand still --> all servers take the folder's weights --> they go on
+                   --> others: requests under way end, new ones wait --> likewise
                             '--too late, cancelled--> new ones begin, with the weights as they were
 
-No response is of two versions: servers do not tell which of its tokens was drawn by which. The checkpoint's folder is
-read by this process and by the server, and held until both have. The server knows its weights by a label of this
-explorer's, so one that was started anew, or that another explorer has changed, is noticed by its next look at it.
+A *member* is one of several servers. A request goes to that which has the least to do, or to a router that somebody
+else runs in front of them; versions go to each. One that is gone, or was started anew, is asked nothing until it is
+there and has taken the version, for which the checkpoint is opened again. vLLM tells which tokens were drawn by which
+weights, by labels of this explorer's, so a response may be of several versions, and one by weights that no version has
+is refused: a router may ask a member that is behind. Others do not tell; no response of theirs is of two versions.
+The checkpoint's folder is read by this process and by the servers, and held until all have.
 
 Failures: see ``trinity_bus.inference.errors``. A version that does not arrive is a ``WeightTransferError``, and the
-server serves what it served before; one that it fails to load leaves nothing that could go on.
+servers serve what they served before; one that they all fail to load leaves nothing that could go on.
 """
 
 import asyncio
+import hashlib
+import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from schemas.event import EngineMember
 from schemas.groups.trainable import Bounds
 from schemas.model_version import Member, ModelVersion
 from schemas.sampling import Sampling
@@ -45,20 +52,24 @@ from trinity_bus.inference.errors import (
 )
 from trinity_bus.inference.sampling import sampling_arguments
 from trinity_bus.inference.server.client import (
+    Asked,
+    NoAnswerError,
     ServerClient,
     completion_of,
-    load_of,
     read_answer,
-    read_json,
     scores_of,
 )
-from trinity_bus.inference.server.start import Served, examine
+from trinity_bus.inference.server.member import HEALTH_LIMIT_S, ServerMember, least_loaded, load_of_all
+from trinity_bus.inference.server.start import Served
 from trinity_bus.inference.tracing import request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, to_its_end
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.checkpoint import CheckpointTransport, prove
 from trinity_bus.weights.errors import WeightTransferError
+from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.transport import Source, source_of
+
+_log = logging.getLogger(__name__)
 
 
 class DrainGate:
@@ -97,16 +108,13 @@ class DrainGate:
             self._open.set()
 
 
-_HEALTH_S: Final = 1.0  # how often it is looked after
-_HEALTH_LIMIT_S: Final = 30.0
-_PATH: Final = "/v1/completions"
+_HEALTH_S: Final = 1.0  # how often servers are looked after
+_AGAIN_S: Final = 0.5  # until they are asked again whether they are there
+_CATCH_UP_S: Final = 30.0  # until one that is behind, and has not taken the version, is to take it again
+_MAX_LABELS: Final = 256  # of the last versions: no response lives longer
 # what ``sampling_arguments`` says to an engine in this process alone
 _OURS: Final = frozenset(["logprobs", "flat_logprobs", "detokenize"])
 _FILTERS: Final = ("top_p", "top_k", "min_p")
-
-
-class _Label(msgspec.Struct):
-    weight_version: str | None = None
 
 
 class _ModelConfig(msgspec.Struct):
@@ -115,28 +123,28 @@ class _ModelConfig(msgspec.Struct):
     text_config: "_ModelConfig | None" = None
 
 
-class _Told(msgspec.Struct):
-    success: bool = True
-    message: str = ""
-
-
 class ServerEngine:
-    """An inference server as an explorer's engine; ``sync_timeout_s`` limits each wait within a change of weights."""
+    """Inference servers as an explorer's engine; ``sync_timeout_s`` limits each wait within a change of weights."""
 
     def __init__(self, settings: ExplorerSettings, *, sync_timeout_s: float = 30.0) -> None:
-        url = required(settings.engine_url, "explorer.engine_url", "to know which server to ask")
+        urls = required(settings.engine_url, "explorer.engine_url", "to know which servers to ask")
         key = "" if settings.engine_key is None else settings.engine_key.get_secret_value()
         self._settings = settings
         self._sync_timeout_s = sync_timeout_s
-        self._client = ServerClient(url, key)
+        self._members = [ServerMember(ServerClient(url, key)) for url in dict.fromkeys(urls.split(","))]
+        router = settings.engine_router
+        self._router = None if router is None else ServerMember(ServerClient(router, key))
         self._gate = DrainGate()
         self._syncing = asyncio.Lock()
         self._served: Served | None = None
         self._bounds: Bounds | None = None
         self._version = settings.first_version
-        self._label: str | None = None
+        self._source: Source | None = None  # of the version that is served, once one was announced
+        self._served_labels: tuple[str, ...] = ()  # by which servers know what may be asked of them; empty: anything
+        self._versions: dict[str, int] = {}  # of labels
         self._dead: EngineDeadError | None = None
-        self._load: EngineLoad | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._catch_up_at = 0.0
         self.tokens_generated = 0
 
     @property
@@ -154,49 +162,78 @@ class ServerEngine:
     @property
     def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not tell."""
-        return self._load
+        return load_of_all([one.load for one in self._members if one.serves(self._served_labels)], self._version)
+
+    @property
+    def members(self) -> list[EngineMember]:
+        """The servers, where there are several."""
+        if len(self._members) == 1:
+            return []
+        return [
+            EngineMember(
+                address=one.address,
+                state=("serving" if one.serves(self._served_labels) else "behind") if one.is_there else "gone",
+                model_version=self._versions.get(one.label or "", UNKNOWN_VERSION),
+            )
+            for one in self._members
+        ]
 
     async def start(self) -> None:
-        """Examine the server, and the configuration of the model that it is to serve; ConfigError, EngineStartError."""
-        settings = self._settings
-        path = required(settings.model_path, "mesh.model_path", "to know the server's model and its tokenizer")
+        """Examine the servers, and the configuration of their model; ConfigError, EngineStartError.
+
+        One of them is to be there. The others are examined when they are.
+        """
+        path = required(self._settings.model_path, "mesh.model_path", "to know the servers' model and its tokenizer")
         self._bounds = _bounds_of(path)
-        self._client.open()
-        self._served = await examine(
-            self._client,
-            max_model_len=settings.max_model_len,
-            follows=settings.follows != "none",
-            limit_s=settings.start_timeout_s,
-        )
+        for one in self._all():
+            one.client.open()
+        until = awake.now() + self._settings.start_timeout_s
+        while self._served is None:
+            examined = [one.examine(self._settings) for one in self._members]
+            for ended in await asyncio.gather(*examined, return_exceptions=True):
+                if isinstance(ended, BaseException):
+                    raise ended
+            self._served = next((one.found for one in self._members if one.is_there), None)
+            if self._served is None:
+                if awake.now() >= until:
+                    raise EngineStartError(f"{self._whys()}: it cannot be an engine")
+                await asyncio.sleep(_AGAIN_S)
+        there = [one for one in self._members if one.is_there]
+        for one in there:
+            one.compare(self._served)
+        if self._router is not None:
+            self._router.label = there[0].label
 
     async def stop(self) -> None:
-        """Leave the server. Requests that still run fail."""
-        await self._client.close()
+        """Leave the servers. Requests that still run fail."""
+        await self._stop_catching_up()
+        for one in self._all():
+            await one.client.close()
 
     async def wait_dead(self) -> EngineDeadError:
-        """Return as soon as the server is dead, or not the one that it was, with the reason."""
-        while self._dead is None:
-            await asyncio.sleep(_HEALTH_S)
-            try:
-                await self._look_after()
-            except (GenerationError, RequestRefusedError) as error:
-                self._dead = EngineDeadError(f"the inference server is gone: {error}")
+        """Return as soon as no server is there with what is served, with the reason."""
+        async with asyncio.TaskGroup() as group:
+            looking = [group.create_task(self._look_after(member)) for member in self._members]
+            if self._router is not None:
+                looking.append(group.create_task(self._look_at_router(self._router)))
+            while self._dead is None:
+                await asyncio.sleep(_HEALTH_S)
+                self._judge()
+            for look in looking:
+                look.cancel()
         return self._dead
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``."""
-        arguments = self._arguments(sampling, n)
+        arguments, most_kept = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
-            async with self._gate.request():
-                versions = self._versions()
-                answer = read_answer(await self._client.ask(_PATH, self._body(prompt_token_ids, arguments)))
+            async with self._request(prompt_token_ids, arguments, most_kept) as (client, body, asked):
+                answer = read_answer(await client.ask(self._found.kind.path, body))
             if len(answer.choices) != n:
                 raise GenerationError(f"asked for {n} responses, got {len(answer.choices)}")
-            drawn = [
-                completion_of(choice, versions) for choice in sorted(answer.choices, key=lambda choice: choice.index)
-            ]
+            drawn = [completion_of(one, asked) for one in sorted(answer.choices, key=lambda choice: choice.index)]
             if (longest := max(len(one.token_ids) for one in drawn)) > arguments["max_tokens"]:
                 raise GenerationError(f"asked for {arguments['max_tokens']} tokens at most, got {longest}")
             tokens = sum(len(one.token_ids) for one in drawn)
@@ -213,39 +250,41 @@ class ServerEngine:
         *,
         every: int = 1,
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        arguments = self._arguments(sampling, n)
-        unfinished = dict.fromkeys(range(n), arguments["max_tokens"])
+        arguments, most_kept = self._arguments(sampling, n)
+        most: int = arguments["max_tokens"]
+        told = dict.fromkeys(range(n), 0)
         drawn = 0
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
-            async with self._gate.request():
-                versions = self._versions()
-                asked = {**self._body(prompt_token_ids, arguments), "stream": True}
-                async with aclosing(self._client.events(_PATH, asked)) as events:
-                    async for event in events:
-                        for choice in read_answer(event).choices:
-                            more = completion_of(choice, versions, partial=True)
-                            left = unfinished.pop(choice.index, -1) - len(more.token_ids)
-                            if left < 0:
-                                raise GenerationError(f"response {choice.index} of {n} is longer than was asked for")
-                            if not more.finish_reason:
-                                unfinished[choice.index] = left
-                                more.versions = versions if every > 1 else []
-                            self.tokens_generated += len(more.token_ids)
-                            drawn += len(more.token_ids)
-                            yield choice.index, more
+            async with (
+                self._request(prompt_token_ids, arguments, most_kept) as (client, body, asked),
+                aclosing(client.events(self._found.kind.path, {**body, "stream": True})) as events,
+            ):
+                async for event in events:
+                    for choice in read_answer(event).choices:
+                        before = told.pop(choice.index, most + 1)
+                        more = completion_of(choice, asked, before, partial=True)
+                        if before + len(more.token_ids) > most:
+                            raise GenerationError(f"response {choice.index} of {n} is longer than was asked for")
+                        if not more.finish_reason:
+                            told[choice.index] = before + len(more.token_ids)
+                            # A server that changes weights amid responses tells with the end which have drawn them.
+                            more.versions = asked.versions if every > 1 and asked.labels is None else []
+                        self.tokens_generated += len(more.token_ids)
+                        drawn += len(more.token_ids)
+                        yield choice.index, more
             span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, drawn)
-            if unfinished:
-                raise GenerationError(f"asked for {n} responses, {len(unfinished)} were not finished")
+            if told:
+                raise GenerationError(f"asked for {n} responses, {len(told)} were not finished")
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
         arguments = {"n": 1, "max_tokens": 1, "temperature": 1.0}
         with request_span(self._name, len(token_ids), arguments, None):
-            async with self._gate.request():
-                asked = {**self._body(token_ids, arguments), "echo": True}
-                answer = read_answer(await self._client.ask(_PATH, asked))
-            return scores_of(answer, len(token_ids), start)
+            async with self._request(token_ids, arguments) as (client, _, _):
+                found = self._found
+                answer = read_answer(await client.ask(found.kind.path, found.kind.scoring(found.model, token_ids)))
+            return scores_of(answer, token_ids, start)
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
         if announced.method != "checkpoint":
@@ -254,11 +293,13 @@ class ServerEngine:
                 "set synchronizer.sync_method to checkpoint"
             )
         source = source_of(announced, member.explorer, self._sync_timeout_s)
+        # All that are there take this one.
+        await self._stop_catching_up()
         async with self._syncing:
             began = time.perf_counter()
             transport = CheckpointTransport()
             try:
-                nbytes = await _proved(transport, source)
+                manifest = await _read(prove, transport, source)
                 proved_at = time.perf_counter()
                 # Whoever cancels waits until it is told what is served.
                 pause_s = await to_its_end(self._take(source))
@@ -269,7 +310,7 @@ class ServerEngine:
             control_s=0.0,
             transfer_s=proved_at - began,
             pause_s=pause_s,
-            nbytes=nbytes,
+            nbytes=sum(bucket.nbytes for bucket in manifest.buckets()),
         )
 
     @property
@@ -284,87 +325,189 @@ class ServerEngine:
     def _name(self) -> str:
         return Path(self._settings.model_path or "").name
 
-    def _versions(self) -> list[tuple[int, int]]:
-        return [] if self._version == UNKNOWN_VERSION else [(0, self._version)]
+    @property
+    def _keep_caches(self) -> bool:
+        return self._settings.caches == "kept"
 
-    def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
+    def _all(self) -> list[ServerMember]:
+        return self._members + ([] if self._router is None else [self._router])
+
+    def _whys(self) -> str:
+        return "; ".join(f"{one.client.url}: {one.why}" for one in self._members)
+
+    def _arguments(self, sampling: Sampling, n: int) -> tuple[dict[str, Any], int]:
+        # Besides, how many tokens one may be drawn from for them to be told
         found, settings = self._found, self._settings
-        arguments = sampling_arguments(sampling, n, temperature=settings.temperature, max_tokens=settings.max_tokens)
-        arguments = {name: value for name, value in arguments.items() if name not in _OURS}
+        given = sampling_arguments(
+            sampling,
+            n,
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            most_kept=settings.max_kept_tokens,
+        )
+        arguments = {name: value for name, value in given.items() if name not in _OURS}
         if unknown := arguments.keys() - found.kind.options:
             raise RequestRefusedError(f"a server of kind {found.kind.name} knows no {', '.join(sorted(unknown))}")
         if not found.filters_told and (filtered := [name for name in _FILTERS if name in arguments]):
             raise RequestRefusedError(f"the server's log-probabilities are those before {', '.join(filtered)}")
-        return arguments
+        return arguments, given["logprobs"]
 
-    def _body(self, token_ids: Sequence[int], arguments: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "model": self._found.model,
-            "prompt": list(token_ids),
-            "logprobs": 0,
-            "return_token_ids": True,
-            **arguments,
-        }
+    @asynccontextmanager
+    async def _request(
+        self, token_ids: Sequence[int], arguments: dict[str, Any], most_kept: int = 0
+    ) -> AsyncIterator[tuple[ServerClient, dict[str, Any], Asked]]:
+        # Provides whom to ask, and what, and what the answer is to be.
+        found = self._found
+        async with self._gate.request():
+            member = self._router or least_loaded(self._members, self._served_labels)
+            body = found.kind.body(found.model, token_ids, arguments)
+            tells = found.kind.keeps_requests
+            if tells and self._keep_caches:
+                # Prefixes are found by those alone who ask with the same salt, in which vLLM takes no slash.
+                body["cache_salt"] = hashlib.sha256((member.label or "").encode()).hexdigest()
+            asked = Asked(
+                len(token_ids),
+                [] if self._version == UNKNOWN_VERSION else [(0, self._version)],
+                # Of versions that are yet to come, too
+                self._versions if tells and self._settings.follows != "none" else None,
+                most_kept,
+                self._settings.capture_routes,
+            )
+            member.responses += arguments["n"]
+            try:
+                yield member.client, body, asked
+            except NoAnswerError:
+                member.is_doubted = True
+                raise
+            finally:
+                member.responses -= arguments["n"]
 
     async def _take(self, source: Source) -> float:
-        # While nothing is drawn; returns the seconds of that.
-        kind = self._found.kind
-        try:
-            async with self._gate.shut(self._sync_timeout_s):
-                stopped_at = time.perf_counter()
+        # Returns for how many seconds nothing was drawn.
+        examined = [one for one in self._members if one.found is not None]
+        # Nobody waits for one that is gone; it takes the version when it is back.
+        members = [one for one in examined if one.is_there] or examined
+        async with AsyncExitStack() as stack:
+            if not self._found.kind.keeps_requests:
                 try:
-                    for call in kind.reload(source.folder, source.prefix):
-                        done = await self._client.ask(call.path, call.body, limit_s=self._sync_timeout_s)
-                        _check(done, call.path)
-                except (GenerationError, RequestRefusedError) as error:
-                    self._dead = EngineDeadError(f"the server did not load version {source.version}: {error}")
-                    raise self._dead from error
-                self._version, self._label = source.version, source.prefix
-        except TimeoutError as error:
-            raise WeightTransferError(
-                f"requests under way did not end within {self._sync_timeout_s:g} s: allow for more "
-                "(synchronizer.sync_timeout_s), or for less tokens (explorer.max_tokens)"
-            ) from error
-        return time.perf_counter() - stopped_at
+                    await stack.enter_async_context(self._gate.shut(self._sync_timeout_s))
+                except TimeoutError as error:
+                    raise WeightTransferError(
+                        f"requests under way did not end within {self._sync_timeout_s:g} s: allow for more "
+                        "(synchronizer.sync_timeout_s), or for less tokens (explorer.max_tokens)"
+                    ) from error
+            before = self._served_labels
+            # What they draw is of this version, and asked of them, before the last one has it.
+            self._versions[source.prefix] = source.version
+            for forgotten in list(self._versions)[:-_MAX_LABELS]:
+                del self._versions[forgotten]
+            self._served_labels = (*before, source.prefix) if before else ()
+            pauses = await self._load(members, source)
+            self._served_labels = (source.prefix,)
+            if not pauses:
+                self._dead = EngineDeadError(f"no server has loaded version {source.version}: {self._whys()}")
+                raise self._dead
+            self._version, self._source = source.version, source
+            if self._router is not None:
+                self._router.label = source.prefix
+        return max(pauses)
 
-    async def _measure(self) -> EngineLoad | None:
+    async def _load(self, members: Sequence[ServerMember], source: Source) -> list[float]:
+        # Returns how long each that has loaded it has taken.
+        taking = [one.take(source, self._sync_timeout_s, keep_caches=self._keep_caches) for one in members]
+        pauses = []
+        for member, ended in zip(members, await asyncio.gather(*taking, return_exceptions=True), strict=True):
+            if isinstance(ended, GenerationError | RequestRefusedError):
+                _log.warning("%s has not loaded version %d: %s", member.address, source.version, ended)
+            elif isinstance(ended, BaseException):
+                raise ended
+            else:
+                pauses.append(ended)
+        return pauses
+
+    async def _look_after(self, member: ServerMember) -> None:
+        while True:
+            await asyncio.sleep(_HEALTH_S)
+            was_there = member.is_there
+            if member.found is not None:
+                await member.look(self._version)
+            else:
+                await self._look_for(member)
+            if member.is_there != was_there:
+                _log.warning("%s is %s", member.address, "there" if member.is_there else f"gone: {member.why}")
+
+    async def _look_at_router(self, router: ServerMember) -> None:
+        # Without it nothing can be asked, whatever it answers of itself.
+        while True:
+            try:
+                await router.client.ask("/health", limit_s=HEALTH_LIMIT_S)
+            except NoAnswerError as error:
+                self._dead = EngineDeadError(f"the router of the inference servers is gone: {error}")
+            except (GenerationError, RequestRefusedError):
+                """It is there."""
+            await asyncio.sleep(_HEALTH_S)
+
+    async def _look_for(self, member: ServerMember) -> None:
         try:
-            text = await self._client.ask("/metrics", limit_s=_HEALTH_LIMIT_S)
-        except RequestRefusedError:
-            return None
-        return load_of(text.decode(errors="replace"), self._found.kind.metrics, self._version)
+            await member.examine(self._settings)
+            assert self._served is not None  # noqa: S101 - it has started
+            member.compare(self._served)
+        except EngineStartError as error:
+            if str(error) != member.why:
+                _log.warning("%s is asked nothing: %s", member.address, error)
+            member.found, member.is_there, member.why = None, False, str(error)
 
-    async def _look_after(self) -> None:
-        # Raises what shows that the server is not there any more, or not with the weights that it was given.
-        await self._client.ask("/health", limit_s=_HEALTH_LIMIT_S)
-        self._load = await self._measure()
-        path = self._found.kind.label_path
-        if self._label is None or path is None or self._syncing.locked():
-            return
+    def _judge(self) -> None:
+        # Whether this can go on; begins to give the version to those that are behind.
+        if self._catching_up is not None and self._catching_up.done():
+            ended, self._catching_up = self._catching_up, None
+            ended.result()
+        if self._dead is None and not any(one.serves(self._served_labels) for one in self._members):
+            self._dead = EngineDeadError(f"the inference server is gone: {self._whys()}")
+        behind = [one for one in self._members if one.is_there and not one.serves(self._served_labels)]
+        is_idle = self._dead is None and self._catching_up is None and not self._syncing.locked()
+        if behind and is_idle and self._source is not None and awake.now() >= self._catch_up_at:
+            self._catch_up_at = awake.now() + _CATCH_UP_S
+            self._catching_up = asyncio.create_task(self._catch_up(behind, self._source), name="catch up")
+
+    async def _catch_up(self, behind: Sequence[ServerMember], source: Source) -> None:
         async with self._syncing:
-            found = read_json(await self._client.ask(path, limit_s=_HEALTH_LIMIT_S), _Label).weight_version
-            if found != self._label:
-                raise GenerationError(f"it has weights {found!r}, not {self._label!r}: it was started anew, or changed")
+            transport = CheckpointTransport()
+            try:
+                # It was read and proven when it came.
+                await _read(CheckpointTransport.open, transport, source)
+                loaded = await to_its_end(self._load(behind, source))
+            except WeightTransferError as error:
+                _log.warning("servers that are behind wait for the next version: %s", error)
+                return
+            finally:
+                transport.close()
+        if len(loaded) == len(behind):
+            self._catch_up_at = 0.0
+
+    async def _stop_catching_up(self) -> None:
+        ended, self._catching_up = self._catching_up, None
+        if ended is not None:
+            ended.cancel()
+            await asyncio.wait([ended])
+            if not ended.cancelled():
+                ended.result()
 
 
-async def _proved(transport: CheckpointTransport, source: Source) -> int:
+async def _read(
+    read: Callable[[CheckpointTransport, Source, threading.Event], TransferManifest],
+    transport: CheckpointTransport,
+    source: Source,
+) -> TransferManifest:
     # In a thread. Cancelled, it waits for the thread.
     cancelled = threading.Event()
-    proving = asyncio.ensure_future(asyncio.to_thread(prove, transport, source, cancelled))
+    reading = asyncio.ensure_future(asyncio.to_thread(read, transport, source, cancelled))
     try:
-        manifest = await asyncio.shield(proving)
+        return await asyncio.shield(reading)
     except asyncio.CancelledError:
         cancelled.set()
-        await asyncio.wait([proving])
+        await asyncio.wait([reading])
         raise
-    return sum(bucket.nbytes for bucket in manifest.buckets())
-
-
-def _check(done: bytes, path: str) -> None:
-    # SGLang says within a 200 that it failed.
-    told = read_json(done, _Told)
-    if not told.success:
-        raise GenerationError(f"{path}: {told.message}")
 
 
 def _bounds_of(model_path: str) -> Bounds:
