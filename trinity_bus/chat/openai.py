@@ -310,6 +310,8 @@ def read_text(given: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
         match part:
             case {"type": str(kind), "text": str(text)} if kind in kinds:
                 texts.append(text)
+            case {"type": "refusal", "refusal": str(text)} if "refusal" in kinds:
+                texts.append(text)
             case _:
                 raise not_had(f"{where}[{place}]", part)
     return "".join(texts)

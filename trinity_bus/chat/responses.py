@@ -14,6 +14,7 @@ In a stream each item is whole before the next begins::
     response.completed; response.incomplete where a limit has ended it, response.failed where an engine has
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from trinity_bus.chat.session import ModelReply
 
 MAX_ITEMS: Final = 1 << 14  # of one input
 MAX_TOOLS: Final = 1024
+MAX_TOLD: Final = 256 << 10  # bytes of what a response repeats
 MAX_NAME_CHARS: Final = 128  # of a tool, and of the id of a call or a response
 _MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key, of a value: as OpenAI has them
 
@@ -64,7 +66,8 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "truncation": ("disabled",),
 }
 _ITEM: Final = frozenset({"type", "id", "status"})
-_PARTS: Final = ("input_text", "output_text", "text")
+_PARTS: Final = ("input_text", "output_text", "text", "refusal")
+_FORMAT: Final = ("type", "name", "description", "schema", "strict", "json_schema")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +78,9 @@ class ResponseRequest(ChatRequest):
 def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     """Read a request for a response; raises ChatError, with the field, where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
-    read_fields(asked.get("reasoning", {}), frozenset(), {"summary": ("auto",)}, "reasoning")
-    text = read_fields(asked.get("text", {}), frozenset({"format"}), {"verbosity": ("medium",)}, "text")
+    # Effort and verbosity are the model's to say.
+    read_fields(asked.get("reasoning", {}), frozenset({"effort"}), {"summary": ("auto",)}, "reasoning")
+    text = read_fields(asked.get("text", {}), frozenset({"format", "verbosity"}), {}, "text")
     instructions = read_text(asked["instructions"], "instructions") if "instructions" in asked else None
     previous = _name(asked, "previous_response_id") if "previous_response_id" in asked else None
     stored = "store" not in asked or read_flag(asked, "store")
@@ -87,6 +91,7 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     match choice:
         case {"type": "function", "name": str(name)}:
             required = read_required({"type": "function", "function": {"name": name}}, tools)
+            choice = {"type": "function", "name": name}
         case _:
             required = read_required(choice, tools)
     if (shape := read_shape(text.get("format"), "text.format", called)) is not None:
@@ -97,6 +102,7 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     # All tokens are what is drawn from without it, too.
     top_p = None if asked.get("top_p") == 1 else asked.get("top_p")
     sampling = read_sampling(sampling, most, temperature=asked.get("temperature"), top_p=top_p)
+    shown: Mapping[str, Any] = text.get("format", {"type": "text"})
     told = {
         "instructions": instructions,
         "max_output_tokens": most,
@@ -104,12 +110,16 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
         "previous_response_id": previous,
         "store": stored,
         "temperature": sampling.temperature,
-        "text": {"format": text.get("format", {"type": "text"})},
+        "text": {"format": {key: value for key, value in shown.items() if key in _FORMAT}},
         "tool_choice": choice,
         "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in tools],
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
     }
-    canonical(told)  # what no text can hold is refused now
+    # What no text can hold is refused now, too.
+    sizes = {field: len(canonical(value)) for field, value in told.items()}
+    if sum(sizes.values()) > MAX_TOLD:
+        longest = max(sizes, key=sizes.__getitem__)
+        raise ChatError(f"{longest} is too long: a response repeats {MAX_TOLD} bytes at most", longest)
     return ResponseRequest(
         model=str(asked.get("model", "")),
         messages=_messages(asked.get("input", [])),
@@ -144,7 +154,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case "function_call":
                 fields = read_fields(item, _ITEM | {"call_id", "name", "arguments"}, {}, where)
                 name, call_id = (_name(fields, one, where) for one in ("name", "call_id"))
-                function = {"name": name, "arguments": read_text(fields.get("arguments"), f"{where}.arguments")}
+                arguments = _written(read_text(fields.get("arguments"), f"{where}.arguments"))
+                function = {"name": name, "arguments": arguments}
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
                 calls = messages[-1].setdefault("tool_calls", [])
@@ -158,6 +169,13 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case other:
                 raise not_had(f"{where}.type", other)
     return messages
+
+
+def _written(arguments: str) -> str:
+    """Return the arguments of a call without what no prompt shows of them, such as blanks; as they stand if no JSON."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.dumps(json.loads(arguments), ensure_ascii=False) if arguments.strip() else "{}"
+    return arguments
 
 
 def _tools(given: Any) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ of one, where it continues an answer by that id. Of a client only what it has sa
 the sample that its answer is in; of several for one sample the last is the sample's, and each its own turn's. Samples
 without a reward are not contributed.
 
-A conversation is forgotten when nobody went on with it for long, or when there are too many, of the client that has
-most of them: then its ids are unknown.
+A conversation is forgotten when nobody went on with it for long, or when there are too many, or too long ones, of the
+client that has most: its oldest of too many, its longest of too long ones. Then its ids are unknown.
 An id that has had its reward is remembered longer, so that a second one is known to be a second one.
 """
 
@@ -55,7 +55,7 @@ class UnknownPreviousError(UnknownAnswerError):
 
 
 class ConversationFullError(TrinityError, ValueError):
-    """A conversation with more turns or samples than one may have, or longer messages."""
+    """A conversation that takes no more: it has all turns and samples that one may have, or its reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,6 @@ class Sessions:
             told = known.told[at]
             messages += [told.answer, told.asked]
             at = told.previous
-        if sum(map(len, messages)) > MOST_TOLD:
-            raise ConversationFullError(f"what response {previous!r} continues has more than {MOST_TOLD} bytes")
         return self.open(owner, known.name, now), messages[::-1]
 
     def answered(
@@ -195,9 +193,11 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
-        if told is not None:
+        stored = sum(one.size for one in conversation.told.values())
+        if told is not None and stored + told.size <= MOST_TOLD:
             conversation.told[answer_id] = told
-        tokens = sum(map(_size, session.samples)) + sum(one.size for one in conversation.told.values()) // TOKEN_BYTES
+            stored += told.size
+        tokens = sum(map(_size, session.samples)) + stored // TOKEN_BYTES
         self._tokens[conversation.owner] += tokens - conversation.tokens
         conversation.tokens = tokens
         self._places[conversation.owner, answer_id] = conversation, list(places)
@@ -315,15 +315,13 @@ class Sessions:
         while self._open:
             oldest = next(iter(self._open.values()))
             if now - oldest.used_at <= self._keep_s:
-                if len(self._open) > self._most:
-                    taken = self._of
-                elif self._tokens.total() > MOST_TOKENS:
-                    taken = self._tokens
-                else:
+                many = len(self._open) > self._most
+                if not many and self._tokens.total() <= MOST_TOKENS:
                     return
-                # Nobody loses a conversation to another who has more.
-                ((greediest, _),) = taken.most_common(1)
-                oldest = next(one for one in self._open.values() if one.owner == greediest)
+                # Nobody loses a conversation to another who has more, nor to one of its own that is longer.
+                ((greediest, _),) = (self._of if many else self._tokens).most_common(1)
+                own = (one for one in self._open.values() if one.owner == greediest)
+                oldest = next(own) if many else max(own, key=lambda one: one.tokens)
             self.forgotten += bool(oldest.answers)
             self._drop(oldest)
 

@@ -9,7 +9,7 @@
                        '--no room--> waits, as long as its caller lets it
 
 A request's body takes many times its memory while it is made into tokens. So large ones share room, of which a client
-has at most half.
+has at most half; of that the keys of its sessions have at most half, and each at most a quarter.
 """
 
 import asyncio
@@ -57,34 +57,41 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[tuple[str, str | None]] = Counter()
         self._freed = asyncio.Event()
 
     @property
     def taken(self) -> int:
         return self._taken.total()
 
-    async def take(self, request: web.Request, owner: str, largest: int) -> ExitStack:
+    async def take(self, request: web.Request, owner: str, largest: int, *, session: str | None = None) -> ExitStack:
         """Wait for room for a request that was not read; of one that tells no size, for the ``largest`` of all.
 
-        Others can have it when what is returned is closed.
+        Others can have it when what is returned is closed. ``session``: whose key it shows, if not its owner's.
         """
         length = None if "Content-Encoding" in request.headers else request.content_length
-        size = min(largest if length is None else length, largest, self._most // 2)
+        size = min(largest if length is None else length, largest, self._most // (2 if session is None else 8))
         if size <= SMALL and length is not None:
             size = 0
-        while size and (self.taken + size > self._most or self._taken[owner] + size > self._most // 2):
+        while size and not self._has(size, owner, session):
             self._freed.clear()
             await self._freed.wait()
-        self._taken[owner] += size
+        self._taken[owner, session] += size
         taken = ExitStack()
-        taken.callback(self._give_back, owner, size)
+        taken.callback(self._give_back, (owner, session), size)
         return taken
 
-    def _give_back(self, owner: str, size: int) -> None:
-        self._taken[owner] -= size
-        if not self._taken[owner]:
-            del self._taken[owner]
+    def _has(self, size: int, owner: str, session: str | None) -> bool:
+        own = {key: taken for (name, key), taken in self._taken.items() if name == owner}
+        taken_of = [(self.taken, 1), (sum(own.values()), 2)]
+        if session is not None:
+            taken_of += [(sum(own.values()) - own.get(None, 0), 4), (own.get(session, 0), 8)]
+        return all(taken + size <= self._most // part for taken, part in taken_of)
+
+    def _give_back(self, who: tuple[str, str | None], size: int) -> None:
+        self._taken[who] -= size
+        if not self._taken[who]:
+            del self._taken[who]
         self._freed.set()
 
 

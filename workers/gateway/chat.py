@@ -104,7 +104,7 @@ class ChatApis:
         answer = _Answer(context, asked, run, prompt, sampling, shape)
         if asked.stream:
             return await answer.stream(request)
-        drawings = await context.explorers.draw(prompt.token_ids, sampling, asked.n)
+        drawings = await run.draw(prompt.token_ids, sampling, asked.n)
         return json_response(shape.body(answer.choices(drawings)))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -123,7 +123,7 @@ class ChatApis:
             return [text_of_completion(context.tokenizer, one.token_ids, stop) for one in drawings]
 
         if not asked.stream:
-            drawings = await context.explorers.draw(prompt, sampling, asked.n)
+            drawings = await run.draw(prompt, sampling, asked.n)
             choices = [(text, one.finish_reason) for text, one in zip(texts(drawings), drawings, strict=True)]
             return json_response(shape.body(choices, _drawn(drawings)))
         speeches = [Speech(context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]

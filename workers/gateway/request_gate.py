@@ -45,8 +45,9 @@ from trinity_bus.runtime.secrecy import same_secret
 log = logging.getLogger("workers.gateway")
 
 OWNER: Final = web.RequestKey("owner", str)  # by which name the client of a request is known
+BY_SESSION_KEY: Final = web.RequestKey("by_session_key", bool)  # whether its session's key is all that it shows
 BODY: Final = web.RequestKey("body", bytes)  # what it says, for who answers it to take
-# Its room, which is free at its end, or before: once it is written as tokens.
+# Its room, which is free at its end, or before: once it is written as tokens, unless much of it is stored.
 PLACE: Final = web.RequestKey("place", ExitStack)
 # Between the buckets of durations: from what needs no engine to what no client waits for.
 _BOUNDS_S: Final = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -65,7 +66,10 @@ class NoRoomError(TrinityError):
 
 
 class RequestGate:
-    """Lets requests in: each key has its client's name, a session's key its session, and open paths need none."""
+    """Lets requests in: each key has its client's name, a session's key its session, and open paths need none.
+
+    The keys of a client's sessions have as many requests at once as its own, beside those, and each an eighth of them.
+    """
 
     def __init__(self, keys: Mapping[str, str], open_paths: frozenset[str], own: GatewaySettings) -> None:
         self._keys = dict(keys)
@@ -74,7 +78,8 @@ class RequestGate:
         self._max_body_mib = own.max_body_mib
         self._body_timeout_s = own.body_timeout_s
         self._room = Room(max(own.max_waiting_mib, 2 * own.max_body_mib) << 20)
-        self._requests: Counter[str] = Counter()
+        # By client, and by session where it shows that one's key alone.
+        self._requests: Counter[tuple[str, str | None]] = Counter()
         self.answered = prometheus_client.Counter(
             "gateway_requests", "Requests that were answered.", ["path", "status"], registry=None
         )
@@ -99,41 +104,48 @@ class RequestGate:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in self._open:
             return await handler(request)
-        owner = self._owner(request)
-        if owner is None:
+        who = self._who(request)
+        if who is None:
             return _refusal(401, "this key is not known here", "authentication_error")
-        if self._requests[owner] >= self._most:
-            return _refusal(429, f"{self._most} requests at once are the most", "rate_limit_error", retry=True)
-        request[OWNER] = owner
-        self._requests[owner] += 1
+        owner, session = who
+        most = self._most if session is None else max(1, self._most // 8)
+        alike = [n for (name, of), n in self._requests.items() if name == owner and (of is None) == (session is None)]
+        if self._requests[who] >= most or sum(alike) >= self._most:
+            return _refusal(429, f"{most} requests at once are the most", "rate_limit_error", retry=True)
+        request[OWNER], request[BY_SESSION_KEY] = owner, session is not None
+        self._requests[who] += 1
         try:
-            with await self._receive(request, owner):
+            with await self._receive(request, owner, session):
                 return await handler(request)
         except Exception as error:  # noqa: BLE001 (each has its answer; what is a fault of this program is logged)
             return self._failed(request, error)
         finally:
-            self._requests[owner] -= 1
+            self._requests[who] -= 1
+            if not self._requests[who]:
+                del self._requests[who]
 
-    def _owner(self, request: web.Request) -> str | None:
-        """Return whose key a request has; to the model in a session, it may be the session's."""
+    def _who(self, request: web.Request) -> tuple[str, str | None] | None:
+        """Return whose key a request has; to the model in a session, it may be the session's, which is named then."""
         # As OpenAI's or as Anthropic's clients show it.
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         key = bearer if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         resource, session = request.match_info.route.resource, request.match_info.get("session", "")
         in_session = resource is not None and resource.canonical.startswith(_OF_SESSION)
         for own, name in self._keys.items():
-            if same_secret(key, own) or (in_session and same_secret(key, session_key(own, session))):
-                return name
+            if same_secret(key, own):
+                return name, None
+            if in_session and same_secret(key, session_key(own, session)):
+                return name, session
         return None
 
-    async def _receive(self, request: web.Request, owner: str) -> ExitStack:
+    async def _receive(self, request: web.Request, owner: str, session: str | None) -> ExitStack:
         """Wait for the whole of a request, and keep it: while it comes it holds a place of its client's."""
         largest, place = self._max_body_mib << 20, None
         if (told := request.content_length or 0) > largest:
             raise web.HTTPRequestEntityTooLarge(largest, told)
         try:
             async with awake.timeout(self._body_timeout_s):
-                place = request[PLACE] = await self._room.take(request, owner, largest)
+                place = request[PLACE] = await self._room.take(request, owner, largest, session=session)
                 request[BODY] = await read_body(request, largest)
                 return place
         except BaseException as error:

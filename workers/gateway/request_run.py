@@ -25,8 +25,8 @@ from trinity_bus.chat import ChatError, ModelReply, Prompt, Session, Tokenizer
 from trinity_bus.chat.messages import Completion, canonical
 from trinity_bus.chat.openai import AnswerShape, ChatRequest, UnknownModelError
 from trinity_bus.errors import TrinityError
-from trinity_bus.gateway.explorers import Explorers
-from trinity_bus.gateway.sessions import Dialogue, Sessions, Told, new_answer_id
+from trinity_bus.gateway.explorers import Explorers, OnDrawn
+from trinity_bus.gateway.sessions import ConversationFullError, Dialogue, Sessions, Told, new_answer_id
 from trinity_bus.runtime.http import in_thread
 from trinity_bus.telemetry import parent_context
 from trinity_bus.telemetry.conventions import (
@@ -36,7 +36,7 @@ from trinity_bus.telemetry.conventions import (
     PROVIDER,
 )
 from trinity_bus.telemetry.generative import note_error, note_messages, note_replies, operation_span
-from workers.gateway.request_gate import BODY, OWNER, PLACE, Handler, status_of, told
+from workers.gateway.request_gate import BODY, BY_SESSION_KEY, OWNER, PLACE, Handler, status_of, told
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
 
 _SESSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -45,6 +45,8 @@ _DONE: Final = b"[DONE]"
 
 # Bytes of a request from which on it is made into tokens in a thread: some ten milliseconds.
 LARGE: Final = 32 << 10
+# Bytes that an answer is stored with, from which on its request holds its room until they count as its conversation's.
+_MUCH: Final = 1 << 20
 
 type Hear = Callable[[int, list[int]], Iterable[Any]]  # returns the events of new tokens of a response
 type Ended = Callable[[list[Completion]], Iterable[Any]]  # returns the last events, of whole responses
@@ -95,7 +97,8 @@ class RequestContext:
         request_run = self.begin(request, kind, asked)
         prompt = await request_run.prompt(len(body), asked)
         note_messages(trace.get_current_span(), [*asked.opening, *asked.messages])
-        request[PLACE].close()
+        if request_run.stored is None or request_run.stored.size < _MUCH:
+            request[PLACE].close()
         return replace(asked, messages=(), opening=()), request_run, prompt
 
     def begin(self, request: web.Request, kind: str, asked: ChatRequest | None = None) -> "RequestRun":
@@ -113,7 +116,10 @@ class RequestContext:
         else:
             conversation, history = self.sessions.continued(owner, asked.previous, name, at)
         stored = Told(asked.previous, canonical(asked.messages)) if asked is not None and asked.stored else None
-        return RequestRun(self, answer_id, int(now), conversation, conversation.session, history, stored)
+        by_key = request[BY_SESSION_KEY]
+        request_run = RequestRun(self, answer_id, int(now), conversation, conversation.session, history, stored, by_key)
+        request_run.refuse_rewarded()
+        return request_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,20 @@ class RequestRun:
     session: Session  # the conversation's, when the request came
     history: Sequence[bytes] = ()  # JSON of the messages that it continues, where it names the answer after them
     stored: Told | None = None  # what its answer is continued with, by its id
+    by_session_key: bool = False
+
+    def refuse_rewarded(self) -> None:
+        """Let no agent add to what was judged already: its key is refused once its session has a reward."""
+        if self.by_session_key and self.conversation.rewards:
+            raise ConversationFullError(f"session {self.conversation.name!r} has its reward: its key adds no more")
+
+    async def draw(
+        self, prompt: Sequence[int], sampling: Sampling, n: int, on_drawn: OnDrawn | None = None
+    ) -> list[Completion]:
+        drawings = await self.context.explorers.draw(prompt, sampling, n, on_drawn)
+        # The reward may have come while it was drawn.
+        self.refuse_rewarded()
+        return drawings
 
     async def prompt(self, size: int, asked: ChatRequest) -> Prompt:
         """Return what the engine is asked with; what another gateway has answered of it is recalled first."""
@@ -171,7 +191,7 @@ class RequestRun:
                 await send(new)
 
         try:
-            drawings = await self.context.explorers.draw(prompt, sampling, n, on_drawn)
+            drawings = await self.draw(prompt, sampling, n, on_drawn)
         except TrinityError as error:
             if not response.prepared:
                 raise

@@ -9,11 +9,11 @@ import pytest
 
 from schemas.topics import TURNS
 from tests.support.fakes.log import FakeLog, FakeProducer
-from tests.support.gateway.rig import KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Producer
 from trinity_bus.chat.messages import Completion
-from trinity_bus.runtime.http import SMALL
+from trinity_bus.runtime.http import SMALL, session_key
 from trinity_bus.testing import CharacterTokenizer
 from workers.gateway import request_run, turn_finder
 from workers.gateway.turn_finder import TurnLog
@@ -35,11 +35,14 @@ async def test_turns_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest.Mo
     sending.cancel()
 
 
-async def begun(here: Rig, length: int, body: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def begun(
+    here: Rig, length: int, body: bytes = b"", *, key: str = KEY, session: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A request of which no more comes than this."""
     host, _, port = here.gateway.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {length}"
+    path = f"{session and f'/sessions/{session}'}/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {length}"
     writer.write(f"{head}\r\n\r\n".encode() + body)
     return reader, writer
 
@@ -121,6 +124,54 @@ async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none
         for _, writer in held:
             writer.close()
         await until(lambda: here.gateway._door._room.taken == 0, 10)
+
+
+async def test_a_sessions_key_shuts_out_neither_its_owner_nor_another_session() -> None:
+    async with rig(max_requests=3, max_body_mib=1, max_waiting_mib=2) as here:
+        engine, door = here.engines["explorer-0"], here.gateway._door
+        slow = [await begun(here, 1 << 20, key=session_key(KEY, f"s{i}"), session=f"s{i}") for i in range(3)]
+        await until(lambda: door.requests == 3 and door._room.taken == 1 << 19, 10)
+        # Half of its owner's room is free of all sessions.
+        mine = await begun(here, 1 << 19)
+        await until(lambda: door._room.taken == 1 << 20, 10)
+        for _, writer in (*slow, mine):
+            writer.close()
+        await until(lambda: door.requests == door._room.taken == 0, 10)
+        here.hold()
+
+        def asked(session: str) -> asyncio.Task[tuple[int, Any]]:
+            path = f"/sessions/{session}/v1/chat/completions"
+            return asyncio.create_task(here.post(path, session_key(KEY, session), messages=ASKED))
+
+        held = []
+        for session in "abc":
+            held.append(asked(session))
+            await until(lambda: engine.waiting == len(held), 10)
+            assert (await asked(session))[0] == 429
+        assert (await asked("d"))[0] == 429
+        held.append(asyncio.create_task(here.post("/v1/chat/completions", messages=ASKED)))
+        await until(lambda: engine.waiting == len(held), 10)
+        here.go_on()
+        assert [(await one)[0] for one in held] == [200] * 4
+        assert not door._requests
+
+
+async def test_what_is_stored_of_a_large_request_holds_its_room_until_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_run, "_MUCH", 1)
+    given: Any = [{"type": "message", "role": "user", "content": "6*7=", "id": "x" * SMALL}]
+    async with rig() as here, here.client() as client:
+        engine, door = here.engines["explorer-0"], here.gateway._door
+        for stored in (False, True):
+            here.hold()
+            asked = asyncio.create_task(client.responses.create(model="policy", input=given, store=stored))
+            await until(lambda: engine.waiting == 1, 10)
+            held = door._room.taken
+            here.go_on()
+            await asked
+            assert (held > SMALL) == stored
+        assert door._room.taken == 0
 
 
 async def test_a_request_of_no_length_is_held_to_the_largest() -> None:

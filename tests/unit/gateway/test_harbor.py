@@ -16,8 +16,9 @@ from pydantic import SecretStr
 from schemas.topics import EXPERIENCES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import until
 from trinity_bus.config import GatewaySettings, Settings, TasksetSettings
 from trinity_bus.runtime.http import session_key
 
@@ -39,6 +40,25 @@ async def test_a_sessions_key_opens_the_model_in_its_session_and_nothing_else() 
             assert (await here.post(path, key, reward=1, session="s"))[0] == 401
         assert (await here.post("/feedback", OTHERS_KEY, reward=1, session="s"))[0] == 404
         assert (await here.post("/feedback", reward=1, session="s"))[1]["counted"] == 1
+
+
+async def test_a_sessions_key_adds_nothing_to_what_has_its_reward() -> None:
+    import openai
+
+    async with rig() as here, here.client(session_key(KEY, "s"), session="s") as agent:
+        await say(agent)
+        here.hold()
+        late = asyncio.create_task(say(agent, [*ASKED, {"role": "assistant", "content": "42"}, *ASKED]))
+        await until(lambda: bool(here.waiting), 10)
+        assert (await here.post("/feedback", reward=1, session="s"))[1]["counted"] == 1
+        here.go_on()
+        for asked in (late, say(agent), agent.completions.create(model="policy", prompt="6*7=")):
+            with pytest.raises(openai.BadRequestError, match="has its reward"):
+                await asked
+        ((rollout,),) = [one.rollouts for one in here.gateway._sessions.pending("me")]
+        assert rollout.turn_starts == [0]
+        async with here.client(session="s") as owner:
+            await say(owner)
 
 
 def task(bench: Path, name: str, check: str = CHECK, config: str = "") -> None:

@@ -1,5 +1,6 @@
 """OpenAI's responses with its own client and real HTTP on both sides, on FAKE engines."""
 
+import json
 from typing import Any
 
 import openai
@@ -174,6 +175,25 @@ async def test_what_another_client_or_session_was_answered_or_what_was_not_store
         assert (await here.post("/feedback", reward=1, msg_ids=[secret.id]))[0] == 200
 
 
+async def test_a_response_repeats_what_is_known_and_items_are_read_as_the_model_sees_them() -> None:
+    async with rig() as here, here.client(session="s") as client:
+        call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": " " * 999}
+        refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+        answer = await respond(
+            client,
+            [{"role": "user", "content": "6*7="}, refusal, call, {**call, "arguments": '{ "a" : "\u00e9" }'}, RESULT],
+            reasoning={"effort": "high"},
+            text={"verbosity": "low", "format": {"type": "text", "more": "x"}},
+            tools=TOOLS,
+            tool_choice={"type": "function", "name": "add", "more": "x"},
+        )
+        assert "more" not in answer.to_json()
+        assert "assistant: No." in prompts(here)[0]
+        (told,) = here.gateway._sessions._open["me", "s"].told.values()
+        calls = json.loads(told.asked)[1]["tool_calls"]
+        assert [one["function"]["arguments"] for one in calls] == ["{}", '{"a": "\u00e9"}']
+
+
 async def test_items_that_are_sent_back_continue_a_session() -> None:
     async with rig() as here, here.client(session="s") as client:
         engine = here.engines["explorer-0"]
@@ -234,8 +254,10 @@ async def test_a_call_or_a_shape_can_be_required() -> None:
         ("background", {"background": True}),
         ("conversation", {"conversation": "c"}),
         ("include", {"include": ["message.output_text.logprobs"]}),
-        ("reasoning.effort", {"reasoning": {"effort": "high", "summary": None}}),
-        ("text.verbosity", {"text": {"verbosity": "low"}}),
+        ("reasoning.summary", {"reasoning": {"effort": "high", "summary": "detailed"}}),
+        ("tools", {"tools": [{**TOOLS[0], "parameters": {"x": "x" * responses.MAX_TOLD}}], "tool_choice": "none"}),
+        ("instructions", {"instructions": "x" * responses.MAX_TOLD}),
+        ("text", {"text": {"format": {"type": "json_schema", "schema": {"x": "x" * responses.MAX_TOLD}}}}),
         ("text.format", {"text": {"format": {"type": "grammar"}}}),
         ("tools[0].type", {"tools": [{"type": "web_search"}]}),
         ("tools[1].name", {"tools": [*TOOLS, {"type": "function", "name": "", "parameters": {}}]}),
@@ -266,13 +288,13 @@ async def test_what_cannot_be_had_is_refused_by_its_name(field: str, asked: dict
 
 async def test_items_and_stored_responses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "MAX_ITEMS", 2)
-    monkeypatch.setattr(sessions, "MOST_TOLD", 200)
+    monkeypatch.setattr(sessions, "MOST_TOLD", 400)
     async with rig(max_sessions=2) as here, here.client() as client:
         first = await respond(client)
         with pytest.raises(openai.BadRequestError, match="at most 2 objects"):
             await respond(client, [ASKED[0]] * 3)
         long = await respond(client, "x" * 200)
-        with pytest.raises(openai.BadRequestError, match="more than 200 bytes"):
+        with pytest.raises(openai.NotFoundError):
             await respond(client, previous_response_id=long.id)
         held = here.gateway._sessions
         assert held._tokens["me"] > sum(map(len, here.engines["explorer-0"].prompts)) + 2 * len("42")

@@ -7,7 +7,7 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
 from trinity_bus.chat.messages import Completion
 from trinity_bus.gateway import sessions as session_book
-from trinity_bus.gateway.sessions import Dialogue, Sessions, UnknownAnswerError
+from trinity_bus.gateway.sessions import Dialogue, Sessions, Told, UnknownAnswerError, UnknownPreviousError
 from trinity_bus.testing import CharacterTokenizer
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
@@ -93,6 +93,31 @@ def test_who_is_idle_longest_is_forgotten_and_what_comes_late_is_not_noted() -> 
         here.feedback("me", ["2"], 1.0)
     here.open("me", "d", 12)
     assert len(here) == 2
+
+
+def test_an_answer_is_stored_while_its_conversation_stores_no_more_than_one_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_book, "MOST_TOLD", 1000)
+    here = sessions()
+    one = here.open("me", "a", 0)
+    for answer in ("1", "2"):
+        here.answered(one, one.session, answer, [], Told(None, b" " * 500))
+    assert here.continued("me", "1", "a", 0)[0] is one
+    with pytest.raises(UnknownPreviousError):
+        here.continued("me", "2", "a", 0)
+
+
+def test_of_too_many_tokens_the_longest_conversation_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_book, "MOST_TOKENS", 300)
+    here = sessions()
+    for name, number in (("a", 1), ("b", 3), ("long", 200)):
+        say(here, here.open("me", name, 1), name, [{"role": "user", "content": "x" * number}])
+    here.open("me", "long", 1)
+    assert len(here) == 3
+    say(here, here.open("me", "c", 1), "c", [{"role": "user", "content": "x" * 60}])
+    here.open("me", "c", 1)
+    assert here.missing("me", ["a", "b", "c", "long"]) == ["long"]
 
 
 def test_of_what_fills_the_memory_with_routes_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
