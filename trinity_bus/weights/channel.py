@@ -42,6 +42,19 @@ MEETING_S = 10.0  # Until both have proven themselves: the trainer may read the 
 type FindSecret = Callable[[str, Callable[[bytes], bool], float], bytes | None]
 
 
+def end_on_silence(connection: socket.socket, limit_s: int) -> None:
+    """Have the kernel end a connection to a machine that is gone without a word, after so many seconds; OSError."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Asked after half of the time, thrice; and what was sent is to be acknowledged within it.
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, limit_s // 2)),
+        (socket.TCP_KEEPINTVL, max(1, limit_s // 6)),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, limit_s * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Channel:
     """An open connection, which ``meet`` or ``admit`` has made. ``timeout_s``: how long nothing may move."""
 
@@ -170,15 +183,7 @@ class Channel:
     def notice_silence(self, limit_s: int) -> None:
         """Have a machine that is gone without a word be an end of the connection, after so many seconds."""
         try:
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # Asked after half of the time, thrice; and what was sent is to be acknowledged within it.
-            for option, value in (
-                (socket.TCP_KEEPIDLE, max(1, limit_s // 2)),
-                (socket.TCP_KEEPINTVL, max(1, limit_s // 6)),
-                (socket.TCP_KEEPCNT, 3),
-                (socket.TCP_USER_TIMEOUT, limit_s * 1000),
-            ):
-                self._connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            end_on_silence(self._connection, limit_s)
         except OSError as error:
             raise LinkError(f"the connection broke: {error}") from error
 

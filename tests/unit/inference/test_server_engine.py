@@ -74,6 +74,7 @@ class FakeServer:
             app.router.add_get("/get_model_info", self.told)
             for path in ("/pause", "/collective_rpc", "/update_weight_version", "/resume", "/update_weights_from_disk"):
                 app.router.add_post(path, self.weights)
+            app.router.add_post("/abort_requests", self.abort)
         return app
 
     async def told(self, _: web.Request) -> web.Response:
@@ -92,6 +93,12 @@ class FakeServer:
         self.is_paused = request.path != "/resume"
         self.label = body.get("new_version") or body.get("weight_version") or self.label
         return await self.said({"success": self.loads, "message": "no such folder"})
+
+    async def abort(self, _: web.Request) -> web.Response:
+        if not self.open.is_set():
+            self.finish_reason = "abort"
+            self.open.set()
+        return await self.said({"status": "aborted"})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         if self.is_paused and request.path == GENERATE:
@@ -370,6 +377,35 @@ async def test_a_server_that_is_not_what_it_is_thought_to_be_is_dead(
         assert ("started anew" if server.loads else "no such folder") in str(await engine.wait_dead())
         with pytest.raises(EngineDeadError):
             await engine.generate(PROMPT, Sampling())
+
+
+async def test_requests_on_a_server_that_has_failed_to_load_end(model: Path, proven: list[str]) -> None:
+    server = FakeServer()
+    async with engine_on(server, model) as engine:
+        server.asked.clear()
+        server.open.clear()
+        asking = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=3)))
+        await until(lambda: bool(server.asked))
+        server.loads = False
+        with pytest.raises(EngineDeadError, match="no such folder"):
+            await engine.sync_weights(*announced())
+        with pytest.raises(GenerationError, match="abort"):
+            await asking
+        assert server.is_paused
+
+
+async def test_a_machine_that_is_gone_without_a_word_has_broken_off(model: Path) -> None:
+    async with engine_on(FakeServer(), model) as engine:
+        await engine.generate(PROMPT, Sampling(max_tokens=1))
+        http = engine._members[0].client._http
+        assert http is not None
+        assert http.connector is not None
+        ((kept, _),) = next(iter(http.connector._conns.values()))
+        assert kept.transport is not None
+        connection = kept.transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        times = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+        assert [connection.getsockopt(socket.IPPROTO_TCP, one) for one in times] == [12, 4, 3, 24_000]
 
 
 def test_settings_by_which_no_version_would_arrive_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

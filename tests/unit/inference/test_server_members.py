@@ -62,7 +62,7 @@ async def test_one_that_has_not_the_version_is_asked_nothing_until_it_has_taken_
     model: Path, proven: list[str]
 ) -> None:
     anew, other = FakeServer(), FakeServer()
-    async with served(anew) as a, served(other) as b, engine_at(f"{a},{b}", model) as engine:
+    async with served(anew) as a, served(other) as b, engine_at(f"{a},{b}", model, caches="kept") as engine:
         await engine.sync_weights(*announced())
         async with looked_after(engine):
             anew.loads, anew.label = False, "default"
@@ -75,6 +75,8 @@ async def test_one_that_has_not_the_version_is_asked_nothing_until_it_has_taken_
             await until(lambda: states(engine) == [("serving", 3)] * 2)
             assert (await engine.generate(PROMPT, THREE))[0].versions == [(0, 3)]
             assert len(anew.asked) == 1
+            pauses = [call.split()[0] for call in anew.calls if "/pause" in call]
+            assert (pauses[0][-5:], {call[-4:] for call in pauses[1:]}) == ("false", {"true"})
             assert set(proven) == {"/checkpoints/step-3"}
 
 
@@ -109,12 +111,27 @@ async def test_a_router_gets_requests_and_its_servers_versions(model: Path, prov
         server.asked.clear()
         await engine.sync_weights(*announced())
         assert router.calls == []
-        # It asks a server that is behind.
+        # It asks a server that is behind, each time or once.
+        router.asked.clear()
         with pytest.raises(GenerationError, match="'default' drew"):
             await engine.generate(PROMPT, THREE)
+        assert len(router.asked) == 3
+        router.open.clear()
+        asking = asyncio.create_task(engine.generate(PROMPT, THREE))
+        await until(lambda: len(router.asked) == 4)
         router.label = server.label
-        assert (await engine.generate(PROMPT, THREE))[0].versions == [(0, 3)]
-        assert server.asked == []
+        router.open.set()
+        assert (await asking)[0].versions == [(0, 3)]
+        assert (len(router.asked), server.asked) == (5, [])
+
+
+async def test_a_router_needs_servers_that_tell_which_weights_drew(model: Path) -> None:
+    async with served(FakeServer(owned_by="sglang")) as url:
+        with pytest.raises(EngineStartError, match="unset it"):
+            async with engine_at(url, model, engine_router=url):
+                """Not reached."""
+        async with engine_at(url, model, engine_router=url, follows="none") as engine:
+            assert await engine.generate(PROMPT, THREE)
 
 
 @asynccontextmanager

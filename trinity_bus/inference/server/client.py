@@ -9,7 +9,7 @@ what it answers                what is raised
 =============================  ====================================================================================
 400 to 499                     ``RequestRefusedError``, with its words
 500 and more                   ``GenerationError``; whether it is dead finds out whoever looks after it
-nothing, or half of it         ``NoAnswerError``, likewise
+nothing, or half of it         ``NoAnswerError``, likewise; after ``_SILENCE_S`` if its machine is gone without a word
 more than ``MAX_ANSWER_BYTES`` ``GenerationError``
 compressed                     ``GenerationError``: it cannot be read, as what is no JSON
 other tokens, sets or labels   ``GenerationError``
@@ -20,6 +20,7 @@ import base64
 import itertools
 import math
 import re
+import socket
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,12 +38,17 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.completion import UNKNOWN_VERSION, ended_by, routes_of
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
+from trinity_bus.weights.channel import end_on_silence
 
 type _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class NoAnswerError(GenerationError):
     """The server cannot be reached, or broke off."""
+
+
+class StrangeWeightsError(GenerationError):
+    """Weights have drawn that are of no version: a router has asked a server that is behind."""
 
 
 class TokenLogprob(msgspec.Struct):
@@ -207,7 +213,7 @@ def _versions(choice: AnsweredChoice, asked: Asked, tokens: int) -> list[tuple[i
     drawn = [(span.start, asked.labels.get(span.version, UNKNOWN_VERSION), span.version) for span in spans]
     # Before any version was served, weights have none.
     if asked.versions and (strange := [label for _, version, label in drawn if version == UNKNOWN_VERSION]):
-        raise GenerationError(f"weights {strange[0][:100]!r} drew, which this explorer has not loaded")
+        raise StrangeWeightsError(f"weights {strange[0][:100]!r} drew, which this explorer has not loaded")
     return [(start, version) for start, version, _ in drawn if version != UNKNOWN_VERSION]
 
 
@@ -245,6 +251,7 @@ def _routes(told: str | None, tokens: int) -> UInt8:
 MAX_ANSWER_BYTES: Final = 64 << 20
 _BUFFER_BYTES: Final = 1 << 20
 _CONNECT_S: Final = 5.0
+_SILENCE_S: Final = 24  # until a machine that is gone without a word has broken off
 _DATA: Final = b"data: "
 
 
@@ -261,7 +268,7 @@ class ServerClient:
     def open(self) -> None:
         self._http = aiohttp.ClientSession(
             # vLLM's server closes what is idle for 5 s; a POST on such a connection is lost.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0, socket_factory=_socket),
             headers=self._headers,
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
@@ -271,7 +278,7 @@ class ServerClient:
         )
 
     async def close(self) -> None:
-        """Let go of its connections; requests under way fail."""
+        """Let go of its connections. A request whose answer has begun may never end: who asks ends it before."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -315,6 +322,12 @@ class ServerClient:
                 yield response
         except aiohttp.ClientError as error:
             raise NoAnswerError(f"{self.url} does not answer: {error or type(error).__name__}") from error
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    connection = socket.socket(*address[:3])
+    end_on_silence(connection, _SILENCE_S)
+    return connection
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:

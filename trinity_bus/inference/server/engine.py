@@ -15,8 +15,8 @@ A *member* is one of several servers. A request goes to that which has the least
 else runs in front of them; versions go to each. One that is gone, or was started anew, is asked nothing until it is
 there and has taken the version, for which the checkpoint is opened again. vLLM tells which tokens were drawn by which
 weights, by labels of this explorer's, so a response may be of several versions, and one by weights that no version has
-is refused: a router may ask a member that is behind. Others do not tell; no response of theirs is of two versions.
-The checkpoint's folder is read by this process and by the servers, and held until all have.
+is refused, or asked for again: a router may ask a member that is behind. Others do not tell; no response of theirs is
+of two versions. The checkpoint's folder is read by this process and by the servers, and held until all have.
 
 Failures: see ``trinity_bus.inference.errors``. A version that does not arrive is a ``WeightTransferError``, and the
 servers serve what they served before; one that they all fail to load leaves nothing that could go on.
@@ -55,6 +55,7 @@ from trinity_bus.inference.server.client import (
     Asked,
     NoAnswerError,
     ServerClient,
+    StrangeWeightsError,
     completion_of,
     read_answer,
     scores_of,
@@ -111,6 +112,7 @@ class DrainGate:
 _HEALTH_S: Final = 1.0  # how often servers are looked after
 _AGAIN_S: Final = 0.5  # until they are asked again whether they are there
 _CATCH_UP_S: Final = 30.0  # until one that is behind, and has not taken the version, is to take it again
+_ROUTED_TRIES: Final = 3  # of a response that a router may have had drawn by one that is behind
 _MAX_LABELS: Final = 256  # of the last versions: no response lives longer
 # what ``sampling_arguments`` says to an engine in this process alone
 _OURS: Final = frozenset(["logprobs", "flat_logprobs", "detokenize"])
@@ -198,6 +200,11 @@ class ServerEngine:
                 if awake.now() >= until:
                     raise EngineStartError(f"{self._whys()}: it cannot be an engine")
                 await asyncio.sleep(_AGAIN_S)
+        if self._router is not None and self._settings.follows != "none" and not self._served.kind.keeps_requests:
+            raise EngineStartError(
+                f"servers of kind {self._served.kind.name} do not tell which weights drew a response, and "
+                "explorer.engine_router may ask one that is behind: unset it, or set explorer.follows to none"
+            )
         there = [one for one in self._members if one.is_there]
         for one in there:
             one.compare(self._served)
@@ -205,7 +212,7 @@ class ServerEngine:
             self._router.label = there[0].label
 
     async def stop(self) -> None:
-        """Leave the servers. Requests that still run fail."""
+        """Leave the servers, when no request runs any more."""
         await self._stop_catching_up()
         for one in self._all():
             await one.client.close()
@@ -229,11 +236,18 @@ class ServerEngine:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``."""
         arguments, most_kept = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
-            async with self._request(prompt_token_ids, arguments, most_kept) as (client, body, asked):
-                answer = read_answer(await client.ask(self._found.kind.path, body))
-            if len(answer.choices) != n:
-                raise GenerationError(f"asked for {n} responses, got {len(answer.choices)}")
-            drawn = [completion_of(one, asked) for one in sorted(answer.choices, key=lambda choice: choice.index)]
+            for left in reversed(range(1 if self._router is None else _ROUTED_TRIES)):
+                async with self._request(prompt_token_ids, arguments, most_kept) as (client, body, asked):
+                    answer = read_answer(await client.ask(self._found.kind.path, body))
+                if len(answer.choices) != n:
+                    raise GenerationError(f"asked for {n} responses, got {len(answer.choices)}")
+                choices = sorted(answer.choices, key=lambda choice: choice.index)
+                try:
+                    drawn = [completion_of(one, asked) for one in choices]
+                    break
+                except StrangeWeightsError:
+                    if not left:
+                        raise
             if (longest := max(len(one.token_ids) for one in drawn)) > arguments["max_tokens"]:
                 raise GenerationError(f"asked for {arguments['max_tokens']} tokens at most, got {longest}")
             tokens = sum(len(one.token_ids) for one in drawn)
@@ -325,10 +339,6 @@ class ServerEngine:
     def _name(self) -> str:
         return Path(self._settings.model_path or "").name
 
-    @property
-    def _keep_caches(self) -> bool:
-        return self._settings.caches == "kept"
-
     def _all(self) -> list[ServerMember]:
         return self._members + ([] if self._router is None else [self._router])
 
@@ -362,7 +372,7 @@ class ServerEngine:
             member = self._router or least_loaded(self._members, self._served_labels)
             body = found.kind.body(found.model, token_ids, arguments)
             tells = found.kind.keeps_requests
-            if tells and self._keep_caches:
+            if tells and self._settings.caches == "kept":
                 # Prefixes are found by those alone who ask with the same salt, in which vLLM takes no slash.
                 body["cache_salt"] = hashlib.sha256((member.label or "").encode()).hexdigest()
             asked = Asked(
@@ -402,7 +412,7 @@ class ServerEngine:
             for forgotten in list(self._versions)[:-_MAX_LABELS]:
                 del self._versions[forgotten]
             self._served_labels = (*before, source.prefix) if before else ()
-            pauses = await self._load(members, source)
+            pauses = await self._load(members, source, keep_caches=self._settings.caches == "kept")
             self._served_labels = (source.prefix,)
             if not pauses:
                 self._dead = EngineDeadError(f"no server has loaded version {source.version}: {self._whys()}")
@@ -412,9 +422,9 @@ class ServerEngine:
                 self._router.label = source.prefix
         return max(pauses)
 
-    async def _load(self, members: Sequence[ServerMember], source: Source) -> list[float]:
+    async def _load(self, members: Sequence[ServerMember], source: Source, *, keep_caches: bool) -> list[float]:
         # Returns how long each that has loaded it has taken.
-        taking = [one.take(source, self._sync_timeout_s, keep_caches=self._keep_caches) for one in members]
+        taking = [one.take(source, self._sync_timeout_s, keep_caches=keep_caches) for one in members]
         pauses = []
         for member, ended in zip(members, await asyncio.gather(*taking, return_exceptions=True), strict=True):
             if isinstance(ended, GenerationError | RequestRefusedError):
@@ -476,7 +486,8 @@ class ServerEngine:
             try:
                 # It was read and proven when it came.
                 await _read(CheckpointTransport.open, transport, source)
-                loaded = await to_its_end(self._load(behind, source))
+                # Other weights may have answered requests with this version's salt.
+                loaded = await to_its_end(self._load(behind, source, keep_caches=False))
             except WeightTransferError as error:
                 _log.warning("servers that are behind wait for the next version: %s", error)
                 return

@@ -20,10 +20,11 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server.client import ServerClient, load_of, read_json
-from trinity_bus.inference.server.start import Label, Served, examine
+from trinity_bus.inference.server.start import ABORT, Label, Served, ServerKind, examine
 from trinity_bus.weights.transport import Source
 
 HEALTH_LIMIT_S: Final = 30.0
+_LET_GO_S: Final = 5.0
 
 
 class _Told(msgspec.Struct):
@@ -92,9 +93,18 @@ class ServerMember:
                     _check(await self.client.ask(path, body, limit_s=limit_s), path)
             except (GenerationError, RequestRefusedError) as error:
                 self.label, self.why = None, str(error)
+                await self._let_go(self.found.kind)
                 raise
             self.label = source.prefix
             return time.perf_counter() - began
+
+    async def _let_go(self, kind: ServerKind) -> None:
+        # Requests stand still on it, and are not to go on: its weights may be half of two versions.
+        if kind.keeps_requests:
+            try:
+                await self.client.ask(ABORT, {}, limit_s=_LET_GO_S)
+            except (GenerationError, RequestRefusedError) as error:
+                self.why += f"; its requests wait until it has taken a version: {error}"
 
     async def _measure(self, found: Served, version: int) -> EngineLoad | None:
         try:

@@ -35,6 +35,7 @@ _BOTH: Final = _OPENAI | {
 
 _GENERATE: Final = "/inference/v1/generate"
 _RESUME: Final = "/resume"
+ABORT: Final = "/abort_requests"  # of vLLM's: ends all, paused or not
 
 
 @dataclass(frozen=True, slots=True)
