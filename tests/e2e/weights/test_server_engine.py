@@ -202,7 +202,7 @@ async def test_a_server_that_was_killed_comes_back_beside_another_and_takes_the_
             for drawn in await asyncio.gather(*(engine.generate(PROMPT, brief) for _ in range(4))):
                 assert drawn[0].versions == [(0, 7)]
             with serving(models[0], ports[1], log):
-                await until(lambda: states() == [("serving", 7)] * 2, 120)
+                await until(lambda: states() == [("serving", 7)] * 2, 300)
                 # Each is asked, and has the weights.
                 for drawn in await asyncio.gather(*(engine.generate(PROMPT, brief) for _ in range(4))):
                     assert drawn[0].versions == [(0, 7)]
