@@ -18,7 +18,8 @@
 # trainer.ranks_key is the same on all nodes. The broker asks nobody for a password, so let only your own nodes reach it.
 # If TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS names a cluster of your own, no broker is started.
 #
-# A service that ends with an error is started again. One that refuses its settings ends its node, with status 78.
+# A service that ends with an error is started again. One that refuses its settings ends its node, with status 78: the
+# trainer's are checked before, because torch's launcher ends with 1 whatever a rank ended with.
 set -euo pipefail
 
 # shellcheck disable=SC2153  # not a misspelt "nodes"
@@ -75,6 +76,7 @@ if [ "$NODE" = 0 ]; then
     keep trinity-bus run taskset >>"$RUN_DIR/logs/taskset.log" 2>&1 &
   fi
 elif [ "$NODE" -le "$trainers" ]; then
+  WORLD_SIZE=$((trainers * ranks)) LOCAL_WORLD_SIZE=$ranks trinity-bus config check trainer || exit 78
   start "trainer-$NODE" torchrun --nnodes="$trainers" --nproc-per-node="$ranks" --node-rank=$((NODE - 1)) \
     --master-addr="${nodes[1]}" --master-port="${MASTER_PORT:-29500}" --max-restarts=0 -m workers.cli.app run trainer
 else

@@ -28,7 +28,7 @@ from trinity_bus.broker import java
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import Folder, cache_dir, read_state, write_configuration
 from trinity_bus.config import BrokerSettings
-from trinity_bus.errors import BrokerError, DataFolderUnusableError, PortInUseError
+from trinity_bus.errors import BrokerError, ConfigError, DataFolderUnusableError, PortInUseError
 from trinity_bus.runtime.plain_files import NotPlainError, append_plain, ensure_plain
 from trinity_bus.runtime.ports import LOOPBACK, free_port, is_free
 from trinity_bus.runtime.process import tail
@@ -114,7 +114,13 @@ def try_lock(file: IO[bytes]) -> bool:
 
 
 def choose_port(settings: BrokerSettings, folder: Folder) -> int:
+    outside = _outside_port(settings)
     if settings.port:
+        if settings.port == outside:
+            raise ConfigError(
+                f"broker.port and broker.address both have port {outside}: Kafka wants one for each; leave broker.port "
+                "unset"
+            )
         if not is_free(settings.port):
             raise PortInUseError(
                 f"port {settings.port} is in use by another process; stop that, "
@@ -125,7 +131,20 @@ def choose_port(settings: BrokerSettings, folder: Folder) -> int:
     before = read_state(folder)
     usual = None if settings.port == 0 else _USUAL_PORT
     wanted = before.port if before else usual
-    return wanted if wanted is not None and is_free(wanted) else free_port()
+    # A listener on the loopback interface and one at an address have a port each, or Kafka does not start.
+    if wanted is not None and wanted != outside and is_free(wanted):
+        return wanted
+    return _free_port_but(outside)
+
+
+def _outside_port(settings: BrokerSettings) -> int | None:
+    return None if settings.address is None else int(settings.address.rpartition(":")[2])
+
+
+def _free_port_but(*taken: int | None) -> int:
+    while (port := free_port()) in taken:
+        pass
+    return port
 
 
 def launch[P: Running](
@@ -138,7 +157,7 @@ def launch[P: Running](
     """Write the settings, format the claimed folder if it is new, and start Kafka."""
     # ``options`` of the Java runtime read or write the start-up archive. Returns what ``spawn`` returned, and the port.
     port = choose_port(settings, folder)
-    controller_port = free_port()
+    controller_port = _free_port_but(port, _outside_port(settings))
     write_configuration(
         folder, port=port, controller_port=controller_port, fsync=settings.fsync, address=settings.address
     )

@@ -40,7 +40,8 @@ class ObjectStore:
         from fsspec.implementations.local import LocalFileSystem
 
         self.url = url
-        self._files, self._path = url_to_fs(url)
+        with self._errors():
+            self._files, self._path = url_to_fs(url)
         self._is_local = isinstance(self._files, LocalFileSystem)
 
     def read(self, sizes: Mapping[str, int]) -> dict[str, bytes]:

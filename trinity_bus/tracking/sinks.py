@@ -21,6 +21,7 @@ was when it is started again.
 """
 
 import asyncio
+import hashlib
 import logging
 import os
 import re
@@ -149,15 +150,20 @@ class Trackio(Sink):
     """A run of trackio: in the folder of ``TRACKIO_DIR``, else in one of its own, for ``trackio show``."""
 
     def __init__(self, folder: Path, project: str, run: str) -> None:
+        own = str(folder.resolve())
         # It looks there when it is imported.
-        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve()))
+        if os.environ.setdefault("TRACKIO_DIR", own) == own:
+            self._id = run
+        else:
+            # Ledgers in other folders have runs of the same name there.
+            self._id = f"{run}-{hashlib.sha256(own.encode()).hexdigest()[:16]}"
         from trackio.sqlite_storage import SQLiteStorage
 
         SQLiteStorage.validate_project_name(project)
         # Its own log() has a thread of its own, which drops what it cannot write.
         self._store: Any = SQLiteStorage
         self._project, self._run = project, run
-        self.lines = SQLiteStorage.get_log_count(project, run_id=run)
+        self.lines = SQLiteStorage.get_log_count(project, run_id=self._id)
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
         self._store.bulk_log(
@@ -166,8 +172,8 @@ class Trackio(Sink):
             [line.metrics for line in lines],
             steps=[line.step for line in lines],
             timestamps=[datetime.fromtimestamp(line.at, UTC).isoformat() for line in lines],
-            log_ids=[f"{self._run}/{number}" for number in range(self.lines, self.lines + len(lines))],
-            run_id=self._run,
+            log_ids=[f"{self._id}/{number}" for number in range(self.lines, self.lines + len(lines))],
+            run_id=self._id,
         )
         self.lines += len(lines)
 

@@ -21,10 +21,11 @@ does not read it. No version needs another one: each names all of its pieces. Th
 one that is served; a piece goes when none of them names it.
 
 Failures: a trainer that is killed amid writing leaves pieces that no version names. The next life removes what it did
-not write, and relies on none of it: it writes each piece of its first version again, which mends one that was damaged
-or removed. A store that is gone for longer than the time limit ends the trainer, which goes on from its checkpoint. A
-member that cannot read keeps what it serves, and has the pieces that came when it is invited again. Two lives that
-write under one name can remove pieces that the other one relies on; the folder's lock keeps them apart.
+not write, and relies on none of it: it writes each piece of its first version again, which mends one that was damaged.
+One that was removed is written again with the next version that has it. A store that is gone for longer than the time
+limit, and for as long as its library tries by itself, ends the trainer, which goes on from its checkpoint. A member
+that cannot read keeps what it serves, and has the pieces that came when it is invited again. Two lives that write under
+one name can remove pieces that the other one relies on; the folder's lock keeps them apart, unless it was copied.
 """
 
 import contextlib
@@ -105,7 +106,6 @@ class ObjectPublisher:
         # All objects of each version, in the order in which they were published
         self._versions: dict[tuple[int, str], frozenset[str]] = {}
         self._written: set[str] = set()  # by this life, and not removed
-        self._is_clean = False  # nothing is there but what was written
 
     @property
     def address(self) -> tuple[str, int]:
@@ -118,8 +118,8 @@ class ObjectPublisher:
         checksum = self.staging.stage(version, named_tensors, folder).checksum
         held = contextlib.ExitStack()
         staged = held.enter_context(self.staging.lease(version, checksum))
-        if version in self._staged:
-            self._staged.pop(version)[1].close()
+        if (former := self._staged.pop(version, None)) is not None:
+            former[1].close()
         self._staged[version] = staged, held
         return checksum
 
@@ -128,11 +128,16 @@ class ObjectPublisher:
 
         ObjectStoreError: the store was gone for longer than the time limit. TensorFileError, OSError: as ``Staging``.
         """
-        staged, held = self._staged.pop(version)
-        with self._writing, held:
-            found = set() if self._is_clean else set(self._tried(self._store.names))
-            self._write(staged)
-            self._remove_old(found)
+        with self._writing:
+            if (found := self._staged.pop(version, None)) is None:
+                # Written meanwhile, for somebody else who has staged it.
+                return
+            staged, held = found
+            with held:
+                there = set(self._tried(self._store.names))
+                self._written &= there
+                self._write(staged)
+                self._remove_old(there)
 
     def keep(self, version: int) -> None:
         """Keep a version, whatever newer ones are published, until another is named."""
@@ -176,20 +181,18 @@ class ObjectPublisher:
         self._tried(lambda: self._store.write(objects))
         self._written.update(objects)
 
-    def _remove_old(self, found: set[str]) -> None:
+    def _remove_old(self, there: set[str]) -> None:
         newest = list(self._versions)[-self._keep :]
         self._versions = {key: names for key, names in self._versions.items() if key in newest or key[0] == self._kept}
         needed = frozenset[str]().union(*self._versions.values())
-        old = sorted((self._written | found) - needed)
+        old = sorted((self._written | there) - needed)
         self._written &= needed
         try:
             # No version is there without its pieces.
             self._store.remove([name for name in old if name.startswith(_VERSIONS)])
             self._store.remove([name for name in old if not name.startswith(_VERSIONS)])
-            self._is_clean = True
         except ObjectStoreError as error:
             _log.warning("old versions cannot be removed, which is tried again after the next one: %s", error)
-            self._is_clean = False
 
 
 def _piece(staged: Staged, name: str, span: Span) -> bytes:
@@ -238,18 +241,13 @@ class ObjectTransport:
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
         views = [memoryview(buffer.numpy()) for buffer in buffers]
-        full = 0
         for window in batched(self._pieces, AT_ONCE):
             if self._cancelled.is_set():
                 raise LinkError("the transfer was cancelled")
             self._fill(views, window)
             (last, _, end), _ = window[-1]
-            ready = last + (end == len(views[last]))
-            for bucket in range(full, ready):
-                arrived(bucket)
-            full = ready
-        for bucket in range(full, len(views)):
-            arrived(bucket)
+            # Also where no further one is whole: something has moved.
+            arrived(last if end == len(views[last]) else last - 1)
         self._there = dict(self._pieces)
 
     def _fill(self, views: list[memoryview], window: Sequence[tuple[Span, bytes]]) -> None:

@@ -126,12 +126,17 @@ class _Transfer:
         # Its thread will not touch ``resources`` any more.
         return self._over.is_set()
 
+    @property
+    def ending_s(self) -> float:
+        # What is being read from an object store is not broken off.
+        return max(_ENDING_S, self.source.timeout_s / 3) if self.source.method == "object" else _ENDING_S
+
     def wait_over(self, limit_s: float) -> bool:
         return awake.wait_in_thread(self._over.wait, limit_s)
 
     def run(self) -> None:
         former, self._former = self._former, None
-        if former is not None and not former.wait_over(_ENDING_S):
+        if former is not None and not former.wait_over(former.ending_s):
             # It hangs, and keeps them.
             self._receiver.resources = _Resources()
         resources = self.resources = self._receiver.resources

@@ -85,7 +85,10 @@ class WeightTransport(Protocol):
         ...
 
     def fill(self, buffers: "list[torch.Tensor]", arrived: Callable[[int], None]) -> None:
-        """Receive all buckets, into uint8 buffers of their sizes; ``arrived`` is given the index of each full one."""
+        """Receive all buckets, into uint8 buffers of their sizes.
+
+        ``arrived`` is called whenever something has come, with the index of the last bucket that is full, or -1.
+        """
         ...
 
     @property

@@ -101,6 +101,20 @@ async def test_nodes_become_a_mesh_and_end_together(tmp_path: Path, command: obj
         job.kill()
 
 
+def test_a_refused_setting_of_the_trainer_ends_its_node(tmp_path: Path) -> None:
+    env = environment(tmp_path, 9093) | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "NODES": " ".join(NODES),
+        "NODE": "1",
+        "GPUS": "0",
+        "RUN_DIR": str(tmp_path / "run"),
+    }
+    job = Program(["bash", str(DEPLOY / "node.sh")], tmp_path / "job.log", env, ROOT)
+    assert job.ended(240) == 78
+    assert "trainer.checkpoint_dir is not set" in job.said()
+    assert "WORLD_SIZE=2" in job.said()
+
+
 def test_too_few_nodes_are_refused(tmp_path: Path) -> None:
     env = environment(tmp_path, 9093) | {"RUN_DIR": str(tmp_path / "run"), "SLURM_JOB_NODELIST": ",".join(NODES[:3])}
     job = Program(by_slurm(tmp_path), tmp_path / "job.log", env, ROOT)

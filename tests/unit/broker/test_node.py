@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_bus.broker import embedded, java, resolve_bootstrap
+from trinity_bus.broker import embedded, java, node, resolve_bootstrap
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.layout import (
     Folder,
@@ -34,7 +34,7 @@ from trinity_bus.broker.node import (
     with_another_port,
 )
 from trinity_bus.config import BrokerSettings, KafkaSettings
-from trinity_bus.errors import BrokerError, DataFolderUnusableError, PortInUseError
+from trinity_bus.errors import BrokerError, ConfigError, DataFolderUnusableError, PortInUseError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.process import start_time
 
@@ -119,6 +119,18 @@ def test_a_configured_port_must_be_free(folder: Folder) -> None:
     # It comes back where it was.
     write_state(folder, this_process(port))
     assert choose_port(BrokerSettings(), folder) == choose_port(BrokerSettings(port=0), folder) == port
+
+
+def test_an_address_has_a_port_of_its_own(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, other = free_port(), free_port()
+    settings = BrokerSettings(address=f"127.0.0.11:{port}")
+    folder.root.mkdir()
+    write_state(folder, this_process(port))
+    ports = iter([port, other])
+    monkeypatch.setattr(node, "free_port", lambda: next(ports))
+    assert choose_port(settings, folder) == other
+    with pytest.raises(ConfigError, match=rf"both have port {port}"):
+        choose_port(settings.model_copy(update={"port": port}), folder)
 
 
 def test_state_survives_the_file_and_a_damaged_file_is_no_state(folder: Folder) -> None:

@@ -128,3 +128,9 @@ def test_trackio_has_each_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = store.SQLiteStorage.get_logs("project", run="run")
     assert [(row["step"], row["loss"]) for row in rows] == [(one.step, one.metrics["loss"]) for one in LINES]
     assert rows[3]["timestamp"] == "1970-01-01T00:16:43+00:00"
+    # That of another ledger is another run.
+    other = Trackio(tmp_path / "other", "project", "run")
+    assert other.lines == 0
+    written(other, LINES[:3])
+    assert Trackio(tmp_path / "other", "project", "run").lines == 3
+    assert Trackio(tmp_path, "project", "run").lines == len(LINES)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.faults.transfers import announcement, assert_takes, settled, 
 from trinity_bus.config import SynchronizerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.object_store import ObjectStore, ObjectStoreError
-from trinity_bus.weights import objects
+from trinity_bus.weights import objects, receiver
 from trinity_bus.weights.errors import TensorFileError
 from trinity_bus.weights.layout import PIECE
 from trinity_bus.weights.objects import ObjectPublisher
@@ -127,6 +128,42 @@ def test_what_came_before_a_transfer_broke_off_is_not_read_again(
     noted["read"].clear()
     assert mesh.take(announced).state == "ready"
     assert not set(came) & set(noted["read"])
+
+
+def test_the_next_transfer_waits_for_what_is_being_read_and_goes_on_from_it(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced = mesh.publish(0, weights_of(0))
+    original, being_read, goes_on = ObjectStore.read, threading.Event(), threading.Event()
+
+    def slow(self: ObjectStore, sizes: Mapping[str, int]) -> dict[str, bytes]:
+        if any(name.startswith("pieces/") for name in sizes):
+            being_read.set()
+            assert goes_on.wait(30)
+        return original(self, sizes)
+
+    monkeypatch.setattr(ObjectStore, "read", slow)
+    monkeypatch.setattr(receiver, "_ENDING_S", 0.0)
+    source = source_of(announced, "a", 90, object_url=mesh.root)
+    mesh.receiver.start(source)
+    assert being_read.wait(30)
+    resources = mesh.receiver.resources
+    mesh.receiver.cancel()
+    mesh.receiver.start(source)
+    threading.Timer(0.2, goes_on.set).start()
+    assert settled(mesh.receiver).state == "ready"
+    assert mesh.receiver.resources is resources
+
+
+def test_a_piece_that_was_removed_is_written_again(mesh: Mesh) -> None:
+    mesh.publish(0, weights_of(0))
+    mesh.store.remove([name for name in mesh.store.names() if name.startswith("pieces/")])
+    assert mesh.take(mesh.publish(1, weights_of(0))).state == "ready"
+
+
+def test_a_version_that_was_written_meanwhile_is_durable(mesh: Mesh) -> None:
+    mesh.publish(0, weights_of(0))
+    mesh.publisher.durable(0)
 
 
 def test_old_versions_go_and_neither_the_served_one_nor_pieces_that_others_need(mesh: Mesh) -> None:
@@ -263,6 +300,15 @@ def test_files_that_have_changed_since_they_were_hashed_are_not_published(tmp_pa
 def test_an_address_has_no_credentials_and_no_wrappings(url: str) -> None:
     with pytest.raises(ValidationError):
         SynchronizerSettings(object_url=url)
+
+
+def test_a_filesystem_that_cannot_be_made_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise ValueError("bad endpoint")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(ObjectStoreError, match="memory://x: ValueError: bad endpoint"):
+        ObjectStore("memory://x")
 
 
 def test_an_address_that_no_package_knows_is_refused_with_what_to_install() -> None:

@@ -5,7 +5,8 @@ reads them.
 
 An id follows from the bytes of a record, and that of a dead letter from where the refused record lies. So a record that
 is written twice has one id: by a coordinator whose first transaction was aborted, which readers of uncommitted records
-see, or by a reader that refuses it once more after a restart.
+see, or by a reader that refuses it once more after a restart. A version that is announced again is another record: it
+has a new secret, and so another id.
 """
 
 import hashlib
