@@ -62,7 +62,9 @@ async def test_it_is_found_by_later_attempts_at_the_same_runs_alone(changes: dic
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_a_write_whose_request_is_cancelled_goes_on_unless_its_attempt_has_ended(forgotten: bool) -> None:
+async def test_a_write_whose_request_is_cancelled_goes_on_unless_its_attempt_has_ended(
+    forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, order, durable = Here(), dispatch(), asyncio.Event()
     append = here.log.append
 
@@ -70,7 +72,7 @@ async def test_a_write_whose_request_is_cancelled_goes_on_unless_its_attempt_has
         await durable.wait()
         return await append(*given)
 
-    here.log.append = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(here.log, "append", slow)
     waiting = asyncio.create_task(here.keeper.keep_partial(order, [answer(200_000), answer(200_001)]))
     await asyncio.sleep(0.01)
     waiting.cancel()
