@@ -31,6 +31,7 @@ class ZeroCostEngine:
     def __init__(self, *, version: int = 0, think_s: float = 0.0) -> None:
         self.bounds = Bounds(vocabulary=0x110000, positions=1 << 20)
         self.model_version = version
+        self.tells_versions = True
         self.tokens_generated = 0
         self.load: EngineLoad | None = None
         self._think_s = think_s

@@ -105,6 +105,10 @@ class InferenceEngine:
         return self._version
 
     @property
+    def tells_versions(self) -> bool:
+        return True
+
+    @property
     def tokens_generated(self) -> int:
         return self._counter.generated
 

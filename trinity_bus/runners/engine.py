@@ -21,6 +21,10 @@ class ExplorerEngine(Protocol):
         """The version that it serves; -1 before any that was announced."""
 
     @property
+    def tells_versions(self) -> bool:
+        """Whether ``stream`` tells them with every piece; else with the end of a response alone."""
+
+    @property
     def tokens_generated(self) -> int: ...  # since its start
 
     @property

@@ -3,7 +3,7 @@
 ::
 
     a request to the explorer's own engine
-      |--cannot be gone on with, or is short--> drawn at once, and nothing is written
+      |--cannot be gone on with, is short, or its engine tells versions with the end alone--> drawn at once, unwritten
       '--else, each of its responses:
            an earlier attempt has ended it ---> ENDED
            has begun it, or none has ---------> DRAWING, behind what is written of it --its end--> ENDED
@@ -20,14 +20,16 @@
 
 A response is known by its content: the digest of what the engine was asked, its *question*, leads to its first tokens,
 and the digest of these, ``question_after``, to those behind them. Which explorer wrote a record, in which order, or how
-often, makes no difference; tokens of another response lead nowhere. Which of several equal requests gets which response
-is as good as chance. An attempt at other runs of the task gets none: another attempt may have answered with it.
+often, makes no difference; tokens of another response lead nowhere. An ended response is one for each time that it is
+written: short ones are often equal. Which of several equal requests gets which response is as good as chance. An
+attempt at other runs of the task gets none: another attempt may have answered with it.
 
 Each token keeps its log-probability, the version that drew it, and the tokens that it was drawn from. The rest is drawn
 by the version that the next explorer serves: a response of several versions, as one that was under way while a version
 came. Its engine is asked with prompt and tokens, so it tells the routes of all of them; where a response has ended, one
 token more is drawn for that. Of one that goes on, no token is written before others have come after it: none is its
-end. ``max_tokens`` counts all.
+end. Nor is its beginning written before it has several pieces: many begin with the same few tokens, all but certain,
+and of those that share all that a first record has, the longest alone is found. ``max_tokens`` counts all.
 
 ==============================================  ======================================================================
 what fails                                      what happens
@@ -40,9 +42,13 @@ the log fails                                   as for a result: the explorer en
 the next attempt asks otherwise                 its question is not known: it is drawn from the beginning
 a seed, stop strings, penalties, structures     nothing is written: ``inference.sampling.can_go_on``
 no version is known, or a set is too large      nothing more of that response is written
+only the end tells versions: a vLLM server that nothing is written: of ended ones alone, responses would be shorter
+follows a trainer
 a version that is too old for the batch, what   passed over, with all that leads on from it
 no engine of this model can have drawn
 a response that a turn has, which is complete   passed over: the workflow has it, with these tokens at its beginning
+its workflow fails when it has the response     the next attempt gets the same one again
+a request is cancelled amid a write             the write goes on: the tokens of others are in it
 more than ``MAX_PARTIALS_BYTES`` of an attempt  no more is written of it
 the version was discarded                       the order names no position: ``coordination.events.endings``
 ==============================================  ======================================================================
@@ -51,7 +57,7 @@ the version was discarded                       the order names no position: ``c
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -69,6 +75,7 @@ from trinity_bus.runtime.service import first_error
 MAX_PARTIALS_BYTES = 8 << 20  # that an attempt writes: about a million tokens
 _MAX_KEPT_BYTES = 1 << 20  # of one response in a record, which may have four times as many
 _PIECES = 16  # in which as many tokens come as may be lost
+_FIRST_PIECES = 3  # that a response has at least when its beginning is written
 
 type Write = Callable[[list[Answer]], Awaitable[None]]  # makes tokens durable, of each response those behind a question
 
@@ -86,6 +93,7 @@ class ResponseInProgress:
         self._begun = len(self.whole.token_ids)  # tokens of earlier attempts
         self._spans = list(self.whole.versions)  # of these
         self._written = self._begun
+        self._told = self._begun  # of which versions are known
         self._pieces: list[Completion] | None = []  # that are not written; None: nothing more is
 
     @property
@@ -99,6 +107,7 @@ class ResponseInProgress:
         if more.versions:
             self.whole.versions = list(self._spans)
             _append_spans(self.whole, self._begun, more.versions)
+            self._told = len(self.whole.token_ids)
         self.whole.routes, self.whole.finish_reason = more.routes, more.finish_reason
         if more.token_ids and self._pieces is not None:
             self._pieces.append(more)
@@ -111,15 +120,19 @@ class ResponseInProgress:
         if self._pieces is None:
             return None
         over = self.whole.finish_reason
-        ready, self._pieces = (self._pieces, None) if over else (self._pieces[:-1], self._pieces[-1:])
-        if not (ready or over):
+        if not over and len(self._pieces) < (2 if self._written else _FIRST_PIECES):
             return None
+        ready, rest = (self._pieces, None) if over else (self._pieces[:-1], self._pieces[-1:])
+        end = self._written + sum(len(piece.token_ids) for piece in ready)
+        if not over and end > self._told:
+            return None
+        self._pieces = rest
         part = Completion(finish_reason=over)
         for piece in ready:
             _append(part, piece)
-        end = self._written + len(part.token_ids)
         part.versions = _spans_between(self.whole.versions, self._written, end)
-        if ready and not (_is_known(part.versions) and len(part.kept or b"") <= _MAX_KEPT_BYTES):
+        is_known = _is_known(part.versions) and end <= self._told
+        if ready and not (is_known and len(part.kept or b"") <= _MAX_KEPT_BYTES):
             self._pieces = None
             return None
         (response,) = drawn_responses([part])
@@ -141,8 +154,10 @@ class EarlierResponses:
         for answer in (answer for record in found for answer in record.answers):
             for response in answer.responses or ():
                 if _is_sound(response, bounds, min_version):
+                    behind = self._behind.setdefault(answer.question, {})
                     after = question_after(answer.question, response)
-                    self._behind.setdefault(answer.question, {}).setdefault(after, response)
+                    # Nothing is behind one that has ended, and several may be equal.
+                    behind.setdefault(f"{after} {len(behind)}" if response.finish_reason else after, response)
         self._told: dict[str, list[bytes]] = {}
         for answer in told:
             self._told.setdefault(answer.question, []).extend(one.token_ids for one in answer.responses or ())
@@ -152,13 +167,21 @@ class EarlierResponses:
         roots = self._behind.get(question, {})
         while roots:
             after = next(iter(roots))
-            response = roots.pop(after)
-            if any(told.startswith(response.token_ids) for told in self._told.get(question, ())):
+            behind, whole = self._longest(after, roots.pop(after))
+            if self._was_told(question, whole):
                 continue
-            behind, whole = self._longest(after, response)
             if len(whole.token_ids) + (not whole.finish_reason) <= most:
                 return ResponseInProgress(question, behind, whole)
         return ResponseInProgress(question)
+
+    def _was_told(self, question: str, whole: Completion) -> bool:
+        # Each that was is so once.
+        told, tokens = self._told.get(question, []), wire.token_bytes(whole.token_ids)
+        for at, one in enumerate(told):
+            if one == tokens if whole.finish_reason else one.startswith(tokens):
+                del told[at]
+                return True
+        return False
 
     def _longest(self, after: str, root: DrawnResponse) -> tuple[str, Completion]:
         # No record leads back: a question is the digest of all before it.
@@ -196,15 +219,16 @@ class ResponseDrawer:
         self._settings = settings
         self._piece = max(1, settings.turn_tokens // _PIECES)
         self._drawing: dict[ResponseInProgress, None] = {}
-        # What is not written of those that have ended, by question and tokens.
-        self._ended: dict[tuple[str, bytes], Answer] = {}
+        # What is not written of those that have ended, by question and tokens, which several may have.
+        self._ended: dict[tuple[str, bytes], list[Answer]] = {}
 
     async def draw(
         self, engine: ExplorerEngine, prompt: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> Sequence[Completion]:
         """Return ``n`` responses; raises what the engine raises, and what ``write`` does."""
         most = sampling.max_tokens or 0
-        if not 0 < self._settings.turn_tokens < most or not can_go_on(sampling):
+        is_written = engine.tells_versions and 0 < self._settings.turn_tokens < most and can_go_on(sampling)
+        if not is_written:
             return await engine.generate(prompt, sampling, n, traceparent)
         question = question_of_prompt(prompt, sampling, n)
         room = min(most, self._settings.max_model_len - len(prompt))
@@ -228,7 +252,7 @@ class ResponseDrawer:
     async def checkpoint(self) -> bool:
         """Write what is not written of all responses; return whether there was anything."""
         answers = [answer for one in self._drawing if (answer := one.unwritten()) is not None]
-        answers += self._ended.values()
+        answers += chain.from_iterable(self._ended.values())
         self._ended.clear()
         if answers:
             await self._write(answers)
@@ -238,7 +262,9 @@ class ResponseDrawer:
         """Note that a turn is durable: what is in it need not be written once more."""
         for answer in told:
             for response in answer.responses or ():
-                self._ended.pop((answer.question, response.token_ids), None)
+                key = answer.question, response.token_ids
+                if equal := self._ended.pop(key, [])[1:]:
+                    self._ended[key] = equal
 
     async def _go_on(
         self,
@@ -274,7 +300,8 @@ class ResponseDrawer:
                 if more.finish_reason:
                     del self._drawing[one]
                     if (answer := one.unwritten()) is not None:
-                        self._ended[one.question, wire.token_bytes(one.whole.token_ids)] = answer
+                        tokens = wire.token_bytes(one.whole.token_ids)
+                        self._ended.setdefault((one.question, tokens), []).append(answer)
                 # Another piece may come before this is durable.
                 elif one.left >= self._settings.turn_tokens - self._piece:
                     await self.checkpoint()

@@ -54,6 +54,7 @@ class TurnKeeper:
         self._on_first = on_first
         self._first: dict[AttemptKey, Position] = {}
         self._bytes: Counter[tuple[AttemptKey, type[Record]]] = Counter()  # of an attempt's records of a type
+        self._writing: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Semaphore(_AT_ONCE)
 
     def first(self, attempt: AttemptKey) -> Position | None:
@@ -79,17 +80,32 @@ class TurnKeeper:
 
     async def keep_partial(self, order: Dispatch, answers: Sequence[Answer]) -> None:
         """Make more tokens of responses durable, unless there are too many of the attempt."""
-        part, size = list[Answer](), 0
+        parts, size = [list[Answer]()], 0
         for answer in answers:
             more = sum(2 * len(one.token_ids) + len(one.kept or b"") for one in answer.responses or ())
-            if part and (size + more > _PART_BYTES or len(part) == MAX_ANSWERS):
-                await self._keep_partial(order, part)
-                part, size = [], 0
-            part.append(answer)
+            if parts[-1] and (size + more > _PART_BYTES or len(parts[-1]) == MAX_ANSWERS):
+                parts.append([])
+                size = 0
+            parts[-1].append(answer)
             size += more
-        await self._keep_partial(order, part)
+        self._bytes[key_of(order), PartialResponses] += 0
+        # The request that waits for it may be cancelled, and tokens of others are in it.
+        writing = asyncio.create_task(self._keep_parts(order, parts), name=f"partial responses {key_of(order)}")
+        self._writing.add(writing)
+        writing.add_done_callback(self._is_written)
+        await asyncio.shield(writing)
 
-    async def _keep_partial(self, order: Dispatch, answers: list[Answer]) -> None:
+    def _is_written(self, writing: asyncio.Task[None]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            _log.warning("%s are not written: %s", writing.get_name(), error)
+
+    async def _keep_parts(self, order: Dispatch, parts: Sequence[list[Answer]]) -> None:
+        for answers in parts:
+            if (key_of(order), PartialResponses) in self._bytes:
+                await self._keep_part(order, answers)
+
+    async def _keep_part(self, order: Dispatch, answers: list[Answer]) -> None:
         record = PartialResponses(
             task_id=order.task.task_id,
             attempt=order.attempt,
@@ -108,7 +124,8 @@ class TurnKeeper:
         attempt = key_of(order)
         self._bytes[attempt, type(record)] += len(raw)
         position = await (await self._producer.send(TURNS, record.task_id, record, encoded=raw))
-        if attempt not in self._first:
+        # An attempt that has ended meanwhile is forgotten.
+        if (attempt, type(record)) in self._bytes and attempt not in self._first:
             self._first[attempt] = position
             self._on_first()
 

@@ -376,6 +376,10 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
 LONG = "".join(chr(1000 + i) for i in range(900))
 
 
+def by_tokens(settings: Settings) -> Settings:
+    return settings.model_copy(update={"explorer": settings.explorer.model_copy(update={"turn_tokens": 512})})
+
+
 def long_task() -> dict[str, Any]:
     task = Task(task_id="long", workflow="math", prompt="6*7=", answer="42", sampling=Sampling(max_tokens=1000))
     return {"task": task, "repeat_times": 1, "timeout_s": 120.0}
@@ -384,7 +388,7 @@ def long_task() -> dict[str, Any]:
 async def gone_on_with(mesh: Mesh, settings: Settings, fork_server: ForkServer, former: str, turns: Any) -> int:
     """Have another explorer go on with the long response; return how many tokens it draws."""
     engine = FakeEngine(answer=LONG)
-    async with exploring(settings, engine, fork_server):
+    async with exploring(by_tokens(settings), engine, fork_server):
         second = await mesh.joined(former)
         await mesh.send(dispatch(second, "long", attempt=2, turns=turns, **long_task()))
         result = await mesh.event(RolloutFinished)
@@ -418,7 +422,7 @@ async def test_drained_amid_a_long_response_it_is_gone_on_with_where_it_was(
     engine = FakeEngine(answer=LONG)
     engine.hang_after = 300
     async with mesh_of(settings) as mesh:
-        async with exploring(settings, engine, fork_server):
+        async with exploring(by_tokens(settings), engine, fork_server):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "long", **long_task()))
             await until(lambda: engine.tokens_generated == 300, limit_s=LIMIT_S)

@@ -1,16 +1,19 @@
 """What an explorer finds of responses that others have begun: of earlier attempts at the same runs, not too much."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
-from schemas import Answer, Dispatch, DrawnResponse, PartialResponses, Task
+from schemas import Answer, Dispatch, DrawnResponse, PartialResponses, Position, Task
 from schemas.topics import TURNS
 from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
 from tests.support.mesh.records import record_of
+from tests.support.mesh.waiting import until
 from tests.support.narrowing import some
 from trinity_bus.bus import Bus, Producer
+from trinity_bus.errors import SendError
 from trinity_bus.runners.partials import MAX_PARTIALS_BYTES
 from trinity_bus.runners.service import key_of
 from workers.explorer.turns import TurnKeeper
@@ -56,6 +59,39 @@ async def test_it_is_found_by_later_attempts_at_the_same_runs_alone(changes: dic
     done = await here.keeper.done(later)
     assert [one.answers for one in done.partials] == [[answer(3)], [answer(4)]][: 2 * found]
     assert (done.turns, done.answers) == ([], [])
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_a_write_whose_request_is_cancelled_goes_on_unless_its_attempt_has_ended(
+    forgotten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, order, durable = Here(), dispatch(), asyncio.Event()
+    append = here.log.append
+
+    async def slow(*given: Any) -> Position:
+        await durable.wait()
+        return await append(*given)
+
+    monkeypatch.setattr(here.log, "append", slow)
+    waiting = asyncio.create_task(here.keeper.keep_partial(order, [answer(200_000), answer(200_001)]))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    if forgotten:
+        here.keeper.forget(key_of(order))
+    durable.set()
+    await until(lambda: len(here.written()) == (1 if forgotten else 2))
+    await until(lambda: not here.keeper._writing)
+    assert (here.keeper.first(key_of(order)) is None) == forgotten
+    assert here.first == (not forgotten)
+    assert bool(here.keeper._bytes) != forgotten, "nothing is left"
+
+
+async def test_a_write_that_fails_is_told_to_whoever_waits() -> None:
+    here = Here()
+    here.log.refuse_sends = 1
+    with pytest.raises(SendError):
+        await here.keeper.keep_partial(dispatch(), [answer(3)])
 
 
 async def test_much_at_once_is_several_records_and_too_much_of_an_attempt_is_not_written() -> None:

@@ -277,6 +277,7 @@ async def test_vllm_keeps_requests_while_it_loads_and_tells_which_version_drew_w
 ) -> None:
     server = FakeServer()
     async with engine_on(server, model, caches="kept") as engine:
+        assert not engine.tells_versions, "but with the end"
         server.calls.clear()
         server.open.clear()
         before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=3)))
@@ -305,6 +306,7 @@ async def test_other_servers_load_when_nothing_is_drawn_and_no_response_is_of_tw
 ) -> None:
     server = FakeServer(owned_by="sglang")
     async with engine_on(server, model) as engine:
+        assert engine.tells_versions
         server.open.clear()
         before = asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=1)))
         await asyncio.sleep(0)

@@ -145,6 +145,26 @@ def test_each_of_several_responses_to_a_question_is_given_once_the_first_one_fir
     assert earlier(first).take("1" * 32, 1 << 20).whole.token_ids == []
 
 
+def test_responses_that_begin_with_the_same_few_tokens_are_each_found_whole() -> None:
+    log = list[PartialResponses]()
+    for length in (20, 200):
+        one = ResponseInProgress(QUESTION)
+        for number in range(length):
+            token, logprob = (1, 0.0) if number == 0 else (1000 * length + number, -1.0)
+            one.take(Completion([token], [logprob], "", [(0, 0)]))
+            log += [record(answer)] if (answer := one.unwritten()) is not None else []
+    found = earlier(log)
+    assert [len(found.take(QUESTION, 1 << 20).whole.token_ids) for _ in range(3)] == [19, 199, 0]
+
+
+def test_a_response_that_another_was_told_like_at_its_beginning_alone_is_gone_on_with() -> None:
+    log = written_of(100)
+    (begin,) = some(log[0].answers[0].responses)
+    other = {"token_ids": begin.token_ids + bytes(4), "logprobs": begin.logprobs + bytes(4), "kept": None}
+    told = Answer(question=QUESTION, responses=[begin, begin.model_copy(update=other)])
+    assert tokens_of(log) == len(earlier(log, [told]).take(QUESTION, 1 << 20).whole.token_ids) > 0
+
+
 def test_what_the_workflow_was_told_already_is_not_gone_on_with() -> None:
     log = written_of(100)
     whole = earlier(log).take(QUESTION, 1 << 20).whole
@@ -263,6 +283,19 @@ def test_tokens_of_no_known_version_are_not_written_nor_are_large_sets() -> None
     assert len(large.whole.token_ids) == TURN_TOKENS + 1
 
 
+def test_tokens_are_not_written_before_it_is_known_which_version_has_drawn_them() -> None:
+    log = written_of(100)
+    one = earlier(log).take(QUESTION, 1 << 20)
+    begun = len(one.whole.token_ids)
+    for _ in range(TURN_TOKENS):
+        one.take(Completion([1], [-1.0], "", []))
+        assert one.unwritten() is None
+    one.take(Completion([2], [-1.0], "stop", [(0, 4)]))
+    (rest,) = some(some(one.unwritten()).responses)
+    assert (len(rest.token_ids) // 4, rest.versions) == (TURN_TOKENS + 1, [[0, 4]])
+    assert one.whole.versions == [(0, 0), (begun, 4)]
+
+
 HOT = Sampling(max_tokens=100)
 
 
@@ -343,6 +376,18 @@ async def test_what_has_ended_is_not_drawn_again_while_the_attempt_went_on(captu
     assert len(engine.prompts) == capture_routes
 
 
+async def test_of_equal_responses_each_is_written_and_given_as_often_as_no_turn_has_it() -> None:
+    drawer = Drawer()
+    drawn = await drawer.draw(FakeEngine(version=3, answer="42"), PROMPT, HOT, 4, None)
+    question = question_of_prompt(PROMPT, HOT, 4)
+    told = Answer(question=question, responses=drawn_responses(drawn[:1]))
+    drawer.forget([told])
+    assert await drawer.checkpoint()
+    for turns, lengths in ([], [2, 2, 2, 0]), ([told, told], [2, 0, 0, 0]):
+        found = earlier(drawer.log, turns)
+        assert [len(found.take(question, 100).whole.token_ids) for _ in range(4)] == lengths
+
+
 async def test_what_a_turn_has_is_not_written_once_more() -> None:
     drawer = Drawer()
     sampling = Sampling(max_tokens=50)
@@ -360,6 +405,7 @@ async def test_what_a_turn_has_is_not_written_once_more() -> None:
         {"min_tokens": 5},
         {"structured_outputs": StructuredOutputs(regex="a*")},
         {"max_tokens": TURN_TOKENS},
+        {},
     ],
 )
 async def test_what_cannot_be_gone_on_with_and_what_is_short_is_drawn_at_once_and_never_written(
@@ -369,8 +415,10 @@ async def test_what_cannot_be_gone_on_with_and_what_is_short_is_drawn_at_once_an
         def stream(self, *_: Any, **__: Any) -> AsyncGenerator[tuple[int, Completion]]:
             raise AssertionError
 
-    drawer = Drawer()
-    await drawer.draw(AtOnce(answer=ANSWER), PROMPT, HOT.model_copy(update=changes), 1, None)
+    drawer, engine = Drawer(), AtOnce(answer=ANSWER)
+    # One that does not would have those written alone that have ended.
+    engine.tells_versions = bool(changes)
+    await drawer.draw(engine, PROMPT, HOT.model_copy(update=changes), 1, None)
     assert not await drawer.checkpoint()
 
 

@@ -162,6 +162,10 @@ class ServerEngine:
         return self._version
 
     @property
+    def tells_versions(self) -> bool:
+        return not self._found.kind.keeps_requests or self._settings.follows == "none"
+
+    @property
     def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not tell."""
         return load_of_all([one.load for one in self._members if one.serves(self._served_labels)], self._version)
