@@ -129,14 +129,14 @@ def _json(value: Any) -> str:
 
 
 def _cut(value: Any) -> Any:
-    # Before it is written, in all its length and once more.
+    # Before it is written, in all its length; more items than that are cut as text.
     match value:
         case str() | bytes():
             return value[:MAX_TEXT]
         case dict():
             return {_cut(key): _cut(one) for key, one in value.items()}
         case list() | tuple():
-            return [_cut(one) for one in value]
+            return [_cut(one) for one in value[:MAX_CONTENT]]
         case _:
             return value
 
