@@ -102,7 +102,7 @@ class FakeSandbox(BaseEnvironment):
 class AskingAgent(BaseAgent):
     """Runs a program in the sandbox that asks the model with the instruction; ``silent``: not; ``breaks``: fails.
 
-    What it leaves in its folder of logs: ``fifo``: a FIFO, ``sparse``: a file without an end, each as its trajectory.
+    What it leaves in its folder of logs: ``fifo``: a FIFO, ``sparse``: more than fits into memory, each as its trajectory.
     """
 
     def __init__(self, *args: Any, how: str = "", **kwargs: Any) -> None:
@@ -126,7 +126,7 @@ class AskingAgent(BaseAgent):
             os.mkfifo(trajectory)
         elif self._how == "sparse":
             trajectory.touch()
-            os.truncate(trajectory, 1 << 42)
+            os.truncate(trajectory, (4 << 30) - 1)
         if trajectory.exists():
             # As Harbor and its agents do.
             trajectory.read_text()

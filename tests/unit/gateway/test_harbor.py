@@ -111,7 +111,11 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
         assert "task h/0/thief is passed over" in said
         assert said.count("runs in the agent's sandbox") == 1, "it is warned of a verifier that is not separate"
         (group,) = map(record_of, here.log.all(EXPERIENCES))
-        assert (group.task_id, group.rewards.tolist(), group.run_ids.tolist()) == ("h/0/good", [1.0, 1.0], [0, 1])
+        assert (group.task_id, group.rewards.tolist(), sorted(group.run_ids.tolist())) == (
+            "h/0/good",
+            [1.0, 1.0],
+            [0, 1],
+        )
         for sample in group.samples():
             assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
         assert not any(KEY in path.read_text() for path in (tmp_path / "trials").rglob("*") if path.is_file())
