@@ -102,7 +102,7 @@ class FakeSandbox(BaseEnvironment):
 class AskingAgent(BaseAgent):
     """Runs a program in the sandbox that asks the model with the instruction; ``silent``: not; ``breaks``: fails.
 
-    What it leaves in its folder of logs: ``fifo``: a FIFO, ``sparse``: more than fits into memory, each as its trajectory.
+    Its trajectory is ``fifo``: a FIFO; ``sparse``: more than fits into memory.
     """
 
     def __init__(self, *args: Any, how: str = "", **kwargs: Any) -> None:
