@@ -202,6 +202,7 @@ async def _executed(config: bytes) -> Executed:
             for process in running:
                 # Harbor removes the sandbox, if it can.
                 kill(process, signal.SIGTERM)
+            if running:
                 await awake.wait({executing}, _END_S)
             raise
         finally:
