@@ -7,11 +7,13 @@
            '--no reward that counts--> FAILED, with the reason --> another trial, at most ``attempts``
         all runs have ended --/commit--> experiences of one task --> <place>.json: the place is DONE
 
-Sandboxes, agents and timeouts are those of Harbor's configuration of a trial. A reward counts beside no error but those
-that Harbor's error policy takes for the model's own, such as an agent's timeout; an exit status is not. The agent has a
-key that opens the model in its session alone: beside it runs what a model has written, which could reward itself
-otherwise. Secrets must be out of the environment (``keep_secrets``), of which a ``task.toml`` can have Harbor put
-variables into the sandbox.
+Sandboxes, agents and timeouts are those of Harbor's configuration of a trial. Each trial is a guarded process of its
+own, ``python -m workers.harbor``, with bounds of memory and of files: Harbor reads what a model has written.
+
+A reward counts beside no error but those that Harbor's error policy takes for the model's own, such as an agent's
+timeout; an exit status is not. The agent has a key that opens the model in its session alone: beside it runs what a
+model has written, which could reward itself otherwise. Secrets must be out of the environment (``keep_secrets``), of
+which a ``task.toml`` can have Harbor put variables into the sandbox.
 
 ==============================  ========================================================================================
 what fails                      what happens
@@ -19,6 +21,8 @@ what fails                      what happens
 no Docker, or no such provider  it does not start, nor does it with a wrong configuration, key or address
 sandbox, agent's installation,  the attempt fails with Harbor's reason, and never counts as a reward of 0
 verifier, timeout
+a process of a trial            the attempt fails; it is killed with its family at the task's limit, or after a day
+a folder that is no task        the task counts as one whose runs have all failed
 an agent that asks nothing      the attempt fails: the gateway knows no such session
 the gateway                     it is asked for a minute; then the attempt, or the start, fails
 all runs of a task              the task is passed over until the next start; ``_MOST_FAILED`` of them one after the
@@ -33,24 +37,33 @@ import itertools
 import json
 import logging
 import math
+import os
+import resource
 import secrets
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import aiohttp
+import msgspec
 import yaml
 from harbor import Trial, TrialConfig
 from harbor.environments.factory import EnvironmentFactory
+from harbor.models.task.config import TaskConfig
+from harbor.models.task.verifier_mode import task_has_any_shared_verifier
 from harbor.models.trial.error_policy import ERROR_POLICIES
 
 from schemas.errors import printable
 from schemas.task import Task
 from trinity_bus import awake
 from trinity_bus.config import Settings
+from trinity_bus.config.sources import MAX_TOML_BYTES
 from trinity_bus.errors import ConfigError, TrinityError
+from trinity_bus.runtime.execution import STOP_FAMILY, Executed, Process, execute, guarded, kill
 from trinity_bus.runtime.http import session_key
 from trinity_bus.runtime.plain_files import read_plain, write_plain
 from workers.preconditions import dataset, gateway_keys
@@ -70,6 +83,10 @@ _LATER: Final = frozenset({429, 503})  # statuses, and below refusals, that a la
 _LATER_REFUSALS: Final = ("over_limit", "timeout")
 _MOST_BYTES: Final = 1 << 20
 _WHY_CHARS: Final = 500
+_MEMORY_BYTES: Final = 4 << 30  # of addresses, of each process of a trial
+_FILE_BYTES: Final = 4 << 30  # of a file that one of them writes
+_LONGEST_S: Final = 86_400.0
+_END_S: Final = 60.0  # how long a trial that is to end may take to remove its sandbox
 
 
 class TrialError(TrinityError):
@@ -140,20 +157,93 @@ class Trials:
         }
         config = {
             **self._config,
-            "task": {"path": task},
+            "task": {"path": str(task)},
             "trial_name": session,
-            "trials_dir": folder,
+            "trials_dir": str(folder),
             "agent": {**own, "env": {**(own.get("env") or {}), **variables}},
             "override_error_policy": {**_POLICIES, **(self._config.get("override_error_policy") or {})},
         }
         try:
-            result = await (await Trial.create(TrialConfig.model_validate(config))).run()
-        # Providers and agents raise what they like, and all of it is about this trial.
-        except Exception as error:
-            raise TrialError(f"{type(error).__name__}: {error}"[:_WHY_CHARS]) from error
-        if (flaw := _flaw(result)) is not None:
-            raise TrialError(flaw[:_WHY_CHARS])
-        return reward_of(result.verifier_result.rewards)
+            done = await _executed(json.dumps(config, default=str).encode())
+            said = msgspec.json.decode(done.stdout, type=_Said) if done.returncode == 0 else _Said()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise TrialError(f"the trial's process has told no reward: {error}") from error
+        if said.reward is None:
+            last = done.stderr.strip()[-_WHY_CHARS:]
+            raise TrialError(said.flaw or f"the trial's process has ended with status {done.returncode}: {last}")
+        return said.reward
+
+
+class _Said(msgspec.Struct, omit_defaults=True):
+    """What the process of a trial says, in a line."""
+
+    reward: float | None = None
+    flaw: Annotated[str, msgspec.Meta(max_length=_WHY_CHARS)] = ""
+
+
+async def _executed(config: bytes) -> Executed:
+    running: set[Process] = set()
+    async with guarded([sys.executable, "-m", "workers.harbor"]) as (command, descriptors):
+        executing = asyncio.ensure_future(
+            execute(
+                command,
+                stdin=config,
+                wall_s=_LONGEST_S,
+                output_bytes=8 * _WHY_CHARS,
+                env={**os.environ},
+                pass_fds=descriptors,
+                stop=STOP_FAMILY,
+                running=running,
+            )
+        )
+        try:
+            return await asyncio.shield(executing)
+        except asyncio.CancelledError:
+            for process in running:
+                # Harbor removes the sandbox, if it can.
+                kill(process, signal.SIGTERM)
+            if running:
+                await awake.wait({executing}, _END_S)
+            raise
+        finally:
+            executing.cancel()
+            await asyncio.wait({executing})
+
+
+def main() -> None:
+    """Run one trial, whose configuration is at standard input."""
+    for limit, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_FSIZE, _FILE_BYTES)):
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    told = os.dup(1)
+    # What agents print is not what is told.
+    os.dup2(2, 1)
+    said = asyncio.run(_trial(json.load(sys.stdin)))
+    os.write(told, msgspec.json.encode(said))
+
+
+async def _trial(config: Any) -> _Said:
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - for types
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        trial = await Trial.create(TrialConfig.model_validate(config))
+        result = await trial.run()
+        flaw = _flaw(result) or _rewarded_twice(trial.paths)
+        if flaw is None:
+            return _Said(reward=reward_of(result.verifier_result.rewards))
+    # Providers and agents raise what they like, and all of it is about this trial.
+    except Exception as error:  # noqa: BLE001
+        flaw = f"{type(error).__name__}: {error}"
+    return _Said(flaw=printable(flaw)[:_WHY_CHARS])
+
+
+def _rewarded_twice(paths: Any) -> str | None:
+    # Of both Harbor reads the JSON, which a process that the agent has left behind may have written.
+    for folder in (paths.verifier_dir, *paths.steps_dir.glob("*/verifier")):
+        if all(os.path.lexists(folder / name) for name in ("reward.txt", "reward.json")):
+            return "there is a reward.json beside reward.txt: one of them may be the model's"
+    return None
 
 
 def reward_of(rewards: Mapping[str, float]) -> float:
@@ -221,6 +311,7 @@ class HarborRuns:
         self._folder = (self.trials.folder / self.name).resolve()
         self._free = asyncio.Semaphore(self.concurrent)
         self._failed = 0  # tasks without a reward, one after the other
+        self._warned = False
 
     async def run(self, epochs: int | None) -> None:
         """Run the tasks of all places that are not done; without epochs, there is no end."""
@@ -250,13 +341,19 @@ class HarborRuns:
 
     async def _task(self, place: int) -> None:
         task = self.train.task(self.name, place)
-        folder = task_folder(self.root, task.data.get(NAME))
-        async with asyncio.TaskGroup() as group:
-            runs = [
-                group.create_task(self._run(task, folder, f"{place}-{number}"))
-                for number in range(task.repeat_times or self.runs)
-            ]
-        ended = [one.result() for one in runs]
+        ended: list[float | str] = []
+        try:
+            folder = task_folder(self.root, task.data.get(NAME))
+        except DatasetError as error:
+            ended = [str(error)]
+        else:
+            self._warn_of(folder)
+            async with asyncio.TaskGroup() as group:
+                runs = [
+                    group.create_task(self._run(task, folder, f"{place}-{number}"))
+                    for number in range(task.repeat_times or self.runs)
+                ]
+            ended = [one.result() for one in runs]
         rewards = [one for one in ended if isinstance(one, float)]
         failed = [one for one in ended if isinstance(one, str)]
         try:
@@ -276,6 +373,20 @@ class HarborRuns:
         log.info("task %s: %d runs have a mean reward of %.3g", task.task_id, len(rewards), fmean(rewards))
         if refused is not None:
             log.warning("the contribution of task %s is refused: %s", task.task_id, printable(refused))
+
+    def _warn_of(self, folder: Path) -> None:
+        try:
+            config = TaskConfig.model_validate_toml(read_plain(folder / "task.toml", MAX_TOML_BYTES).decode())
+        except (OSError, ValueError):
+            # Harbor says it of the trial.
+            return
+        if not self._warned and task_has_any_shared_verifier(config):
+            self._warned = True
+            log.warning(
+                "the verifier of task %s, and maybe of others, runs in the agent's sandbox, where the agent's "
+                "processes can write its reward: set verifier.environment_mode to separate",
+                folder.name,
+            )
 
     async def _run(self, task: Task, folder: Path, name: str) -> float | str:
         """Return the reward of a run, or why it has none; ``name`` is what its sessions, and trials, begin with."""
@@ -297,3 +408,7 @@ class HarborRuns:
             # It may quote what a program has printed in the sandbox.
             log.warning("task %s, attempt %d of run %s failed: %s", task.task_id, attempt, name, printable(why))
         return why
+
+
+if __name__ == "__main__":
+    main()

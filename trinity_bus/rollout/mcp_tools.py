@@ -17,7 +17,8 @@ So does a tool that takes longer than it may. An attempt that goes on after its 
 calls have returned, and has new processes, which know nothing of them.
 
 Limits: ``MAX_MESSAGE_BYTES`` of what a server sends at once, ``MAX_RESULT_CHARS`` of what a model reads of it,
-``MAX_TOOLS`` of a server, and ``START_S``. Importing this needs the package ``mcp``.
+``MAX_TOOLS`` of a server, ``START_S``, and a few answers that it has not read. What is not text for the model is not
+checked: the pattern of an output schema may take for ever. Importing this needs the package ``mcp``.
 """
 
 import asyncio
@@ -52,15 +53,17 @@ from trinity_bus import awake
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.threads import within
 from trinity_bus.rollout.tools import Given, ToolError, ToolTimeoutError, read_by_model
-from trinity_bus.runtime.execution import STOP_FAMILY, Process, ended, guarded
+from trinity_bus.runtime.execution import STOP_FAMILY, Process, ended, guarded, kill
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_STARTS: Final = 4  # of a server, in one run
 _MAX_LISTED: Final = 1024  # of its tools are looked at
+_MAX_PAGES: Final = 16  # likewise of their list
+_MAX_UNREAD: Final = 256  # messages that it has not read
 START_S: Final = 30.0  # how long it may take until it has listed its tools
 _GRACE_S: Final = 0.5  # how long a process may take to end once its input is closed
 _STOP_S: Final = 2.0  # the same of all that is to be done at its end, such as ending a session; twice that at most
-_SHOWN: Final = 500  # bytes of what a process has complained of
+_SHOWN: Final = 500  # bytes of what a process has complained of, and characters of what a server calls an error
 
 _ENDED: Final = "It has ended"
 # Codes with which the client itself says that there is no server any more, or none that knows the session.
@@ -180,11 +183,11 @@ class _Connection:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
                 return calling.result()
-        # The client raises RuntimeError for what does not fit the tool's own schema.
+        # The client raises RuntimeError for what it cannot go on with, such as too many questions of the server.
         except (MCPError, RuntimeError, ValidationError) as error:
             if not (isinstance(error, MCPError) and error.code in _GONE):
-                raise ToolError(f"{name}: {error}") from error
-            reason = str(error)
+                raise ToolError(f"{name}: {str(error)[:_SHOWN]}") from error
+            reason = str(error)[:_SHOWN]
         finally:
             calling.cancel()
         await self.stop()
@@ -202,18 +205,21 @@ class _Connection:
     async def _live(self, ready: asyncio.Future[tuple[Client, list[Tool]]]) -> None:
         try:
             async with Client(self._address() if self._server.url else self._program()) as client:
+                client.session.validate_tool_result = _take  # type: ignore[method-assign]
                 ready.set_result((client, await self._listed(client)))
                 await asyncio.Event().wait()
         except Exception as error:  # noqa: BLE001 (whatever ends it, those who use it are told)
             cause: BaseException = error
             while isinstance(cause, BaseExceptionGroup):
                 cause = cause.exceptions[0]
-            self._reason = self._reason or f"{type(cause).__name__}: {cause}"
+            self._reason = self._reason or f"{type(cause).__name__}: {cause}"[:_SHOWN]
 
     async def _listed(self, client: Client) -> list[Tool]:
         listed = await client.list_tools()
         found = list(listed.tools)
-        while listed.next_cursor is not None and len(found) < _MAX_LISTED:
+        for _ in range(1, _MAX_PAGES):
+            if listed.next_cursor is None or len(found) >= _MAX_LISTED:
+                break
             listed = await client.list_tools(cursor=listed.next_cursor)
             found += listed.tools
         wanted = self._server.only or [tool.name for tool in found]
@@ -274,6 +280,10 @@ class _Connection:
         return f"MCP server {self._server.name!r}"
 
 
+async def _take(name: str, result: CallToolResult) -> None:
+    del name, result
+
+
 class _Pipes:
     # A process, as both streams of a client: a message is a line.
 
@@ -282,23 +292,33 @@ class _Pipes:
         assert process.stdout is not None  # noqa: S101 - likewise
         self._process = process
         self._input, self._output = process.stdin, process.stdout
+        self._unread = 0
         self.over = ""  # why nothing more can be read
 
     async def send(self, message: SessionMessage) -> None:
+        if self._unread >= _MAX_UNREAD or self._input.transport.get_write_buffer_size() > MAX_MESSAGE_BYTES:
+            self.over = self.over or "It asks without reading what it is told"
+            kill(self._process, STOP_FAMILY)
+            raise anyio.BrokenResourceError
         self._input.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+        self._unread += 1
         try:
             await self._input.drain()
         except ConnectionError as error:
             raise anyio.BrokenResourceError from error
+        finally:
+            self._unread -= 1
 
     async def __anext__(self) -> SessionMessage | Exception:
+        if self.over:
+            raise StopAsyncIteration
         try:
             line = await self._output.readline()
         except ValueError:
             self.over = f"It has sent a message of more than {MAX_MESSAGE_BYTES} bytes"
             raise StopAsyncIteration from None
         if not line:
-            self.over = _ENDED
+            self.over = self.over or _ENDED
             raise StopAsyncIteration
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))

@@ -123,9 +123,22 @@ def note_value(span: Span, name: str, value: Any) -> None:
 
 def _json(value: Any) -> str:
     try:
-        return encodable(json.dumps(value, default=str, ensure_ascii=False))
+        return encodable(json.dumps(_cut(value), default=lambda one: str(one)[:MAX_TEXT], ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         return json.dumps(f"cannot be shown: {type(error).__name__}")
+
+
+def _cut(value: Any) -> Any:
+    # Before it is written, in all its length; more items than that are cut as text.
+    match value:
+        case str() | bytes():
+            return value[:MAX_TEXT]
+        case dict():
+            return {_cut(key): _cut(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_cut(one) for one in value[:MAX_CONTENT]]
+        case _:
+            return value
 
 
 def _newest(messages: Iterable[Mapping[str, Any]]) -> str:

@@ -100,7 +100,10 @@ class FakeSandbox(BaseEnvironment):
 
 
 class AskingAgent(BaseAgent):
-    """Runs a program in the sandbox that asks the model with the instruction; ``silent``: not; ``breaks``: fails."""
+    """Runs a program in the sandbox that asks the model with the instruction; ``silent``: not; ``breaks``: fails.
+
+    Its trajectory is ``fifo``: a FIFO; ``sparse``: more than fits into memory.
+    """
 
     def __init__(self, *args: Any, how: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,6 +121,15 @@ class AskingAgent(BaseAgent):
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
         del context
+        trajectory = self.logs_dir / "trajectory.json"
+        if self._how == "fifo":
+            os.mkfifo(trajectory)
+        elif self._how == "sparse":
+            trajectory.touch()
+            os.truncate(trajectory, (4 << 30) - 1)
+        if trajectory.exists():
+            # As Harbor and its agents do.
+            trajectory.read_text()
         if self._how != "silent":
             done = await environment.exec(f"python3 - <<'END'\n{PROGRAM}\nEND", env={"INSTRUCTION": instruction})
             if done.return_code != 0 or self._how == "breaks":

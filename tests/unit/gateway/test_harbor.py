@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from pydantic import SecretStr
@@ -128,8 +129,13 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
         assert "task h/0/good: 2 runs have a mean reward of 1" in said, said
         assert "Environment variable 'TRINITY_BUS_GATEWAY__API_KEYS' not found" in said
         assert "task h/0/thief is passed over" in said
+        assert said.count("runs in the agent's sandbox") == 1, "it is warned of a verifier that is not separate"
         (group,) = map(record_of, here.log.all(EXPERIENCES))
-        assert (group.task_id, group.rewards.tolist(), group.run_ids.tolist()) == ("h/0/good", [1.0, 1.0], [0, 1])
+        assert (group.task_id, group.rewards.tolist(), sorted(group.run_ids.tolist())) == (
+            "h/0/good",
+            [1.0, 1.0],
+            [0, 1],
+        )
         for sample in group.samples():
             assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
         assert not any(KEY in path.read_text() for path in (tmp_path / "trials").rglob("*") if path.is_file())
@@ -148,6 +154,9 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
         (f"echo '{{\"reward\": 1{'0' * 400}}}' > /logs/verifier/reward.json\n", {}, "", "is no finite number"),
         ("echo 1 > /logs/verifier/reward.txt\n", {"how": "silent"}, "", r"session '0-\d-\w+' is not known"),
         ("echo 0 > /logs/verifier/reward.txt\n", {"how": "breaks"}, "", "RuntimeError: the program has ended with 0"),
+        ("true\n", {"how": "fifo"}, "timeout_s = 10", "the trial had not ended after 10 s"),
+        ("true\n", {"how": "sparse"}, "", "MemoryError"),
+        ("echo 0 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json\n", {}, "", "beside"),
     ],
 )
 async def test_a_trial_without_a_reward_that_counts_is_a_failed_attempt_and_not_a_reward_of_0(
@@ -157,18 +166,23 @@ async def test_a_trial_without_a_reward_that_counts_is_a_failed_attempt_and_not_
         from workers import harbor
 
         monkeypatch.setattr(harbor, "_MOST_FAILED", 1)
+        monkeypatch.setattr(harbor, "_END_S", 1.0)
         task(tmp_path / "bench", "bad", check)
         with pytest.raises(ExceptionGroup) as caught:
             await run(here, described(tmp_path, more), trial(tmp_path, **options))
         assert caught.group_contains(harbor.NoRewardsError, match=reason)
+        assert not [one for one in psutil.Process().children(recursive=True) if "workers.harbor" in one.cmdline()]
         assert here.log.all(EXPERIENCES) == []
         assert not [*(tmp_path / "trials" / "h").glob("0.json")]
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_a_failed_attempt_is_followed_by_another_and_what_is_wrong_at_the_start_is_said(tmp_path: Path) -> None:
+async def test_a_failed_attempt_is_followed_by_another_and_what_is_wrong_at_the_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with mesh() as here:
         from trinity_bus.errors import ConfigError
+        from workers import harbor
         from workers.harbor import TrialError
         from workers.taskset.description import DatasetError
 
@@ -181,6 +195,12 @@ async def test_a_failed_attempt_is_followed_by_another_and_what_is_wrong_at_the_
         trials = [*(tmp_path / "trials" / "h").iterdir()]
         await run(here, sets, trial(tmp_path))
         assert [*(tmp_path / "trials" / "h").iterdir()] == trials
+        monkeypatch.setattr(harbor, "_MOST_FAILED", 1)
+        (tmp_path / "trials" / "h" / "0.json").unlink()
+        monkeypatch.setattr(harbor, "NAME", "nothing")
+        with pytest.raises(ExceptionGroup) as caught:
+            await run(here, sets, trial(tmp_path))
+        assert caught.group_contains(harbor.NoRewardsError, match="'None' is no Harbor task"), "a failed task, no more"
         (tmp_path / "bench" / "good" / "instruction.md").write_text("7*7=")
         with pytest.raises(DatasetError, match="has trials of another data set"):
             await run(here, sets, trial(tmp_path))

@@ -33,6 +33,8 @@ def called(name, asked):
         os._exit(3)
     if name == "sleep":
         time.sleep(60)
+    while name == "flood":
+        print(json.dumps({"jsonrpc": "2.0", "id": "i" * 1000, "method": "ping"}), flush=True)
     if name == "leave":
         return str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
     return " ".join(sorted(os.environ))
@@ -47,7 +49,17 @@ for line in sys.stdin:
         answer["result"] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": server}
     elif method == "tools/list":
         names = ["say", "end", "sleep", "leave", "environment", "fail", "show"]
-        answer["result"] = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
+        names += os.environ.get("MORE", "").split()
+        schema = {"type": "object"}
+        slow = {**schema, "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+        tools = [{"name": name, "inputSchema": schema, "outputSchema": slow} for name in names]
+        answer["result"] = {"tools": tools if not params.get("cursor") else []}
+        if "ENDLESS" in os.environ:
+            answer["result"]["nextCursor"] = "more"
+    elif method == "tools/call" and params["name"] == "refuse":
+        answer["error"] = {"code": -32602, "message": "x" * 1_000_000}
+    elif method == "tools/call" and params["name"] == "match":
+        answer["result"] = {"content": [], "structuredContent": {"a": "a" * 64 + "!"}}
     elif method == "tools/call" and params["name"] == "fail":
         answer["result"] = {"content": [{"type": "text", "text": "not here"}], "isError": True}
     elif method == "tools/call" and params["name"] == "show":
@@ -122,6 +134,17 @@ async def test_what_a_server_cannot_do_is_told_to_the_model(monkeypatch: pytest.
     assert "MCP server 'probe' has ended; it is started again. It has sent a message of more than 1048576" in lines[3]
     assert lines[4] == "xxx", "it is there again"
     assert rollout.metrics["tool_errors"] == 4.0
+
+
+async def test_what_a_hostile_server_says_is_bounded() -> None:
+    more = {"MORE": "refuse match flood", "ENDLESS": "1"}
+    hostile = McpServer(name="hostile", command=PROBE.command, env=more)
+    lines, _ = await told(Probing(hostile), call("refuse"), call("match"), call("flood"), call("say", characters=3))
+    assert lines[0].startswith("error: refuse: xxx")
+    assert len(lines[0]) < 1000
+    assert lines[1].startswith('{"a":"aaa'), "no pattern of the server's has been tried"
+    assert "it is started again. It asks without reading what it is told" in lines[2]
+    assert lines[3] == "xxx", "its list of tools has ended, too"
 
 
 async def test_one_that_ends_is_started_again_a_few_times_in_a_run() -> None:

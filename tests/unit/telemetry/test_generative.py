@@ -142,6 +142,21 @@ def test_what_is_told_is_bounded_json(spans: InMemorySpanExporter, messages: lis
         json.loads(text)
 
 
+@pytest.mark.usefixtures("_content")
+def test_a_text_is_cut_before_it_is_written(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def note(text: str) -> str:
+        written.append(text)
+        return text
+
+    monkeypatch.setattr(generative, "encodable", note)
+    with generative.turn_span("m", "c") as span:
+        generative.note_value(span, "gen_ai.tool.call.result", {"a": ["x" * 1_000_000, b"y" * 1_000_000]})
+    assert spans.get_finished_spans()
+    assert max(map(len, written)) < 3 * generative.MAX_TEXT
+
+
 class Program(AgentWorkflow):
     name = "program"
 
