@@ -17,6 +17,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/chat/formats.py": "tool calls of models",
     "trinity_bus/chat/messages.py": "requests to gateways",
     "trinity_bus/chat/openai.py": "requests to gateways",
+    "trinity_bus/chat/responses.py": "requests to gateways",
     "trinity_bus/coordination/state/codec.py": "state of coordinators",
     "trinity_bus/chat/wire.py": "frames for gateways",
     "trinity_bus/inference/server/client.py": "answers of servers",
