@@ -34,7 +34,8 @@ _GRACE_S = 40.0  # Limit of stopping all services and the broker
 def demo(
     name: Annotated[str, typer.Argument(help=f"What the model learns: {', '.join(SUBJECTS)}.")] = COPY.name,
     *,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the order of tasks, and sampling.")] = 0,
+    # Seed 0 never learns one prompt in fifty, however long.
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the order of tasks, and sampling.")] = 1,
     steps: Annotated[int | None, typer.Option(min=1, help="Maximum training steps. Unset: depends on NAME.")] = None,
     explorers: Annotated[int | None, typer.Option(min=1, max=16, help="Explorers. Unset: 2, and 1 for `sums`.")] = None,
     max_staleness: Annotated[int, typer.Option(min=0, help="Versions that samples may be older than on-policy.")] = 0,
