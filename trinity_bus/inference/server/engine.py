@@ -375,15 +375,14 @@ class ServerEngine:
         async with self._gate.request():
             member = self._router or least_loaded(self._members, self._served_labels)
             body = found.kind.body(found.model, token_ids, arguments)
-            tells = found.kind.keeps_requests
-            if tells and self._settings.caches == "kept":
+            if found.kind.keeps_requests and self._settings.caches == "kept":
                 # Prefixes are found by those alone who ask with the same salt, in which vLLM takes no slash.
                 body["cache_salt"] = hashlib.sha256((member.label or "").encode()).hexdigest()
             asked = Asked(
                 len(token_ids),
                 [] if self._version == UNKNOWN_VERSION else [(0, self._version)],
                 # Of versions that are yet to come, too
-                self._versions if tells and self._settings.follows != "none" else None,
+                None if self.tells_versions else self._versions,
                 most_kept,
                 self._settings.capture_routes,
             )
