@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.support.mesh.processes import children_with
 from tests.support.sampled import sampled
 from workers.taskset import columns_main
 from workers.taskset import rows as reading
@@ -147,18 +147,12 @@ def test_a_small_file_takes_a_bounded_memory(tmp_path: Path, name: str) -> None:
     assert int(told[1]) < columns_main.MEMORY_BYTES + (1 << 29)
 
 
-def readers() -> list[psutil.Process]:
-    """Processes that read columns for this one; children that other tests left as zombies have no command line."""
-    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in alive if "columns_main.py" in " ".join(one.cmdline())]
-
-
 def test_the_death_of_what_reads_is_the_error_of_a_row(tmp_path: Path) -> None:
     content = as_parquet(pa.table({"q": [f"{i} " * 2000 for i in range(20_000)]}))
     with RowReader() as reader:
         found = reader.rows("a.parquet", content)
         next(found)
-        (child,) = readers()
+        (child,) = children_with("columns_main.py")
         child.send_signal(11)
         with pytest.raises(RowError, match=r"^row group 1: the process that reads it has died of SIGSEGV") as raised:
             deque(found, maxlen=0)
@@ -167,7 +161,7 @@ def test_the_death_of_what_reads_is_the_error_of_a_row(tmp_path: Path) -> None:
         assert not child.is_running()
         # The next one has another process.
         assert sum(1 for _ in reader.rows("a.arrow", as_stream(table()))) == 40
-    assert not readers()
+    assert not children_with("columns_main.py")
 
 
 def test_a_bad_batch_is_told_with_its_file_its_row_and_its_group(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import yaml
 from schemas import BatchLifecycleState, BatchRecord
 from schemas.topics import BATCHES
 from tests.support.mesh.ports import quiet_ports
-from tests.support.mesh.processes import Program
+from tests.support.mesh.processes import Program, command_of
 from tests.support.sampled import at_night
 from trinity_bus.broker.layout import cache_dir
 from trinity_bus.bus import Bus
@@ -94,7 +94,7 @@ async def test_nodes_become_a_mesh_and_end_together(tmp_path: Path, command: obj
         assert asked == {f"--nnodes=2 --nproc-per-node=1 --node-rank={rank} {where}" for rank in range(2)}
         for one in job.family():
             # As at the time limit of a job: its tasks, and not ``srun``, which would kill them.
-            if one.cmdline()[1:] == ["deploy/node.sh"] and os.getsid(one.pid) == one.pid:
+            if command_of(one).endswith(" deploy/node.sh") and os.getsid(one.pid) == one.pid:
                 one.terminate()
         assert job.ended(LIMIT_S) != 0
     finally:

@@ -75,6 +75,19 @@ def family_of(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def children_with(text: str) -> list[psutil.Process]:
+    """What this process has started that still runs and has the text in its command line."""
+    return [child for child in psutil.Process().children(recursive=True) if text in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing where it has ended since it was listed, whether it has been waited for or not."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # A zombie's error is one of these.
+        return ""
+
+
 def marked_processes(variable: str, value: str) -> list[psutil.Process]:
     """All living processes that have inherited a variable of the environment, whatever they are called."""
     found = []

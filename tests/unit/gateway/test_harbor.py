@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 from pydantic import SecretStr
@@ -18,6 +17,7 @@ from schemas.topics import EXPERIENCES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
 from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.mesh.processes import children_with
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.config import GatewaySettings, Settings, TasksetSettings
@@ -171,7 +171,7 @@ async def test_a_trial_without_a_reward_that_counts_is_a_failed_attempt_and_not_
         with pytest.raises(ExceptionGroup) as caught:
             await run(here, described(tmp_path, more), trial(tmp_path, **options))
         assert caught.group_contains(harbor.NoRewardsError, match=reason)
-        assert not [one for one in psutil.Process().children(recursive=True) if "workers.harbor" in one.cmdline()]
+        assert not children_with("workers.harbor")
         assert here.log.all(EXPERIENCES) == []
         assert not [*(tmp_path / "trials" / "h").glob("0.json")]
 

@@ -10,6 +10,7 @@ import pytest
 
 from schemas import Task
 from tests.support.fakes.http import served_by
+from tests.support.mesh.processes import children_with
 from trinity_bus.rollout import Conversation, ToolTimeoutError, ToolWorkflow
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.testing import ScriptedEngine, run_workflow
@@ -159,7 +160,7 @@ async def test_one_that_ends_is_started_again_a_few_times_in_a_run() -> None:
 async def test_one_that_is_late_or_cannot_be_used_fails_its_run_with_the_reason() -> None:
     with pytest.raises(ToolTimeoutError, match=r"tool 'sleep' gave nothing within 0\.2 s"):
         await told(Probing(PROBE, 0.2), call("sleep"))
-    assert not [one for one in psutil.Process().children(recursive=True) if FAKE in one.cmdline()]
+    assert not children_with(FAKE)
     for server, why in (
         (McpServer(name="none", command=["/no/such/server"]), "'none' cannot be used: .* 127: cannot run /no/such"),
         (McpServer(name="none", url=f"http://127.0.0.1:{free_port()}/mcp"), "'none' cannot be used: ConnectError"),
