@@ -18,7 +18,6 @@ from trinity_bus.config import values_told
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
 from trinity_bus.console.configuration import files
-from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.questions import (
     EXTRA_FIELDS,
@@ -70,7 +69,6 @@ _FILES: Final[Mapping[str, Callable[[Checked, Sections], str | None]]] = {
     "tasks.toml": lambda checked, _: None if checked.draft.rows is None else files.tasks_file(checked.draft.rows),
     "mesh.gpu.toml": lambda checked, _: files.compose_mesh_file(checked.draft),
     "mesh.env": lambda checked, settings: files.compose_env(settings, checked.draft.hardware),
-    "values.yaml": lambda checked, _: chart_values(checked),
 }
 _MODES: Final = ("beginner", "expert")
 _TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings

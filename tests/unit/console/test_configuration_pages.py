@@ -63,7 +63,6 @@ async def test_questions_are_answered_and_become_files(operator: Client, model: 
     assert "Nothing is wrong" in told
     assert "B x " in told
     assert tomllib.loads(await page(operator, "/configuration/mesh.toml", answers))["mesh"]["model_path"] == str(model)
-    assert "model_path: /model/model\n" in await page(operator, "/configuration/values.yaml", answers)
 
     wrong = {**answers, "mesh.max_model_len": "4096", "mesh.namespace": '"><script>alert(1)</script>'}
     told = await page(operator, "/configuration", wrong)
