@@ -125,7 +125,6 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         f"/samples/{group}-0": ["0.67", "+0.227", "trained on.", "log-probability", "42", "next run"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "finished", "step 1", "42"],
-        "/configuration?mode=expert&from=running": ["rloo", "0.7"],
         "/versions": ["step", "served", "train-2", "Serve", "batches were passed over"],
         "/versions/newest": ["Serve the newest version again?", "Every explorer takes the newest version"],
         "/dead-letters": ["not_json", "bad-1"],

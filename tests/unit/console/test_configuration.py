@@ -3,7 +3,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given
@@ -13,20 +12,12 @@ from tests.support.console.answers import ANSWERS, CHECKS, SHAPE, SOUND, random_
 from tests.support.narrowing import some
 from trinity_bus.config import (
     CONFIG_VARIABLE,
-    ConsoleSettings,
-    KafkaSettings,
     Settings,
-    TrainerSettings,
     setting_fields,
-    told_settings,
 )
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.files import (
-    changed_values,
-    compose_env,
-    compose_mesh_file,
-    differences,
     mesh_file,
     planned,
     tasks_file,
@@ -36,14 +27,12 @@ from trinity_bus.console.configuration.questions import (
     QUESTIONS,
     BadAnswerError,
     TaskRows,
-    answers_of,
     draft_of,
     fields,
 )
 from trinity_bus.console.index.answers import SettingsRow
 from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
-from workers.console.configuration import running_settings
 from workers.console.index_pages import ComparedSetting, compared_settings
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
@@ -136,7 +125,7 @@ def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:
     found = checked(SOUND, kafka__security_protocol="SASL_SSL", kafka__sasl_username="me", explorer__http_port="0")
     assert found.is_sound, found.problems
     assert set(found.secrets) == {"TRINITY_BUS_KAFKA__SASL_PASSWORD", "TRINITY_BUS_EXPLORER__HTTP_KEY"}
-    assert "whatever" not in mesh_file(found.draft) + compose_mesh_file(found.draft)
+    assert "whatever" not in mesh_file(found.draft)
 
 
 def test_rows_become_a_description_that_the_taskset_reads(tmp_path: Path) -> None:
@@ -153,16 +142,6 @@ def test_rows_become_a_description_that_the_taskset_reads(tmp_path: Path) -> Non
     assert tomllib.loads(mesh_file(found.draft))["taskset"]["path"] == "tasks.toml"
 
 
-def test_what_differs_and_what_is_not_as_by_default() -> None:
-    before, after = some(checked(SOUND).settings), some(checked(SOUND, coordinator__batch_size="32").settings)
-    (one,) = differences(before, after)
-    assert (one.path, one.before, one.after) == ("coordinator.batch_size", "64", "32")
-    assert answers_of(changed_values(after)) == {**SOUND, "coordinator.batch_size": "32"}
-    # Explorers, gateway and console take it from there.
-    other = some(checked(SOUND, mesh__model_path="/models/other").settings)
-    assert [one.path for one in differences(before, other)] == ["mesh.model_path"]
-
-
 def test_services_are_asked_once() -> None:
     asked: list[str] = []
 
@@ -172,17 +151,6 @@ def test_services_are_asked_once() -> None:
 
     assert Checks(refused, shape_of, lambda _: True)(draft_of(SOUND)).is_sound
     assert sorted(asked) == ["coordinator", "explorer", "trainer"]
-
-
-def test_the_compose_stack_is_told_what_its_variables_are_for() -> None:
-    found = checked(SOUND, mesh__namespace="mine", hardware__trainer_gpus="1", hardware__explorer_gpus="1")
-    told = compose_env(some(found.settings), found.draft.hardware)
-    own = dict(line.split("=", 1) for line in told.splitlines() if not line.startswith("#"))
-    folder = Path(__file__).parents[3] / "deploy" / "docker-compose"
-    known = {line.split("=")[0] for line in (folder / ".env").read_text().splitlines()} | {"MODEL_DIR"}
-    assert own == {"NAMESPACE": "mine", "MODEL_DIR": "/models/small", "TRAINER_GPU": "0", "EXPLORER_GPU": "1"}
-    assert own.keys() <= known
-    assert tomllib.loads(compose_mesh_file(found.draft))["mesh"] == {"model_path": "/models/own"}
 
 
 def test_each_explorer_has_gpus_of_its_own() -> None:
@@ -226,62 +194,22 @@ def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_ser
         patched.setenv(CONFIG_VARIABLE, str(file))
         read = Settings()
         assert [problem for service in found.services for problem in problems(service, read)] == []
-    assert [one.path for one in differences(some(found.settings), read)] == (
-        ["taskset.path"] if found.draft.rows else []
-    )
+    shown, own = read.model_dump(), some(found.settings).model_dump()
+    differing = [
+        path
+        for path in fields()
+        for section, _, name in [path.partition(".")]
+        if shown[section][name] != own[section][name]
+    ]
+    assert differing == (["taskset.path"] if found.draft.rows else [])
 
 
 def test_the_questions_cover_what_a_random_form_answers() -> None:
     assert ANSWERS.keys() == QUESTIONS.keys()
 
 
-OWN = Settings(kafka=KafkaSettings(bootstrap_servers="there:1"), console=ConsoleSettings(port=8901))
-
-
 def told(service: str, name: str = "it", at: float = 1.0, **settings: str) -> SettingsRow:
     return SettingsRow(service, name, at, {path.replace("__", "."): text for path, text in settings.items()})
-
-
-def changes(before: Any, **trainer: Any) -> dict[str, tuple[str, str]]:
-    after = OWN.model_copy(update={"trainer": TrainerSettings(**trainer)})
-    return {one.path: (one.before, one.after) for one in differences(before, after)}
-
-
-def test_what_services_told_stands_over_the_consoles_own() -> None:
-    trainer = told_settings(Settings(trainer=TrainerSettings(advantage="rloo", kl_coef=0.5)), "mesh", "trainer")
-    rows = [
-        SettingsRow("trainer", "trainer-0", 2.0, trainer | {"trainer.name": '"trainer-0"'}),
-        told("trainer", "before", 1.0, trainer__advantage='"opmd"'),
-        told("explorer", "explorer-0", explorer__temperature="0.7", explorer__no_such_setting="1"),
-    ]
-    found = running_settings(OWN, rows)
-    assert [row.name for row in found.told] == ["explorer-0", "trainer-0"]
-    assert found.refused == []
-    assert (found.settings.kafka.bootstrap_servers, found.settings.console.port) == ("there:1", 8901)
-    assert changes(found.settings, advantage="rloo", kl_coef=0.25) == {
-        "explorer.temperature": ("0.7", "1.0"),
-        "trainer.kl_coef": ("0.5", "0.25"),
-    }
-
-
-def test_what_a_service_has_not_set_or_cannot_be_is_left_out() -> None:
-    own = Settings(trainer=TrainerSettings(overlong_buffer=4))
-    assert (
-        running_settings(own, [told("trainer", "t", trainer__overlong_buffer="")]).settings.trainer == TrainerSettings()
-    )
-    assert running_settings(own, []).settings.trainer.overlong_buffer == 4
-    rows = [
-        told("explorer", "e", explorer__temperature='"hot"', explorer__max_num_seqs="9"),
-        told("trainer", "t", trainer__advantage='"cut'),
-        told("coordinator", "c", coordinator__group_size="4"),
-    ]
-    found = running_settings(OWN, rows)
-    assert [row.name for row in found.told] == ["c", "e"]
-    assert [(row.name, why.split("=")[0]) for row, why in found.refused] == [
-        ("e", "explorer.temperature"),
-        ("t", "what was told of trainer.advantage is no value: '\"cut'"),
-    ]
-    assert (found.settings.coordinator.group_size, found.settings.explorer.max_num_seqs) == (4, 9)
 
 
 def test_what_differs_comes_first_and_values_of_one_run_stand_beside_each_other() -> None:
