@@ -21,7 +21,6 @@ LOOKING = (
     "batches --json",
     "runners --once",
     "versions",
-    "lineage 1",
     "dead-letters",
     "topics list",
     "positions show",
