@@ -68,7 +68,6 @@ _DETAILS: Final = {
     "batch": (r"/batches/[^\"?]+", ("/steps",)),
     "dead-letter": (r"/dead-letters/[^\"?]+/\d+/\d+", ("/dead-letters",)),
     "confirm": (r"/versions/\d+/serve", ("/versions",)),
-    "ask-again": (r"/samples/[\d-]+/again", ("/samples", r"/samples/[\d-]+(?=\")")),
     "group": (r"/groups/[\d-]+", ("/steps", r"/steps/\d+")),
 }
 """Which link is followed, the first one of its kind, and on which page: by links, one after the other."""

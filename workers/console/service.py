@@ -7,7 +7,6 @@
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
                                               |-> actions, by an operator --commands--> coordinator
-                                              |-> a prompt asked again, by an operator --HTTP--> explorers
                                               '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
@@ -41,7 +40,6 @@ from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions, DeadLetterPages
-from workers.console.ask_again import AskAgain
 from workers.console.configuration import Configuration
 from workers.console.index_pages import Compare, IndexPages
 from workers.console.local_mesh import LocalMesh
@@ -129,7 +127,7 @@ class Console:
         app = web.Application()
         context = PageContext(self._settings, self.feed)
         AccessControl(context).install(app)
-        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
+        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions):
             part(context).install(app)
         mesh = LocalMesh()
         Configuration(context, mesh).install(app)
