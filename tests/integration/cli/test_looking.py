@@ -25,7 +25,6 @@ LOOKING = (
     "topics list",
     "positions show",
     "track --once --out {folder}",
-    "export --out {folder}",
     # What acts on a mesh looks for it first.
     "abort 1 --reason why",
     "batches skip 1 --reason why",
