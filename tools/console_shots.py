@@ -43,8 +43,11 @@ class Shown:
     """Whether nobody is logged in there."""
 
 
-_RUNNING: Final = "/configuration?mode=expert&from=running"
-_POST: Final = "document.querySelector('button[formaction=\"/configuration?mode=beginner\"]').click()"
+_POST: Final = """
+for (const [name, value] of [["mesh.model_path", "Qwen/Qwen3-0.6B"], ["trainer.checkpoint_dir", "checkpoints"]])
+  document.getElementsByName(name)[0].value = value;
+document.querySelector("form[data-check] .act button").click()
+"""
 _LISTS: Final = (
     Shown("overview", "/"),
     Shown("batches", "/batches"),
@@ -54,9 +57,8 @@ _LISTS: Final = (
     Shown("compare", "/compare"),
     Shown("dead-letters", "/dead-letters"),
     Shown("configuration", "/configuration"),
-    Shown("settings", _RUNNING),
-    Shown("configuration-checked", _RUNNING, act=_POST),
-    Shown("local-mesh", "/configuration/mesh"),
+    Shown("settings", "/configuration?mode=expert"),
+    Shown("configuration-checked", "/configuration", act=_POST),
 )
 _DETAILS: Final = {
     "sample": (r"/samples/[\d-]+(?=\")", ("/samples",)),
@@ -65,7 +67,6 @@ _DETAILS: Final = {
     "batch": (r"/batches/[^\"?]+", ("/steps",)),
     "dead-letter": (r"/dead-letters/[^\"?]+/\d+/\d+", ("/dead-letters",)),
     "confirm": (r"/versions/\d+/serve", ("/versions",)),
-    "ask-again": (r"/samples/[\d-]+/again", ("/samples", r"/samples/[\d-]+(?=\")")),
     "group": (r"/groups/[\d-]+", ("/steps", r"/steps/\d+")),
 }
 """Which link is followed, the first one of its kind, and on which page: by links, one after the other."""

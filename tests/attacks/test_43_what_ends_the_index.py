@@ -11,7 +11,6 @@ from schemas.codec import decode
 from schemas.errors import SchemaError
 from tests.support.fakes.log_records import LogRecords, group
 from tests.unit.schemas.make_golden import GOLDEN
-from trinity_bus.console.index.files import export
 from trinity_bus.console.index.follower import TOPICS as INDEXED
 from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.store import Store
@@ -36,7 +35,7 @@ def changed(value: Any) -> Iterator[Any]:
             yield from NUMBERS
 
 
-def test_whatever_is_read_is_written_and_exported(tmp_path: Path) -> None:
+def test_whatever_is_read_is_written(tmp_path: Path) -> None:
     log, taken = LogRecords(), 0
     with Store(tmp_path / "index", texts="none") as store:
         for path in GOLDEN.glob("*.msgpack"):
@@ -50,7 +49,6 @@ def test_whatever_is_read_is_written_and_exported(tmp_path: Path) -> None:
                 taken += 1
         store.take(*log.take())
     assert taken > 300
-    assert sum(export(tmp_path / "index", tmp_path / "out").values()) > taken
 
 
 class SixWords:

@@ -13,7 +13,7 @@ little of it (:mod:`trinity_bus.runners.confinement`).
 Runners run in the explorer's own Python, or in one of the user's, whose packages need not agree with vLLM's. The latter
 is asked at start, before anything depends on it, whether it is there, whether its Python and its
 trinity-bus are the explorer's versions (what explorer and runners say to each other has no versions of its own), and
-whether it has what runners import.
+whether it has the extra ``runner``.
 """
 
 import asyncio
@@ -42,40 +42,17 @@ from trinity_bus.runners.confinement import environment
 from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.process import Child
 
-# What every runner imports beside the standard library, ``schemas`` and ``trinity_bus``: no torch, vLLM or client of
-# Kafka. A test follows their imports and holds them to it.
-IMPORTED: Final = (
-    "aiohttp",
-    "annotated_types",
-    "jinja2",
-    "msgpack",
-    "msgspec",
-    "numpy",
-    "opentelemetry.exporter.otlp.proto.http",
-    "opentelemetry.instrumentation.logging",
-    "opentelemetry.sdk",
-    "pydantic",
-    "pydantic_core",
-    "pydantic_settings",
-    "rich",
-    "transformers",
-    "uvloop",
-    "xxhash",
-)
+_EXTRA: Final = ("jinja2", "transformers")  # Of the extra ``runner``: what runners import beside what trinity-bus needs
 _LIMIT_S: Final = 60.0
 _ASK: Final = """
 import importlib.metadata, importlib.util, json, sys
-def lacks(name):
-    try:
-        return importlib.util.find_spec(name) is None
-    except ModuleNotFoundError:
-        return True
 try:
     ours = importlib.metadata.version("trinity-bus")
 except importlib.metadata.PackageNotFoundError:
     ours = None
 python = "%d.%d" % sys.version_info[:2]
-print(json.dumps({"python": python, "trinity-bus": ours, "lacks": [name for name in sys.argv[1:] if lacks(name)]}))
+lacks = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(json.dumps({"python": python, "trinity-bus": ours, "lacks": lacks}))
 """
 
 
@@ -103,7 +80,7 @@ def interpreter(python: Path | None, environment: Mapping[str, str]) -> str:
 def _ask(python: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         done = subprocess.run(  # noqa: S603 (the operator names it)
-            [python, "-c", _ASK, *IMPORTED],
+            [python, "-c", _ASK, *_EXTRA],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -21,7 +21,7 @@ So a runner that dies costs the jobs that shared it nothing but time: only the o
 what is wrong                             what happens
 ========================================  =========================================================================
 a runner dies of itself or from outside   its jobs are suspects
-it answers ``stuck_pings`` pings not      SIGABRT, so that it says where it is, then SIGKILL; its jobs are suspects
+it answers no ping for ``runner_stuck_s``  SIGABRT, so that it says where it is, then SIGKILL; its jobs are suspects
 a cancelled job is not let go of in time  SIGKILL; its other jobs go back to the head of the queue
 it uses more memory than it should        LEAVING; with twice as much SIGKILL, and its jobs are suspects
 nobody waits for a thread that it runs    LEAVING (``worn``)
@@ -93,32 +93,6 @@ class GiveUp(Struct, frozen=True):
 type PoolEffect = StartRunner | StartJob | CancelJob | PingRunner | CloseRunner | KillRunner | FailJob | GiveUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    runners: int
-    slots: int  # jobs at once, all runners together
-    stuck_pings: int  # without an answer, after which a runner is stuck
-    cancel_grace_s: float
-    max_attempts: int | None
-    max_rss_mib: int | None
-
-
-def limits_of(settings: ExplorerSettings) -> tuple[PoolLimits, float]:
-    """Return the pool's limits, and how often it is to look, in seconds."""
-    tick_s = min(1.0, settings.runner_stuck_s / 5, settings.cancel_grace_s / 2)
-    return (
-        PoolLimits(
-            runners=settings.runners,
-            slots=settings.slots,
-            stuck_pings=math.ceil(settings.runner_stuck_s / tick_s),
-            cancel_grace_s=settings.cancel_grace_s,
-            max_attempts=settings.runner_max_attempts,
-            max_rss_mib=settings.runner_max_rss_mib,
-        ),
-        tick_s,
-    )
-
-
 @dataclass(slots=True)
 class _Job:
     serial: int | None = None
@@ -154,9 +128,11 @@ class PoolRunner:
 class Pool:
     """Decides; whoever owns it carries out what its methods return, in order."""
 
-    def __init__(self, limits: PoolLimits) -> None:
-        self._limits = limits
-        self._places = min(limits.runners, limits.slots)
+    def __init__(self, settings: ExplorerSettings) -> None:
+        self.tick_s = min(1.0, settings.runner_stuck_s / 5, settings.cancel_grace_s / 2)  # how often it is to look
+        self._settings = settings
+        self._stuck_pings = math.ceil(settings.runner_stuck_s / self.tick_s)
+        self._places = min(settings.runners, settings.slots)
         self._jobs: dict[int, _Job] = {}
         self._waiting: deque[int] = deque()
         self._suspects: deque[int] = deque()
@@ -202,7 +178,7 @@ class Pool:
         effects: list[PoolEffect] = []
         if runner.alone or (runner.place is None and not runner.jobs):
             effects += self._close(runner, now)
-        elif self._limits.max_attempts is not None and runner.taken >= self._limits.max_attempts:
+        elif (most := self._settings.runner_max_attempts) is not None and runner.taken >= most:
             effects += self._leave(runner, now)
         return effects + self._assign()
 
@@ -255,7 +231,7 @@ class Pool:
     def _assign(self) -> list[PoolEffect]:
         effects: list[PoolEffect] = []
         alone = sum(runner.alone for runner in self._runners.values()) if self._suspects else 0
-        while self._running < self._limits.slots:
+        while self._running < self._settings.slots:
             if self._suspects and alone < QUARANTINE:
                 alone += 1
                 fork = self._fork(None)
@@ -281,7 +257,7 @@ class Pool:
         return self._runners[serial]
 
     def _capacity(self, place: int) -> int:
-        share, left = divmod(self._limits.slots, self._places)
+        share, left = divmod(self._settings.slots, self._places)
         return share + (place < left)
 
     def _fork(self, place: int | None) -> StartRunner:
@@ -338,25 +314,25 @@ class Pool:
         return [KillRunner(runner.serial, number, why)]
 
     def _look(self, runner: PoolRunner, now: float) -> list[PoolEffect]:
-        limits = self._limits
+        cancel_grace_s, max_rss_mib = self._settings.cancel_grace_s, self._settings.runner_max_rss_mib
         if runner.ends_at is not None:
-            grace_s = KILL_AGAIN_S if runner.killed is not None else limits.cancel_grace_s
+            grace_s = KILL_AGAIN_S if runner.killed is not None else cancel_grace_s
             late = now - runner.ends_at > grace_s
             return [KillRunner(runner.serial, signal.SIGKILL, "it did not end")] if late else []
         for job in runner.jobs:
             since = self._jobs[job].cancelled_at
-            if since is not None and now - since >= limits.cancel_grace_s:
-                why = f"a workflow did not let go within {limits.cancel_grace_s:g} s of being cancelled"
+            if since is not None and now - since >= cancel_grace_s:
+                why = f"a workflow did not let go within {cancel_grace_s:g} s of being cancelled"
                 return self._kill(runner, why, now, blame=False)
-        if runner.unanswered >= limits.stuck_pings:
+        if runner.unanswered >= self._stuck_pings:
             return self._kill(runner, "it was stuck: it answered nothing", now, number=signal.SIGABRT)
         runner.unanswered += 1
         effects: list[PoolEffect] = [PingRunner(runner.serial)]
-        if limits.max_rss_mib is not None:
-            if runner.rss_mib > 2 * limits.max_rss_mib:
-                why = f"it used {runner.rss_mib:.0f} MiB of memory, more than twice of {limits.max_rss_mib}"
+        if max_rss_mib is not None:
+            if runner.rss_mib > 2 * max_rss_mib:
+                why = f"it used {runner.rss_mib:.0f} MiB of memory, more than twice of {max_rss_mib}"
                 effects += self._kill(runner, why, now)
             # One that has done nothing yet would be followed by another of the same size.
-            elif runner.rss_mib > limits.max_rss_mib and runner.place is not None and runner.taken:
+            elif runner.rss_mib > max_rss_mib and runner.place is not None and runner.taken:
                 effects += self._leave(runner, now)
         return effects

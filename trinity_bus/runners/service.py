@@ -45,7 +45,7 @@ from trinity_bus.runners import pool as do
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer, RunnersError
 from trinity_bus.runners.link import RunnerLink
-from trinity_bus.runners.pool import Pool, limits_of
+from trinity_bus.runners.pool import Pool
 from trinity_bus.runners.report import JobStatus, accept_state, runner_states
 from trinity_bus.runtime.forking import ChildExited, ChildForked
 from trinity_bus.runtime.frames import ProtocolError
@@ -106,8 +106,7 @@ class Runners:
         self._engine = engine
         self._pools = pools
         self._name = settings.name
-        limits, self._tick_s = limits_of(settings)
-        self._pool = Pool(limits)
+        self._pool = Pool(settings)
         self._links: dict[int, RunnerLink] = {}
         self._pids: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -130,7 +129,7 @@ class Runners:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._tick_s)
+            await asyncio.sleep(self._pool.tick_s)
             self._do(self._pool.tick(awake.now(), {serial: _rss_mib(pid) for serial, pid in self._pids.items()}))
 
     async def roll_out(

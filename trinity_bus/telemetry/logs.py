@@ -4,10 +4,10 @@
 
     logging --console()-------> stderr   "12:00:01 WARNING workers.explorer.executor: task t1 ... [trace 4bf9...]"
             |--LogExport------> OTLP     severity, text, exception, trace id and span id; only with an endpoint
-            '--EarlyLines-----> held, until there is a LogExport to take them
 
 A line has a trace id exactly when it is written while a span is the current one. Without an endpoint log lines go to
-the console alone: the folder of a run keeps the console's output of its processes already.
+the console alone: the folder of a run keeps the console's output of its processes already. So are lines from before
+there is an exporter, as of an explorer until its engine's process, which is forked and must have none, is there.
 
 A line is a line: names and error texts come off the wire, from workflows and from models, so whatever in a message
 could end a line or steer a terminal is escaped, and each line of a traceback is indented. Nobody can write a line in
@@ -17,9 +17,6 @@ What goes wrong while log lines are exported is told on the console only, or it 
 """
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Final, override
 
 from opentelemetry import trace
@@ -33,7 +30,6 @@ from opentelemetry.trace import format_trace_id
 from schemas.errors import printable
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-MAX_EARLY_LINES: Final = 1000  # far more than any start has; the oldest are dropped
 OWN: Final = ("opentelemetry", "urllib3", "requests")  # loggers of what exports
 
 
@@ -85,53 +81,14 @@ class LogExport:
         self._handler.addFilter(_NotOwn())
         self._handler.setFormatter(_Body())
 
-    def begin(self, earlier: Iterable[logging.LogRecord] = ()) -> None:
-        """From now on, every line of every logger, and ``earlier`` ones with the times at which they were written."""
-        for record in earlier:
-            self._handler.handle(record)
+    def begin(self) -> None:
+        """From now on, every line of every logger."""
         logging.getLogger().addHandler(self._handler)
 
     def close(self) -> None:
         """Send what is held back, then stop. Safe to call twice."""
         logging.getLogger().removeHandler(self._handler)
         self._provider.shutdown()
-
-
-class EarlyLines(logging.Handler):
-    """Holds the log lines of a process that cannot export yet, because it is still to be forked.
-
-    ::
-
-        early_lines() --every line, the newest MAX_EARLY_LINES--> end() --> LogExport.begin(), which sends them
-
-    A process that ends before has told them on its console alone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._records: deque[logging.LogRecord] = deque(maxlen=MAX_EARLY_LINES)
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(record)
-
-    def end(self) -> list[logging.LogRecord]:
-        """Hold no more; those held, oldest first. Later calls have none."""
-        logging.getLogger().removeHandler(self)
-        records = list(self._records)
-        self._records.clear()
-        return records
-
-
-@contextmanager
-def early_lines() -> Iterator[EarlyLines]:
-    """From now on lines are held, to the end of the block at the latest."""
-    lines = EarlyLines()
-    logging.getLogger().addHandler(lines)
-    try:
-        yield lines
-    finally:
-        lines.end()
 
 
 class _Handler(LoggingHandler):

@@ -36,8 +36,7 @@ from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry.generative import CONTENT
-from trinity_bus.telemetry.logs import EarlyLines, LogExport
+from trinity_bus.telemetry.logs import LogExport
 from trinity_bus.telemetry.spans import TRACES, metric_lines, span_lines
 
 log = logging.getLogger(__name__)
@@ -115,7 +114,6 @@ def setup_telemetry(
     *,
     namespace: str = "trinity",
     instance: str | None = None,
-    earlier: EarlyLines | None = None,
     discreet: bool = False,
 ) -> Telemetry:
     """Set the process's tracer and meter providers, and begin to export its log lines where they are to be.
@@ -125,9 +123,8 @@ def setup_telemetry(
         settings: Where files go without an endpoint.
         namespace: That of the mesh, to tell several apart.
         instance: Which of several of its kind it is, such as ``"explorer-0"``; host and process id where absent.
-        earlier: Log lines from before, to be exported too.
         discreet: Whether errors in spans of this process may quote what a model has answered: their texts are left out
-            then, unless ``telemetry.record_content`` is set.
+            then.
 
     Raises:
         ConfigError: The protocol is one that is not spoken here.
@@ -137,15 +134,12 @@ def setup_telemetry(
         raise TrinityError(
             "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
         )
-    CONTENT.on = settings.record_content
-    discreet = discreet and not settings.record_content
     telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance, discreet=discreet)
     trace.set_tracer_provider(telemetry.tracer_provider)
     metrics.set_meter_provider(telemetry.meter_provider)
     tell_start()
-    lines = [] if earlier is None else earlier.end()
     if telemetry.logs is not None:
-        telemetry.logs.begin(lines)
+        telemetry.logs.begin()
     return telemetry
 
 

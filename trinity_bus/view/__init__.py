@@ -13,7 +13,6 @@ from trinity_bus.view.parts import (
     SyncView,
     VersionRow,
     runner_values,
-    state_table,
     unserved_line,
 )
 from trinity_bus.view.state import MeshState
@@ -32,6 +31,5 @@ __all__ = [
     "follow",
     "follow_batches",
     "runner_values",
-    "state_table",
     "unserved_line",
 ]

@@ -48,8 +48,6 @@ class MeshFollower:
         gather_s: float | None = None,
     ) -> None:
         self._state = MeshState() if state is None else state
-        # Told of each record after the state has it. What it raises ends the following.
-        self.on_record: Callable[[object], None] | None = None
         self._on_end = on_end
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
@@ -117,8 +115,6 @@ class MeshFollower:
         if received.timestamp_ms:
             self._told = received.timestamp_ms / 1000, self._clock()
         self._changed.set()
-        if self.on_record is not None:
-            self.on_record(received.record)
 
     def _ended(self, error: BaseException) -> None:
         self._failure = error

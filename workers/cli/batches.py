@@ -1,13 +1,11 @@
 """``trinity-bus batches`` and ``abort``: what became of each batch; the end of one, and skipping one."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
-from rich.console import RenderableType
 
-from schemas import BatchRecord, StepTrained
+from schemas import StepTrained
 from schemas.errors import counted, one_line
 from schemas.topics import TRAINER_EVENTS
 from trinity_bus import awake
@@ -15,14 +13,13 @@ from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
 from trinity_bus.view import follow_batches
 from workers.cli.connection import mesh_command, on_mesh
-from workers.cli.console import console, say, show, show_live
+from workers.cli.console import console, say, show
 from workers.runs import program
 from workers.watch import all_batches_table
 
 app = typer.Typer(add_completion=False)
 out = console()
 
-_WAIT_S: Final = 60.0
 _ABORT_S: Final = 30.0
 _NO: Final = 1
 
@@ -32,7 +29,6 @@ _Batch = Annotated[str, typer.Argument(metavar="BATCH", help="As `trinity-bus ba
 @app.callback(invoke_without_command=True)
 def batches(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow changes until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every batch as a JSON object on one line.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many ended batches.")] = 20,
 ) -> None:
@@ -40,7 +36,7 @@ def batches(
     if context.invoked_subcommand is not None:
         return
 
-    on_mesh("batches", lambda bus: _show(bus, watch=watch, as_json=as_json, last=last))
+    on_mesh("batches", lambda bus: _show(bus, as_json=as_json, last=last))
 
 
 @app.command()
@@ -120,20 +116,7 @@ async def abort(
             raise typer.Exit(_NO)
 
 
-async def _show(bus: Bus, *, watch: bool, as_json: bool, last: int) -> None:
+async def _show(bus: Bus, *, as_json: bool, last: int) -> None:
     async with follow_batches(bus) as follower:
-
-        async def picture() -> RenderableType:
-            return all_batches_table(follower.state, last)
-
-        def print_change(record: object) -> None:
-            if isinstance(record, BatchRecord):
-                batch = follower.state.batches[record.batch_id]
-                typer.echo(json.dumps(asdict(batch)) if as_json else f"{batch.batch_id}: {record.state}")
-
-        if watch and out.is_terminal and not as_json:
-            await show_live(out, picture)
-        show(out, await picture(), map(asdict, follower.state.batches.values()), as_json=as_json)
-        follower.on_record = print_change
-        while watch:
-            await follower.changed(_WAIT_S)
+        state = follower.state
+        show(out, all_batches_table(state, last), map(asdict, state.batches.values()), as_json=as_json)

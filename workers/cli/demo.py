@@ -123,9 +123,8 @@ def _run(options: DemoOptions, shared: Preload) -> "Summary | None":
     with importing():
         from trinity_bus.config import Settings
         from workers.demo import preloads
-        from workers.demo.settings import with_http_key
 
-    settings = with_http_key(Settings())
+    settings = Settings()
     with preloads.begun(settings, options, shared) as begun:
         with importing():
             from workers.demo.demo import run_demo

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from itertools import groupby
@@ -18,7 +17,7 @@ import typer
 from schemas.errors import counted, printable
 from trinity_bus.errors import ConfigError
 from trinity_bus.rollout.registry import GROUP, find_workflow
-from workers.cli.console import console, say
+from workers.cli.console import say
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -74,17 +73,12 @@ def run(
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 1,
 ) -> None:
-    """Run one task here, and print the conversation, its tokens, which are trained on, its reward, metrics and trace.
+    """Run one task here, and print the conversation, its tokens, which are trained on, its reward and metrics.
 
     Needs no broker and no explorer. Applies an explorer's checks.
     """
-    from opentelemetry import trace
-
     from schemas.task import Task
-    from trinity_bus.config import Settings
     from trinity_bus.rollout import get_workflow
-    from trinity_bus.telemetry import load_spans, setup_telemetry, tree_of_task
-    from trinity_bus.telemetry.conventions import RL_TASK_ID
     from trinity_bus.testing import ScriptedEngine, run_workflow
 
     name = find_workflow(workflow)
@@ -94,39 +88,9 @@ def run(
         from workers.demo.local_engine import LocalEngine
 
         drawing = LocalEngine(engine)
-    with tempfile.TemporaryDirectory() as traces:
-        own = Settings().telemetry.model_copy(update={"run_dir": Path(traces)})
-        telemetry = setup_telemetry("workflow", own)
-        try:
-            with trace.get_tracer("workers.cli").start_as_current_span(
-                f"rollout {wanted.workflow}", attributes={RL_TASK_ID: wanted.task_id}
-            ):
-                rollouts = asyncio.run(run_workflow(get_workflow(wanted.workflow), wanted, _Traced(drawing)))
-        finally:
-            telemetry.shutdown()
-        tree = tree_of_task(load_spans(Path(traces)), wanted.task_id)
+    rollouts = asyncio.run(run_workflow(get_workflow(wanted.workflow), wanted, drawing))
     for number, rollout in enumerate(rollouts):
         _show(number if rollout.run_id is None else rollout.run_id, rollout, drawing.tokenizer)
-    console().print(tree)
-
-
-class _Traced:
-    # An engine whose requests are spans. Args: engine: Any.
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.tokenizer = engine.tokenizer
-
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: Any, n: int, traceparent: str | None) -> Any:
-        from opentelemetry import trace
-
-        from trinity_bus.telemetry.conventions import GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS
-
-        with trace.get_tracer("workers.cli").start_as_current_span("generate") as span:
-            drawn = await self._engine.generate(prompt_token_ids, sampling, n, traceparent)
-            span.set_attribute(GEN_AI_USAGE_INPUT_TOKENS, len(prompt_token_ids))
-            span.set_attribute(GEN_AI_USAGE_OUTPUT_TOKENS, sum(len(one.token_ids) for one in drawn))
-            return drawn
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -1,49 +1,35 @@
-"""Settings asked for and checked, files of them, and a mesh that is started here.
+"""Settings asked for and checked, and files of them.
 
 Nothing is kept between requests: each sends all answers, and is answered with what they come to. Paths in answers are
 looked at, so only those are asked who may act, or sit at a machine whose console nobody else reaches.
 """
 
 import asyncio
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.config import values_told
-from trinity_bus.config.sections import Sections
-from trinity_bus.config.settings import read_given
-from trinity_bus.console.configuration import files
-from trinity_bus.console.configuration.chart import chart_values
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.questions import (
     EXTRA_FIELDS,
     QUESTIONS,
     TASKS,
+    Draft,
     answers_of,
     draft_of,
     fields,
+    mesh_file,
     sections_of_fields,
+    tasks_file,
 )
-from trinity_bus.console.index.answers import SettingsRow
-from trinity_bus.console.web.who import host_is_ours
-from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.hub import NotCachedError, model_folder
-from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing.memory import GIB
 from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import form, operator
-from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
-from workers.console.page_context import VISITOR, BadLinkError, PageContext
-from workers.local import service_environment
+from workers.console.page_context import BadLinkError, PageContext
 from workers.preconditions import memory, refusals
-from workers.runs import new_run
-
-log = logging.getLogger("workers.console")
 
 
 def _has_rows(path: str) -> bool:
@@ -64,42 +50,24 @@ def _shape(path: str) -> ModelShape | None:
 
 
 _CHECKS: Final = Checks(refusals, _shape, _has_rows, memory)
-# What can be downloaded; None: it is of no use to this mesh
-_FILES: Final[Mapping[str, Callable[[Checked, Sections], str | None]]] = {
-    "mesh.toml": lambda checked, _: files.mesh_file(checked.draft),
-    "tasks.toml": lambda checked, _: None if checked.draft.rows is None else files.tasks_file(checked.draft.rows),
-    "mesh.gpu.toml": lambda checked, _: files.compose_mesh_file(checked.draft),
-    "mesh.env": lambda checked, settings: files.compose_env(settings, checked.draft.hardware),
-    "values.yaml": lambda checked, _: chart_values(checked),
-}
 _MODES: Final = ("beginner", "expert")
-_TELL: Final = ("coordinator", "explorer", "trainer")  # Services that tell their settings
 
 
 class Configuration:
-    def __init__(self, context: PageContext, mesh: LocalMesh) -> None:
+    def __init__(self, context: PageContext) -> None:
         self._context = context
-        self._mesh = mesh
         own = context.settings.console
         self._is_mine = own.token is None and own.viewer_token is None and own.user_header is None
-        self._is_here = is_loopback(own.host) and own.user_header is None
 
     def install(self, app: web.Application) -> None:
         app.router.add_get("/configuration", self._begin)
         app.router.add_post("/configuration", self._check)
-        for name in _FILES:
-            app.router.add_post(f"/configuration/{{file:{name.replace('.', r'\.')}}}", self._file)
-        app.router.add_post("/configuration/run", self._run)
-        app.router.add_get("/configuration/mesh", self._look)
-        app.router.add_get("/configuration/stop", self._ask_to_stop)
-        app.router.add_post("/configuration/stop", self._stop)
+        app.router.add_post("/configuration/mesh.toml", self._mesh_file)
+        app.router.add_post("/configuration/tasks.toml", self._tasks_file)
 
     async def _begin(self, request: web.Request) -> web.Response:
         self._let_in(request)
-        running = request.query.get("from") == "running"
-        answers = answers_of(files.changed_values((await self._running()).settings)) if running else {}
-        checked = None if not answers else await self._checked(answers, lay_out=False)
-        return await self._page(request, answers, checked)
+        return self._page(request, {}, None)
 
     async def _check(self, request: web.Request) -> web.Response:
         self._let_in(request)
@@ -108,107 +76,34 @@ class Configuration:
         checked = await self._checked(answers, lay_out=goes_on or _mode(request) == "beginner")
         if goes_on:
             answers = {**answers_of(checked.draft.values), **answers}
-        return await self._page(request, answers, checked)
+        return self._page(request, answers, checked)
 
-    async def _file(self, request: web.Request) -> web.Response:
+    async def _mesh_file(self, request: web.Request) -> web.Response:
+        return _file("mesh.toml", mesh_file(await self._sound_draft(request)))
+
+    async def _tasks_file(self, request: web.Request) -> web.Response:
+        rows = (await self._sound_draft(request)).rows
+        if rows is None:
+            raise BadLinkError("there are no rows to describe")
+        return _file(TASKS, tasks_file(rows))
+
+    async def _sound_draft(self, request: web.Request) -> Draft:
         self._let_in(request)
         checked = await self._checked(await _answers(request), lay_out=True)
-        name = request.match_info["file"]
-        if not checked.is_sound or checked.settings is None:
+        if not checked.is_sound:
             raise BadLinkError(f"this is no mesh yet: {checked.problems[0].text}")
-        text = _FILES[name](checked, checked.settings)
-        if text is None:
-            raise BadLinkError("there are no rows to describe")
-        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
-        return web.Response(text=text, content_type="text/plain", headers=headers)
-
-    async def _run(self, request: web.Request) -> web.StreamResponse:
-        who = self._let_run(request)
-        answers = await _answers(request)
-        checked = await self._checked(answers, lay_out=True)
-        if not checked.is_sound or checked.settings is None:
-            return await self._page(request, answers, checked)
-        if checked.too_large:
-            raise ConfigError(checked.too_large)
-        if self._mesh.is_busy:
-            raise MeshBusyError("a mesh that was started from here runs already: stop it first")
-        try:
-            run = await asyncio.to_thread(self._prepared, checked)
-        except OSError as error:
-            raise ConfigError(f"the files of a run cannot be written: {error}") from error
-        log.warning("%s starts the mesh %s in %s", who, run.namespace, run.folder)
-        self._mesh.start(run)
-        raise web.HTTPSeeOther("/configuration/mesh")
-
-    async def _look(self, request: web.Request) -> web.Response:
-        self._let_in(request)
-        activities = await asyncio.to_thread(self._mesh.activities)
-        values = {"mesh": self._mesh, "activities": activities, "may_run": self._may_run(request)}
-        response = self._context.render(request, "local_mesh.html", **values)
-        if self._mesh.state in {"starting", "stopping"}:
-            response.headers["Refresh"] = "2"
-        return response
-
-    async def _ask_to_stop(self, request: web.Request) -> web.Response:
-        self._let_run(request)
-        return self._context.render(request, "confirm.html", what="stop", version=None, back="/configuration/mesh")
-
-    async def _stop(self, request: web.Request) -> web.StreamResponse:
-        log.warning("%s stops the mesh that was started from here", self._let_run(request))
-        await asyncio.shield(self._mesh.stop())
-        raise web.HTTPSeeOther("/configuration/mesh")
+        return checked.draft
 
     def _let_in(self, request: web.Request) -> None:
         if not self._is_mine:
             operator(request)
 
-    def _may_run(self, request: web.Request) -> bool:
-        return self._is_at(request) and request[VISITOR].may_act
-
-    def _let_run(self, request: web.Request) -> str:
-        who = operator(request).name
-        if not self._is_at(request):
-            raise ConfigError(
-                "a mesh is started by who sits at this machine: from a console that listens on a loopback address "
-                "alone, under that address, and not through a proxy"
-            )
-        return who
-
-    def _is_at(self, request: web.Request) -> bool:
-        # Settings can name programs. A proxy on this machine comes from it too, with the name that browsers know.
-        return self._is_here and host_is_ours(request.host)
-
     async def _checked(self, answers: Mapping[str, str], *, lay_out: bool) -> Checked:
         return await asyncio.to_thread(_CHECKS, draft_of(answers), lay_out=lay_out)
 
-    def _prepared(self, checked: Checked) -> LocalRun:
-        settings, own, draft = checked.settings, self._context.settings, checked.draft
-        assert settings is not None  # noqa: S101 - it is sound
-        namespace = settings.mesh.namespace
-        same = settings.kafka.bootstrap_servers in {None, own.kafka.bootstrap_servers}
-        shown_here = same and namespace == own.kafka.namespace
-        if shown_here and (alive := next(self._context.feed.state.alive(), None)):
-            raise MeshBusyError(
-                f"the mesh {namespace} runs already, with {alive.name}: stop it, or give another mesh.namespace"
-            )
-        folder = new_run(time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
-        if draft.rows is not None:
-            rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
-            (folder / TASKS).write_text(files.tasks_file(rows), encoding="utf-8")
-        servers = settings.kafka.bootstrap_servers or own.kafka.bootstrap_servers
-        draft = replace(draft, values={**draft.values, "kafka.bootstrap_servers": servers})
-        (folder / "mesh.toml").write_text(files.mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
-        plan, address = files.planned(checked.services, settings, draft.hardware), ""
-        if not shown_here:
-            port = free_port()
-            plan.append(files.PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
-            address = f"http://127.0.0.1:{port}/"
-        return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
-
-    async def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
+    def _page(self, request: web.Request, answers: Mapping[str, str], checked: Checked | None) -> web.Response:
         mode = _mode(request)
         known = {**fields(), **EXTRA_FIELDS}
-        sound = checked is not None and checked.is_sound
         touched = {*answers, *(path for one in (checked.problems if checked else ()) for path in one.paths)}
         values: dict[str, Any] = {
             "mode": mode,
@@ -221,25 +116,10 @@ class Configuration:
             "extra": list(EXTRA_FIELDS.values()),
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
-            "changes": [],
-            "running": None,
-            "mesh_toml": "",
-            "may_run": self._may_run(request),
+            "mesh_toml": mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
+            "up": _up(checked) if checked is not None and checked.is_sound else "",
         }
-        if sound and checked is not None and checked.settings is not None:
-            values["running"] = running = await self._running()
-            values["changes"] = files.differences(running.settings, checked.settings)
-            values["mesh_toml"] = files.mesh_file(checked.draft)
         return self._context.render(request, "configuration.html", **values)
-
-    async def _running(self) -> "RunningSettings":
-        # The settings of the mesh that is looked at; the console's own where its index cannot be asked
-        index = self._context.feed.index
-        try:
-            told = await index.ask(lambda asked: [asked.settings(service=kind) for kind in _TELL])
-        except TrinityError:
-            told = []
-        return running_settings(self._context.settings, [row for rows in told for row in rows])
 
 
 def _mode(request: web.Request) -> str:
@@ -249,48 +129,22 @@ def _mode(request: web.Request) -> str:
     return mode
 
 
+def _up(checked: Checked) -> str:
+    # The command that runs it on one machine
+    hardware, settings = checked.draft.hardware, checked.settings
+    assert settings is not None  # noqa: S101 - it is sound
+    words = ["trinity-bus up --config mesh.toml"]
+    if (explorers := hardware.explorers(settings)) > 1:
+        words.append(f"--explorers {explorers}")
+    if hardware.trainer_gpus or hardware.explorer_gpus:
+        words.append(f"--trainer-gpus {hardware.trainer_gpus}")
+    return " ".join(words)
+
+
+def _file(name: str, text: str) -> web.Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return web.Response(text=text, content_type="text/plain", headers=headers)
+
+
 async def _answers(request: web.Request) -> dict[str, str]:
     return {name: text for name, text in (await form(request)).items() if name != "proof"}
-
-
-@dataclass(frozen=True, slots=True)
-class RunningSettings:
-    """The settings of the mesh that is looked at: what its services have told, over the console's own.
-
-    Of each kind of service the one counts that told last; names are each one's own. What nobody tells, such as how the
-    broker is reached, is as the console has it. What a service has told that cannot be, or not beside what others told,
-    is left out, and the page says so: it came off the log.
-    """
-
-    settings: Sections
-    # By whom, one of each kind; the others' are the console's own
-    told: list[SettingsRow] = field(default_factory=list)
-    refused: list[tuple[SettingsRow, str]] = field(default_factory=list)  # Whose were left out, and why
-
-
-def running_settings(own: Sections, told: Sequence[SettingsRow]) -> RunningSettings:
-    known = fields()
-    values, settings = dict(files.changed_values(own)), own
-    newest = {row.service: row for row in sorted(told, key=lambda row: row.at)}
-    taken: list[SettingsRow] = []
-    refused: list[tuple[SettingsRow, str]] = []
-    for _, row in sorted(newest.items()):
-        paths = [path for path in row.settings if path in known and not known[path].is_secret]
-        paths = [path for path in paths if not path.endswith(".name")]
-        try:
-            its = values_told(row.settings, paths)
-        except ConfigError as error:
-            refused.append((row, str(error)))
-            continue
-        # What it has not set is not set, whatever the console has.
-        others = {path: value for path, value in values.items() if path not in paths}
-        found, wrong = read_given(others | its)
-        if found is None:
-            refused += [(row, why) for why in wrong.values()]
-            its = {path: value for path, value in its.items() if path not in wrong}
-            found, _ = read_given(others | its)
-        if found is None:
-            continue
-        values, settings = others | its, found
-        taken.append(row)
-    return RunningSettings(settings, taken, refused)

@@ -7,7 +7,6 @@
 
     browsers --HTTP--> door (who, from where) --> pages <-- MeshState, index, records on the log
                                               |-> actions, by an operator --commands--> coordinator
-                                              |-> a prompt asked again, by an operator --HTTP--> explorers
                                               '-> a mesh on this machine, by an operator: started, stopped
 
     stop:   open pages have ``_DRAIN_S``; then the port is closed
@@ -41,10 +40,8 @@ from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.telemetry import setup_telemetry
 from workers.console.access_control import AccessControl
 from workers.console.actions import Actions, DeadLetterPages
-from workers.console.ask_again import AskAgain
 from workers.console.configuration import Configuration
 from workers.console.index_pages import Compare, IndexPages
-from workers.console.local_mesh import LocalMesh
 from workers.console.mesh_watcher import MeshWatcher
 from workers.console.page_context import VISITOR, PageContext
 from workers.console.rollout_pages import RolloutPages
@@ -129,11 +126,8 @@ class Console:
         app = web.Application()
         context = PageContext(self._settings, self.feed)
         AccessControl(context).install(app)
-        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions, AskAgain):
+        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions, Configuration):
             part(context).install(app)
-        mesh = LocalMesh()
-        Configuration(context, mesh).install(app)
-        app.on_shutdown.append(lambda _: mesh.stop())
         app.router.add_get("/live", Live(self.feed).stream)
         app.router.add_get("/health", self._health)
         app.router.add_static("/static", STATIC)

@@ -1,7 +1,7 @@
 """What a demo asks of each service: settings of one mesh on one small machine, as a file in the run's folder.
 
 The file holds what the user has set, from wherever it came, and above that what the demo decides; services are told no
-other settings but secrets, which stay in the environment, and explorers their names, cores and ports.
+other settings but secrets, which stay in the environment, and explorers their names and cores.
 
 The figures of training were chosen by trying: docs/objectives.md, "Why runs once kept nine of ten digits", has what
 each is for. With 8 samples a task instead of 16 it takes half as many steps again.
@@ -103,12 +103,12 @@ def explorer_options(options: DemoOptions, index: int, cores: Sequence[int]) -> 
     """Return what one explorer is told: its name and, where several are on CPUs, a core while there are enough."""
     name, core = options.explorer_names[index], cores[index % len(cores)]
     bound = (f"explorer.cpu_cores={core}",) if is_installed_for_cpu() and options.explorers > 1 else ()
-    own = (f"explorer.name={name}", *bound, "explorer.http_port=0")
+    own = (f"explorer.name={name}", *bound)
     return [word for setting in own for word in ("--set", setting)]
 
 
 def with_http_key(settings: Settings) -> Settings:
-    """Return settings with a key that the console of this run shows to its explorers, where the user has named none."""
+    """Return settings with a key that a gateway of this run shows to its explorers, where the user has named none."""
     if settings.explorer.http_key is not None:
         return settings
     key = SecretStr(secrets.token_hex(24))

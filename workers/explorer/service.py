@@ -66,7 +66,6 @@ from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
 from trinity_bus.sandbox import why_no_sandbox
 from trinity_bus.telemetry import setup_telemetry
-from trinity_bus.telemetry.logs import early_lines
 from trinity_bus.telemetry.metrics import RUNNER_DEATHS, SLOT_TIME, SLOTS_OFFERED, Occupancy
 from workers.explorer.auxiliary import AuxiliaryPools
 from workers.explorer.executor import IDLE, OrderFilter, RolloutExecutor
@@ -96,7 +95,7 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
     if settings.explorer.engine_url is None:
         check_model(settings.explorer)
     # The fork server loads beside the engine, and takes less long.
-    with early_lines() as earlier, ForkServer(settings, channel=runners) as fork_server:
+    with ForkServer(settings, channel=runners) as fork_server:
         engine = _engine(settings)
         try:
             # The broker may be starting beside this process. It is to be there before the engine starts, because that
@@ -111,9 +110,7 @@ async def run(settings: Settings, runners: socket.socket | None = None) -> None:
             _log.info("connecting")
             # After the engine, whose process must not inherit exporters.
             namespace = settings.kafka.namespace
-            telemetry = setup_telemetry(
-                "explorer", settings.telemetry, namespace=namespace, instance=name, earlier=earlier
-            )
+            telemetry = setup_telemetry("explorer", settings.telemetry, namespace=namespace, instance=name)
             try:
                 async with Bus(settings.kafka, client_id=name) as bus:
                     freeze_gc()
@@ -152,7 +149,6 @@ class ExplorerService:
     def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, fork_server: ForkServer) -> None:
         self._settings = settings.explorer
         self._told_settings = told_settings(settings, "mesh", "explorer", "synchronizer")
-        self._record_content = settings.telemetry.record_content
         self._bus = bus
         self._engine = engine
         self._fork_server = fork_server
@@ -233,7 +229,6 @@ class ExplorerService:
             slots=slots,
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
-            record_content=self._record_content,
             settings=self._settings,
         )
         async with AsyncExitStack() as until_drained:

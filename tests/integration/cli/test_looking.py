@@ -21,12 +21,10 @@ LOOKING = (
     "batches --json",
     "runners --once",
     "versions",
-    "lineage 1",
     "dead-letters",
     "topics list",
     "positions show",
     "track --once --out {folder}",
-    "export --out {folder}",
     # What acts on a mesh looks for it first.
     "abort 1 --reason why",
     "batches skip 1 --reason why",

@@ -7,24 +7,23 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from pyarrow import parquet
 
 from schemas import Task
 from schemas.topic import Topic
 from schemas.topics import BATCHES, EXPERIENCES, TASKS
 from tests.support.fakes.log_records import group
-from tests.support.mesh.forks import finished, forked
-from tests.support.mesh.mesh import PROGRAM, environment, unused, with_topics
+from tests.support.mesh.mesh import unused
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
-from trinity_bus.console.index.follower import IndexStanding, PastRecords, catch_up, follow_log
+from trinity_bus.console.index.follower import IndexStanding, PastRecords, follow_log
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import SampleFilter, StoreError
+from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
 from trinity_bus.errors import RecordGoneError, UnknownTopicError
 from workers.console.mesh_watcher import MeshWatcher
@@ -100,8 +99,11 @@ async def delete(settings: KafkaSettings, topic: Topic) -> None:
 
 async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
     away = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_s": 1.0})
-    with Store(tmp_path, texts="none") as store, pytest.raises(StoreError, match=r"127\.0\.0\.1:1"):
-        await catch_up(Bus(away, client_id="index"), store, read_mib_s=64)
+    with Store(tmp_path, texts="none") as store:
+        async with aclosing(follow_log(Bus(away, client_id="index"), store, read_mib_s=64)) as standings:
+            told = [await anext(standings) for _ in range(2)]
+    assert [one.state for one in told] == ["connecting", "waiting"]
+    assert "127.0.0.1:1" in told[1].line
 
 
 async def test_of_a_namespace_that_is_mistyped_nothing_is_made(settings: KafkaSettings, tmp_path: Path) -> None:
@@ -163,22 +165,3 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
                 await make_anew(settings, bus, EXPERIENCES)
                 await producer.send(TASKS, "t-2", Task(task_id="t-2", workflow="copy", prompt="a"))
                 await until(lambda: index.extent().samples == 0 and index.task("t-2") is not None)
-
-
-async def test_killed_and_run_again_an_export_has_each_sample_once(settings: KafkaSettings, tmp_path: Path) -> None:
-    async with with_topics(settings) as bus, bus.producer() as producer:
-        for number in range(3500):
-            await producer.send(EXPERIENCES, f"t-{number}", group(f"t-{number}", [number, 0.5]))
-        await producer.send_raw(TASKS, b"t-x", b"nonsense")
-    env = environment(settings, console__folder=tmp_path / "index", console__read_mib_s=1)
-    command = [PROGRAM, "export", "--out", str(tmp_path / "out")]
-    with forked(*command, name="export", env=env, output=tmp_path / "export.log"):
-        await until(lambda: committed(tmp_path / "index" / settings.namespace) > 0)
-    done = finished(*command, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "Records that are not shown: 1 of tasks could not be read." in " ".join(done.stderr.split())
-    samples = parquet.read_table(tmp_path / "out" / "samples.parquet").to_pydict()
-    assert sorted(zip(samples["task_id"], samples["number"], samples["reward"], strict=True)) == sorted(
-        (f"t-{number}", place, reward) for number in range(3500) for place, reward in ((0, float(number)), (1, 0.5))
-    )
-    assert parquet.read_table(tmp_path / "out" / "groups.parquet").schema.field("at").type.tz == "UTC"

@@ -12,26 +12,20 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import SecretStr
 
-from schemas import ExplorerHeartbeat, Position, PublishVersion, RollBack, Task
-from schemas.topics import DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, OPERATOR_COMMANDS, TASKS, TOPICS
+from schemas import Position, PublishVersion, RollBack, Task
+from schemas.topics import DEAD_LETTERS, EXPERIENCES, OPERATOR_COMMANDS, TASKS, TOPICS
 from tests.support.console.small_log import FIRST_TASK, HOSTILE, SAMPLES, write_small_log
-from tests.support.fakes.engine import FakeEngine
 from tests.support.mesh.mesh import unused
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
-from trinity_bus.config import ConsoleSettings, ExplorerSettings, KafkaSettings, Settings
+from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.health.process import readings
-from trinity_bus.inference.concurrency import ConcurrencyController
-from trinity_bus.testing import CharacterTokenizer
 from workers.console.service import Console
-from workers.explorer.http_side import HttpSide
-from workers.explorer.weights import ServedVersion
 
 pytestmark = pytest.mark.integration
 
 TOKEN = "the-token-of-operators"  # noqa: S105 - of a test
-EXPLORERS = ExplorerSettings(http_port=0, http_key=SecretStr("what-explorers-are-shown"))
 JAEGER = "http://jaeger.test:16686"
 
 type Client = TestClient[Any, Any]
@@ -57,7 +51,7 @@ class Site:
 async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
     own = ConsoleSettings(folder=tmp_path, port=0, token=SecretStr(TOKEN), jaeger_url=JAEGER)
     log = unused(kafka)
-    settings = Settings(kafka=log, console=own, explorer=EXPLORERS)
+    settings = Settings(kafka=log, console=own)
     console = Console(settings)
     async with Bus(log, client_id="test") as bus:
         await bus.ensure_topics(TOPICS)
@@ -125,7 +119,6 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
         f"/samples/{group}-0": ["0.67", "+0.227", "trained on.", "log-probability", "42", "next run"],
         f"/samples/{group}-0?by=version&ids=1": ["drawn by version 0"],
         f"/tasks/{FIRST_TASK}": ["completed", "dispatched", "finished", "step 1", "42"],
-        "/configuration?mode=expert&from=running": ["rloo", "0.7"],
         "/versions": ["step", "served", "train-2", "Serve", "batches were passed over"],
         "/versions/newest": ["Serve the newest version again?", "Every explorer takes the newest version"],
         "/dead-letters": ["not_json", "bad-1"],
@@ -177,7 +170,6 @@ async def test_every_page_and_every_link_of_it(site: Site) -> None:
     await _news(site)
     await _a_letter_put_back(site)
     await _a_version_that_is_asked_for(site)
-    await _the_model_asked_again(site)
     await _what_cannot_be_read(site)
     await _what_retention_has_deleted(site)
     await _a_second_console(site)
@@ -282,38 +274,6 @@ async def _a_version_that_is_asked_for(site: Site) -> None:
     command = await _command(site, "/versions/1/go-back", proof, why="it diverged")
     assert isinstance(command, RollBack)
     assert (command.version, command.reason, command.asked_by) == (1, "it diverged", "operator")
-
-
-async def _the_model_asked_again(site: Site) -> None:
-    """An explorer draws for the prompt of a sample once more, and says how likely the old answer is now."""
-    place = site.places[FIRST_TASK]
-    path = f"/samples/{place.partition}-{place.offset}-0"
-    assert "Ask the model again" in await site.page(path)
-    assert "No explorer that can be asked" in await site.page(f"{path}/again")
-    engine = FakeEngine(version=2)
-    async with HttpSide(EXPLORERS, engine, ServedVersion(2), ConcurrencyController(64, 1), CharacterTokenizer) as side:
-        beat = ExplorerHeartbeat(explorer="explorer-9", incarnation="b", state="ready", slots=1, model_version=2)
-        async with site.bus.producer() as producer:
-            await (await producer.send(EXPLORER_EVENTS, "explorer-9", side.told(beat)))
-        state = site.console.feed.state
-        state.alive_s = 1e9  # the one heartbeat is enough
-        await until(lambda: "explorer-9" in state.explorers, 60)
-        html = await site.page(f"{path}/again")
-        assert "2: explorer-9" in html
-        form = {"proof": await _proof(site, f"{path}/again"), "temperature": "0.5", "max_tokens": "8"}
-        for wrong in ({"version": "x"}, {"version": "2", "temperature": "99"}, {"version": "2", "max_tokens": "0"}):
-            async with site.client.post(f"{path}/again", data=form | wrong) as answer:
-                assert answer.status == 400
-        async with site.client.post(f"{path}/again", data=form | {"version": "1"}) as answer:
-            assert "serves version 1 any more" in await answer.text()
-        assert not engine.prompts
-        async with site.client.post(f"{path}/again", data=form | {"version": "2"}) as answer:
-            html = await answer.text()
-    assert "52 50" in html, html
-    assert "under version 2, temperature 1" in html
-    assert re.search(r'<span class="t [^"]*gap\d[^"]*" title="[^"]*version 2 less then [+-]', html), html
-    found = json.loads(await site.page(f"{path}.json"))
-    assert engine.prompts == [found["prompt_token_ids"], found["prompt_token_ids"] + found["response_token_ids"]]
 
 
 async def _post(site: Site, path: str, proof: str, **fields: str) -> int:

@@ -1,4 +1,4 @@
-"""A recorded run trained once more, by a replay and by a shadow, and told of by `lineage`, on a real broker.
+"""A recorded run trained once more, by a replay and by a shadow, on a real broker.
 
 One live run is recorded for all tests, with a shadow beside it that is killed on the way.
 """
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 from schemas import Position, ResultPart, StepBegun, StepEnded, StepGroup, StepTrained, TrainerHeartbeat
 from schemas.step import step_key
@@ -40,7 +39,6 @@ from tests.support.mesh.mesh import PROGRAM, unused, with_topics
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.training.errors import TrainingError
-from workers.cli import app as cli
 from workers.trainer.replay import ReplayRequest, replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -262,29 +260,6 @@ def test_as_a_command_it_goes_on_from_the_newest_checkpoint_before_the_step(run:
     assert f"step 5 is trained: checkpoints and metrics.jsonl are in {own}" in done.stdout
     assert "replay-5, from step 5 on: trainer.loss: ppo -> gspo" in done.stderr
     assert [*figures(own)] == [5], "from the checkpoint of step 4"
-
-
-def test_lineage_tells_what_a_step_was_made_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in run.live.environment.items():
-        monkeypatch.setenv(name, value)
-    told = CliRunner().invoke(cli.app, ["lineage", "2", "--json"])
-    assert told.exit_code == 0, told.output
-    step = json.loads(told.stdout)
-    assert (step["batch_id"], step["sequence"], step["checkpoint"]) == ("batch-2", 2, None)
-    assert [task["task_id"] for task in step["tasks"]] == ["task-1-a", "task-1-equal", "task-1-b", "limited"]
-    assert [sample["left_out"] for sample in step["tasks"][3]["samples"]] == ["limited_sampling", "", "", ""]
-    assert {version for task in step["tasks"] for one in task["samples"] for version in one["versions"]} == {0, 1}
-    newest = json.loads(CliRunner().invoke(cli.app, ["lineage", "5", "--json"]).stdout)
-    folder = run.live.folder / "checkpoints" / "step-00000005"
-    assert newest["checkpoint"] == str(folder)
-    digest = json.loads((folder / "progress.json").read_text())["digests"]["model.safetensors"]
-    table = CliRunner().invoke(cli.app, ["lineage", "5"]).stdout
-    assert newest["checkpoint_digests"]["model.safetensors"] == digest
-    assert digest in table
-    assert "task-4-a" in table
-    assert "shadow-0, run" in CliRunner().invoke(cli.app, ["lineage", "5", "--trainer", "shadow-0"]).stdout
-    gone = CliRunner().invoke(cli.app, ["lineage", "9"])
-    assert "nothing is known of step 9 of trainer-0" in str(gone.exception)
 
 
 async def test_of_deleted_experiences_it_names_the_first_step_that_can_still_be_trained(

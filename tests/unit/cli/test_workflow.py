@@ -58,8 +58,6 @@ def test_a_task_is_answered_by_whoever_types(made: Path) -> None:
         "prompt   tools: ['add']\\nuser: 17 + 25?\\nassistant: ",
         "context  \\ntool: 42\\nassistant: ",
         "sampled  42",
-        "execute_tool add",
-        "rollout my-sums",
     ):
         assert line in done.stdout
     assert "mask     1" in done.stdout

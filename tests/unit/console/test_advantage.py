@@ -13,7 +13,7 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
 from tests.support.narrowing import some
 from trinity_bus.config import Settings, TrainerSettings, told_settings
-from trinity_bus.console.index.answers import GroupUse, LeftOutRow, SettingsRow, StepName, WholeGroup
+from trinity_bus.console.index.answers import GroupUse, SettingsRow, StepName, WholeGroup
 from trinity_bus.console.index.index import Index
 from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.web.advantage import compare, settings_of
@@ -33,7 +33,7 @@ def told(name: str = "trainer-0", **settings: Any) -> SettingsRow:
     return SettingsRow("trainer", name, 0.0, told_settings(made, "mesh", "trainer"))
 
 
-def whole(*left_out: LeftOutRow, step: StepName | None = LIVE) -> WholeGroup:
+def whole(*left_out: LeftOut, step: StepName | None = LIVE) -> WholeGroup:
     return WholeGroup(parts=[], missing=0, uses=[] if step is None else [GroupUse(step, 1.0, list(left_out))])
 
 
@@ -56,9 +56,9 @@ def episodes() -> ExperienceGroup:
     ],
 )
 def test_advantages_are_the_trainers_own(settings: dict[str, Any]) -> None:
-    log, row = episodes(), LeftOutRow("task", "not_finite", [1], "")
+    log, row = episodes(), LeftOut(task_id="task", reason="not_finite", samples=[1])
     own = registry.make("advantage", Advantage, TrainerSettings(**settings))
-    (kept,) = without([log], [LeftOut(task_id="task", reason="not_finite", samples=[1])])
+    (kept,) = without([log], [row])
     trained = prepare([kept, make_group(seed=1, task_id="other")], version=0, advantage=own)
     expected = {s.number: float(s.advantages[s.mask].mean()) for s in trained.samples if (s.number or 0) < len(kept)}
     found = compare(whole(row), log, [told(**settings)])

@@ -11,8 +11,28 @@ from typing import Any
 import pytest
 
 from trinity_bus.errors import ConfigError
-from trinity_bus.runners.fork_server import IMPORTED, interpreter
+from trinity_bus.runners.fork_server import interpreter
 
+# What every runner imports beside the standard library, ``schemas`` and ``trinity_bus``: no torch, vLLM or client of
+# Kafka.
+IMPORTED = (
+    "aiohttp",
+    "annotated_types",
+    "jinja2",
+    "msgpack",
+    "msgspec",
+    "numpy",
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.instrumentation.logging",
+    "opentelemetry.sdk",
+    "pydantic",
+    "pydantic_core",
+    "pydantic_settings",
+    "rich",
+    "transformers",
+    "uvloop",
+    "xxhash",
+)
 ROOT = Path(__file__).parents[3]
 IMPORTS = """
 import importlib.util, sys

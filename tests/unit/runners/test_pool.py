@@ -2,20 +2,19 @@
 
 import signal
 from collections import Counter
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from trinity_bus.config import ExplorerSettings
 from trinity_bus.runners import pool as do
-from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool, PoolLimits
+from trinity_bus.runners.pool import MAX_FAILED_STARTS, QUARANTINE, Pool
 
 
-def limits(**changes: float | None) -> PoolLimits:
-    given: dict[str, int | float | None] = {
-        "runners": 2, "slots": 6, "stuck_pings": 3, "cancel_grace_s": 5.0, "max_attempts": None, "max_rss_mib": None,
-    }  # fmt: skip
-    return PoolLimits(**(given | changes))  # type: ignore[arg-type]
+def settings_of(**changes: Any) -> ExplorerSettings:
+    return ExplorerSettings(**({"runners": 2, "slots": 6, "runner_stuck_s": 3.0, "cancel_grace_s": 5.0} | changes))
 
 
 def started(effects: list[do.PoolEffect]) -> dict[int, int]:
@@ -23,9 +22,9 @@ def started(effects: list[do.PoolEffect]) -> dict[int, int]:
     return {effect.job: effect.serial for effect in effects if isinstance(effect, do.StartJob)}
 
 
-def begun(jobs: int = 0, **changes: float | None) -> tuple[Pool, dict[int, int]]:
+def begun(jobs: int = 0, **changes: int) -> tuple[Pool, dict[int, int]]:
     """A pool whose runners are there, and where its jobs run."""
-    pool = Pool(limits(**changes))
+    pool = Pool(settings_of(**changes))
     for effect in pool.begin():
         assert isinstance(effect, do.StartRunner)
         pool.heard(effect.serial)
@@ -61,7 +60,7 @@ def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
         assert all(isinstance(effect, do.PingRunner) for effect in pool.tick(0.0, {}))
         pool.heard(0)
         pool.heard(1)
-    for _ in range(3):
+    for _ in range(5):
         assert do.PingRunner(serial) in pool.tick(0.0, {})
         pool.heard(1 - serial)
     (kill,) = [effect for effect in pool.tick(0.0, {}) if isinstance(effect, do.KillRunner)]
@@ -72,10 +71,10 @@ def test_a_runner_that_answers_nothing_says_where_it_is_and_dies() -> None:
 
 
 def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
-    idle, _ = begun(max_rss_mib=100)
+    idle, _ = begun(runner_max_rss_mib=100)
     # One that has done nothing would be followed by another that is as large.
     assert all(isinstance(effect, do.PingRunner) for effect in idle.tick(0.0, {0: 150.0, 1: 150.0}))
-    pool, where = begun(2, max_rss_mib=100)
+    pool, where = begun(2, runner_max_rss_mib=100)
     effects = pool.tick(0.0, {0: 99.0, 1: 101.0})
     (fork,) = [effect for effect in effects if isinstance(effect, do.StartRunner)]
     (job,) = [job for job, serial in where.items() if serial == 1]
@@ -86,7 +85,7 @@ def test_a_large_runner_leaves_and_a_huge_one_is_killed() -> None:
 
 
 def test_runners_that_never_come_up_are_given_up_and_blame_no_job() -> None:
-    pool = Pool(limits(runners=1))
+    pool = Pool(settings_of(runners=1))
     (fork,) = pool.begin()
     pool.submit(0)
     assert isinstance(fork, do.StartRunner)
@@ -106,7 +105,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool(limits(max_attempts=4, max_rss_mib=100))
+        self.pool = Pool(settings_of(runner_max_attempts=4, runner_max_rss_mib=100))
         self.alive: set[int] = set()
         self.where: dict[int, int] = {}
         self.cancelled: set[int] = set()

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from tests.support.fakes.http import Answering, served
 from tests.unit.telemetry.test_setup import run
-from trinity_bus.telemetry.logs import MAX_EARLY_LINES, TraceFormatter, console, early_lines
+from trinity_bus.telemetry.logs import TraceFormatter, console
 
 
 def record(text: str, error: Exception | None = None) -> logging.LogRecord:
@@ -29,13 +29,11 @@ def test_a_line_of_a_span_ends_with_its_trace() -> None:
 
 
 PROCESS = """
-from trinity_bus.telemetry.logs import console, early_lines
+from trinity_bus.telemetry.logs import console
 
 console()
 log = logging.getLogger("workers.explorer.executor")
-with early_lines() as earlier:
-    log.info("the engine %s", "starts")
-    telemetry = setup_telemetry("explorer", settings, instance="explorer-0", earlier=earlier)
+telemetry = setup_telemetry("explorer", settings, instance="explorer-0")
 logging.getLogger("opentelemetry.exporter").warning("cannot be sent")
 log.debug("not shown")
 with trace.get_tracer("test").start_as_current_span("rollout") as span:
@@ -76,35 +74,16 @@ def test_an_endpoint_takes_all_signals_and_log_lines_have_their_traces(tmp_path:
             resources.append({entry.key: entry.value.string_value for entry in resource_logs.resource.attributes})
             records += [line for scope in resource_logs.scope_logs for line in scope.log_records]
     told = [(line.severity_text, line.body.string_value, line.trace_id.hex()) for line in records]
-    assert told == [("INFO", "the engine starts", ""), ("WARN", "task t1 failed", trace_id), ("ERROR", "it broke", "")]
-    assert records[0].time_unix_nano < records[0].observed_time_unix_nano
+    assert told == [("WARN", "task t1 failed", trace_id), ("ERROR", "it broke", "")]
     assert {resource["service.name"] for resource in resources} == {"explorer"}
     assert {resource["service.instance.id"] for resource in resources} == {"explorer-0"}
-    attributes: dict[str, AnyValue] = {entry.key: entry.value for entry in records[2].attributes}
+    attributes: dict[str, AnyValue] = {entry.key: entry.value for entry in records[1].attributes}
     assert attributes["exception.type"].string_value == "ValueError"
     assert "Traceback" in attributes["exception.stacktrace"].string_value
     assert f"task t1 failed [trace {trace_id}]" in done.stderr
     assert "after the end" in done.stderr
     assert "cannot be sent" in done.stderr
     assert "Exception ignored" not in done.stderr
-
-
-def test_lines_that_are_held_are_bounded_and_given_once() -> None:
-    log = logging.getLogger("workers.explorer")
-    with early_lines() as lines:
-        for number in range(MAX_EARLY_LINES + 3):
-            log.warning("line %d", number)
-        held = lines.end()
-        log.warning("later")
-        assert lines.end() == []
-    assert [record.getMessage() for record in held] == [f"line {i}" for i in range(3, MAX_EARLY_LINES + 3)]
-
-
-def test_lines_are_held_no_longer_than_the_block() -> None:
-    handlers = list(logging.getLogger().handlers)
-    with pytest.raises(ValueError, match="it does not start"), early_lines():
-        raise ValueError("it does not start")
-    assert logging.getLogger().handlers == handlers
 
 
 @pytest.mark.parametrize("name", ["aiokafka", "megatron"])

@@ -2,9 +2,9 @@
 
 ::
 
-    log --follow_log--> Store (SQLite, files) <--Index-- pages, `trinity-bus export`
-     ^                                                         |
-     '------------------------PastRecords----------------------'   the tokens of what somebody looks at
+    log --follow_log--> Store (SQLite, files) <--Index-- pages
+     ^                                           |
+     '----------------PastRecords----------------'   the tokens of what somebody looks at
 
 :class:`Index` is what pages ask; ``answers`` and ``questions`` say in which terms. One process has the ``Store``.
 """

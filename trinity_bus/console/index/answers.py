@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from schemas.batch import TaskStatus
 from schemas.record import BatchType, Metrics
+from schemas.step import LeftOut
 
 HEAD_CHARS: Final = 200  # Characters of a text that the index keeps
 
@@ -130,17 +131,10 @@ class StepRow(Struct, frozen=True):
     reward: float | None  # Mean reward of the samples of its groups
 
 
-class LeftOutRow(Struct, frozen=True):
-    task_id: str
-    reason: str
-    samples: list[int]  # Their places in the task's group, all parts joined
-    detail: str
-
-
 class StepDetail(Struct, frozen=True):
     row: StepRow
     metrics: Metrics
-    left_out: list[LeftOutRow]  # The first ``MAX_LIMIT``
+    left_out: list[LeftOut]  # The first ``MAX_LIMIT``
     checksum: str | None
 
 
@@ -200,7 +194,7 @@ class SampleUse(Struct, frozen=True):
 class GroupUse(Struct, frozen=True):
     step: StepName
     begun_at: float
-    left_out: list[LeftOutRow]  # What it does not train on, of the whole group
+    left_out: list[LeftOut]  # What it does not train on, of the whole group
 
 
 class WholeGroup(Struct, frozen=True):

@@ -94,16 +94,6 @@ async def follow_log(bus: Bus, store: Store, *, read_mib_s: int) -> AsyncGenerat
         await asyncio.sleep(_AGAIN_S)
 
 
-async def catch_up(bus: Bus, store: Store, *, read_mib_s: int) -> None:
-    """Return when all is in the store that the log held at some time after the call. Raises StoreError: it cannot."""
-    async with aclosing(follow_log(bus, store, read_mib_s=read_mib_s)) as standings:
-        async for one in standings:
-            if one.state == "waiting":
-                raise StoreError(one.line)
-            if one.state == "following":
-                return
-
-
 async def _read(bus: Bus, store: Store, bytes_s: int) -> AsyncGenerator[IndexStanding]:
     positions = await _start(bus, store)
     is_behind = True

@@ -130,7 +130,6 @@ CREATE TABLE dead_letters (
 );
 """
 
-TABLE_NAMES: Final = tuple(re.findall(r"CREATE TABLE (\w+)", TABLES))
 # Tables whose first column is a number by time; their rows come with the time there
 NUMBERED: Final = frozenset(re.findall(r"CREATE TABLE (\w+) \(\s*id INTEGER", TABLES)) - {"samples", "texts"}
 REPLACED: Final = frozenset({"fleet"})  # Tables in which a row takes the place of the one with its key

@@ -90,9 +90,7 @@ def compare(whole: WholeGroup, group: ExperienceGroup, told: Sequence[SettingsRo
     try:
         settings = settings_of(None if use is None else use.step, told)
         advantage: Advantage = registry.make("advantage", Advantage, settings)
-        rows = [] if use is None else use.left_out
-        left = [LeftOut(task_id=row.task_id, reason=row.reason, samples=row.samples) for row in rows]
-        return _compared(group, advantage, left)
+        return _compared(group, advantage, [] if use is None else use.left_out)
     except TrinityError as error:
         return Comparison(unknown=str(error))
 

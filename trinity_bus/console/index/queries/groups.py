@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from schemas.step import LeftOut
 from schemas.topics import TOKEN_FIGURES
 from trinity_bus.console.index import answers
 from trinity_bus.console.index.queries.conditions import (
@@ -135,19 +136,19 @@ def whole_group(
     return answers.WholeGroup(parts=parts, missing=len(places) - len(parts), uses=uses)
 
 
-def left_out(db: sqlite3.Connection, begun: int, task_id: str | None = None) -> list[answers.LeftOutRow]:
+def left_out(db: sqlite3.Connection, begun: int, task_id: str | None = None) -> list[LeftOut]:
     """Return what a step leaves out, of one task or of all; the first ``MAX_LIMIT``."""
     query = (
         "SELECT task_id, reason, samples, detail FROM left_out WHERE begun = ? AND coalesce(task_id = ?, 1) "
         "ORDER BY rowid LIMIT ?"
     )
     return [
-        answers.LeftOutRow(task, reason, json.loads(samples), detail)
+        LeftOut(task_id=task, reason=reason, samples=json.loads(samples), detail=detail)
         for task, reason, samples, detail in db.execute(query, (begun, task_id, MAX_LIMIT))
     ]
 
 
-type _Use = tuple[answers.StepName, float, list[answers.LeftOutRow], bool, int, str]
+type _Use = tuple[answers.StepName, float, list[LeftOut], bool, int, str]
 
 
 def _begun_with(db: sqlite3.Connection, values: dict[str, Any], task_id: str) -> list[_Use]:

@@ -1,4 +1,4 @@
-"""``trinity-bus export`` and ``track``: tables as Parquet files, and metrics for trackers of experiments."""
+"""``trinity-bus track`` and ``trace``: metrics for trackers of experiments, and a task's way as a tree of spans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,54 +6,17 @@ from typing import Annotated
 import typer
 
 from schemas.errors import by_number, counted
-from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index.files import export as write_files
-from trinity_bus.console.index.files import store_folder
-from trinity_bus.console.index.follower import catch_up
-from trinity_bus.console.index.group_rows import load_texts
-from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import StoreBusyError
-from trinity_bus.console.index.store import Store
-from trinity_bus.runtime.service import run_service
+from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
 from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.telemetry.spans import TRACES
 from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, Trackio, WeightsAndBiases
 from trinity_bus.tracking.sinks import track as follow
-from workers.cli.connection import connected_settings, on_mesh
-from workers.cli.console import console, folding_table, say
+from workers.cli.connection import on_mesh
+from workers.cli.console import console, say
+from workers.runs import newest_run
 
 app = typer.Typer()
-
-
-@app.command()
-def export(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files.", file_okay=False)],
-) -> None:
-    """Update the console's index, and write its tables as Parquet files.
-
-    A running console updates the index itself; its current state is written.
-    """
-    settings = connected_settings()
-    folder = store_folder(settings)
-
-    async def bring_forward(store: Store) -> None:
-        async with Bus(settings.kafka, client_id="export") as bus:
-            await bus.present()
-        await catch_up(Bus(settings.kafka, client_id="export"), store, read_mib_s=settings.console.read_mib_s)
-
-    try:
-        own = settings.console
-        with Store(folder, texts=load_texts(own.model_path), search_tokens=own.search_tokens) as store:
-            run_service(lambda: bring_forward(store))
-    except StoreBusyError:
-        say("A console keeps the index up to date: what it has is written.", stderr=True, style="dim")
-    table = folding_table("file", "rows")
-    for name, rows in write_files(folder, out).items():
-        table.add_row(str(out / f"{name}.parquet"), f"{rows:,}")
-    console().print(table)
-    with Index(folder) as index:
-        if line := index.passed_over().line:
-            say(line, stderr=True, style="yellow")
 
 
 @app.command()
@@ -102,3 +65,22 @@ def track(
     written = on_mesh("track", lambda bus: follow(bus, out, sinks, once=once))
     if written is not None:
         say(f"{counted(written, 'line')} {by_number(written, 'is', 'are')} in {out}")
+
+
+@app.command()
+def trace(
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. Unset: configured, or the newest.")] = None,
+    jaeger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
+    ] = None,
+) -> None:
+    """Print a task's trace, from its send to the gradient and the resulting model version."""
+    if jaeger is not None and run_dir is not None:
+        raise typer.BadParameter("the spans are in a folder or in Jaeger: give one of --run-dir and --jaeger")
+    if jaeger is not None:
+        spans = load_task_spans(jaeger, task_id)
+    else:
+        spans = load_spans(run_dir or Settings().telemetry.run_dir or newest_run(TRACES))
+    console().print(tree_of_task(spans, task_id))
