@@ -81,7 +81,7 @@ from trinity_bus.client.results import (
 from trinity_bus.client.tasks import BatchId, batch_name, batch_of_task, send_tasks, tasks_of
 from trinity_bus.config import Settings
 from trinity_bus.errors import NoCoordinatorError, NotStartedError, RecordGoneError, RefusedError, TimedOutError
-from trinity_bus.view import MeshFollower, MeshState, runner_values
+from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 
 log = logging.getLogger(__name__)
 
@@ -283,9 +283,9 @@ class Scheduler(Connected):
         return {runner.runner: runner_values(runner) for runner in self._fleet.runners()}
 
     def print_all_state(self) -> None:
-        """Log the state of each runner as a line."""
-        for runner, state in self.get_all_state().items():
-            log.info("%s: %s", runner, ascii({key: value for key, value in state.items() if key != "attempts"}))
+        """Log the states of all runners as an aligned table."""
+        for line in state_table(self.get_all_state()).splitlines():
+            log.info("%s", line)
 
     async def _closing(self) -> None:
         # Every batch is closed; they stay open on the log where no coordinator answers (NoCoordinatorError).

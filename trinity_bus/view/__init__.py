@@ -13,6 +13,7 @@ from trinity_bus.view.parts import (
     SyncView,
     VersionRow,
     runner_values,
+    state_table,
     unserved_line,
 )
 from trinity_bus.view.state import MeshState
@@ -31,5 +32,6 @@ __all__ = [
     "follow",
     "follow_batches",
     "runner_values",
+    "state_table",
     "unserved_line",
 ]

@@ -299,7 +299,7 @@ async def test_states_of_runners_are_told_by_their_names(mesh: Mesh, caplog: pyt
     assert mesh.scheduler.get_runner_state("e/7") == {}
     with caplog.at_level(logging.INFO):
         mesh.scheduler.print_all_state()
-    assert "e/1: {'state': 'idle'," in caplog.text
+    assert "e/1     -            -              idle" in caplog.text
 
 
 async def test_refusals_name_the_batch_as_its_caller_does(mesh: Mesh) -> None:

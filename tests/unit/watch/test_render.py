@@ -5,7 +5,7 @@ from rich.console import Console
 
 from schemas import BatchLifecycleState, ExplorerLeft, RunnersReport, RunnerState, RunningAttempt
 from tests.support.fakes.mesh_records import batch, coordinator_beat
-from trinity_bus.view import MeshState
+from trinity_bus.view import MeshState, state_table
 from workers.watch import all_batches_table, mesh, runners_table, span
 
 State = BatchLifecycleState
@@ -84,3 +84,15 @@ def test_status_tells_of_the_coordinator_that_works() -> None:
 )
 def test_spans_are_short(seconds: float, shown: str) -> None:
     assert span(seconds) == shown
+
+
+def test_states_of_runners_are_aligned() -> None:
+    states: dict[str, dict[str, Any]] = {
+        "a/0": {"state": "idle"},
+        "a/11": {"state": "busy", "model_version": 3, "board": "x\ny" * 50},
+    }
+    lines = state_table(states).splitlines()
+    assert len(lines) == 3
+    assert lines[0].split() == ["runner", "state", "model_version", "board"]
+    assert lines[1].split() == ["a/0", "idle", "-", "-"]
+    assert lines[2].startswith("a/11    busy   3              x\\nyx\\ny")
