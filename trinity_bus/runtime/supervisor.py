@@ -17,6 +17,7 @@ Whatever interrupts a supervisor (an exception, Ctrl-C at any moment, even durin
 block leaves no process behind; and where this process is killed, its children are too.
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -42,6 +43,7 @@ LIVED_S: Final = 60.0  # who has run for so long was well
 _FIRST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
 _MOST: Final = 6
+_POLL_S = 0.05
 _TAIL_LINES = 20
 _MAX_CHARS = 100
 # as ``trinity_bus.telemetry.logs`` writes what this program says; what libraries say is no news of the service
@@ -192,6 +194,12 @@ class Supervisor:
         """Restart services that ended and may be; ServiceDiedError where one may not. Does not wait."""
         for service in list(self._services.values()):
             service.check(self._note)
+
+    async def watch(self) -> None:
+        """Check again and again, until cancelled."""
+        while True:
+            self.check()
+            await asyncio.sleep(_POLL_S)
 
     def is_done(self, name: str) -> bool:
         # Whether it has ended because its work is done.

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from trinity_bus.console.configuration import files
 from trinity_bus.console.configuration.checks import Checked, Checks
 from trinity_bus.console.configuration.questions import (
     EXTRA_FIELDS,
@@ -20,9 +21,7 @@ from trinity_bus.console.configuration.questions import (
     answers_of,
     draft_of,
     fields,
-    mesh_file,
     sections_of_fields,
-    tasks_file,
 )
 from trinity_bus.hub import NotCachedError, model_folder
 from trinity_bus.sizing.memory import GIB
@@ -79,13 +78,13 @@ class Configuration:
         return self._page(request, answers, checked)
 
     async def _mesh_file(self, request: web.Request) -> web.Response:
-        return _file("mesh.toml", mesh_file(await self._sound_draft(request)))
+        return _file("mesh.toml", files.mesh_file(await self._sound_draft(request)))
 
     async def _tasks_file(self, request: web.Request) -> web.Response:
         rows = (await self._sound_draft(request)).rows
         if rows is None:
             raise BadLinkError("there are no rows to describe")
-        return _file(TASKS, tasks_file(rows))
+        return _file(TASKS, files.tasks_file(rows))
 
     async def _sound_draft(self, request: web.Request) -> Draft:
         self._let_in(request)
@@ -116,7 +115,7 @@ class Configuration:
             "extra": list(EXTRA_FIELDS.values()),
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
-            "mesh_toml": mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
+            "mesh_toml": files.mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
             "up": _up(checked) if checked is not None and checked.is_sound else "",
         }
         return self._context.render(request, "configuration.html", **values)

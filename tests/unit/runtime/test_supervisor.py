@@ -70,13 +70,12 @@ async def test_the_others_go_on_without_one_that_is_not_needed_or_has_done_its_w
         assert not supervisor.is_done("other")
 
 
-def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
+async def test_death_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     command = ["sh", "-c", "for i in $(seq 100); do echo line $i; done; exit 7"]
     with Supervisor(tmp_path) as supervisor:
         supervisor.launch(ServiceSpec(name="trainer", command=command))
-        wait_until(lambda: supervisor._services["trainer"].child.poll() is not None, "its end", 60)
         with pytest.raises(ServiceDiedError) as caught:
-            supervisor.check()
+            await supervisor.watch()
     assert f"trainer ended with status 7. Its log: {tmp_path}/logs/trainer.log" in str(caught.value)
     assert "line 81\n" in str(caught.value)
     assert "line 80\n" not in str(caught.value)

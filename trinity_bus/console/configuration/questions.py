@@ -4,8 +4,6 @@ Most questions are a setting in plainer words: type, bounds and default are the 
 others ask for what several settings follow from: the GPUs, and the rows of a data set, which become a description of
 tasks.
 
-What comes of them is ``mesh.toml``, without secrets, and ``tasks.toml``.
-
 A form gives texts by the names of fields. An empty one is no answer. What is no field, or is a secret, is refused.
 """
 
@@ -20,7 +18,7 @@ from typing import Any, Final, Literal
 from trinity_bus.config import env_name, sections, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.settings import read_given
-from trinity_bus.config.template import json_schema, rendered, toml_value
+from trinity_bus.config.template import json_schema, toml_value
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.hardware import Hardware
 
@@ -225,29 +223,6 @@ def answers_of(values: Mapping[str, object]) -> dict[str, str]:
     """Return settings as a form's answers. Secrets are left out."""
     known = fields()
     return {path: known[path].text(value) for path, value in values.items() if not known[path].is_secret}
-
-
-def mesh_file(draft: Draft) -> str:
-    head = (
-        "Settings of a mesh, as the console has written them: `trinity-bus --config mesh.toml config check` checks "
-        "them. Paths count from the folder that a service is started in. Secrets go into the environment."
-    )
-    values = {path: value for path, value in draft.values.items() if not fields()[path].is_secret}
-    return rendered(head, values | ({} if draft.rows is None else {"taskset.path": TASKS}))
-
-
-def tasks_file(rows: TaskRows) -> str:
-    """Return the description of tasks: docs/tasksets.md."""
-    lines = [
-        "# What is trained on: `trinity-bus tasks tasks.toml --show 2` reads and checks every row.",
-        "[[train]]",
-        f"path = {toml_value(rows.path)}",
-        f"workflow = {toml_value(rows.workflow)}",
-        f"prompt = {toml_value('${' + rows.prompt + '}')}",
-    ]
-    if rows.answer:
-        lines.append(f"answer = {toml_value('${' + rows.answer + '}')}")
-    return "\n".join(lines) + "\n"
 
 
 def _rows(given: Mapping[str, str], problems: dict[str, str]) -> TaskRows | None:
