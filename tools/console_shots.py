@@ -59,6 +59,7 @@ _LISTS: Final = (
     Shown("configuration", "/configuration"),
     Shown("settings", "/configuration?mode=expert"),
     Shown("configuration-checked", "/configuration", act=_POST),
+    Shown("local-mesh", "/configuration/mesh"),
 )
 _DETAILS: Final = {
     "sample": (r"/samples/[\d-]+(?=\")", ("/samples",)),

@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import CONFIG_VARIABLE, KafkaSettings, Settings, env_name, setting_fields
 from trinity_bus.config.sections import is_secret
 from trinity_bus.config.values import FILE_SUFFIX
+from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BrokerError, BusError
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import Fate, Restarts, ServiceDiedError, ServiceSpec, Supervisor
@@ -145,15 +145,6 @@ async def while_watched[R](work: Coroutine[Any, Any, R], *checks: Callable[[], N
         working.cancel()
         watching.cancel()
         await asyncio.wait([working, watching])
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedService:
-    name: str
-    arguments: Sequence[str]  # Of ``trinity-bus``, behind the file of settings
-    gpus: Sequence[int] = ()  # That it sees. None: it is not told.
-    stage: int = 1  # Higher ones stop first
-    work_ends: bool = False  # Whether it ends by itself, with status 0, when its work is done
 
 
 def spec_of(

@@ -32,15 +32,16 @@ from schemas import BatchLifecycleState
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.config.mesh import TAKES_PART
 from trinity_bus.config.template import rendered
+from trinity_bus.console.configuration.files import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.plain_files import append_plain, open_plain
 from trinity_bus.runtime.supervisor import Supervisor
+from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
-from workers.local import Broker, PlannedService, broker, service_environment, spec_of, supervised, while_watched
+from workers.local import Broker, broker, service_environment, spec_of, supervised, while_watched
 from workers.preconditions import memory
 from workers.runs import command
 
@@ -55,7 +56,6 @@ _AGAIN_S: Final = 2.0
 class UpOptions:
     run_dir: Path
     explorers: int = 1
-    trainer_gpus: int | None = None  # The first ones; each explorer has the next ones. None: none are assigned.
     gateway: bool = False
     console: bool = False
     program: Callable[..., Sequence[str]] = command  # Makes the command line of ``trinity-bus`` with some arguments
@@ -81,18 +81,12 @@ def is_done(view: MeshState, *, trainer: bool, taskset: bool) -> bool:
 
 def plan(settings: Settings, options: UpOptions) -> list[PlannedService]:
     """Return what is started: what the settings name, and what the user asks for beside."""
-    mode, first = settings.mesh.mode, options.trainer_gpus or 0
-    size = 0 if options.trainer_gpus is None else settings.explorer.tensor_parallel_size
-    made = [PlannedService("coordinator", ["run", "coordinator"], stage=0)]
-    if mode in TAKES_PART["trainer"]:
-        made.append(PlannedService("trainer", ["run", "trainer"], range(first), work_ends=True))
-    if settings.taskset.path is not None:
-        made.append(PlannedService("taskset", ["run", "taskset"], stage=2, work_ends=True))
-    for number in range(options.explorers if mode in TAKES_PART["explorer"] else 0):
+    services = ["trainer", "explorer", *["taskset"] * (settings.taskset.path is not None)]
+    made = [one for one in planned(services, settings, Hardware()) if not one.name.startswith("explorer")]
+    for number in range(options.explorers):
         own = (f"explorer.name=explorer-{number}", "explorer.http_port=0")
         arguments = [*(word for setting in own for word in ("--set", setting)), "run", "explorer"]
-        made.append(PlannedService(f"explorer-{number}", arguments, range(first, first + size)))
-        first += size
+        made.append(PlannedService(f"explorer-{number}", arguments))
     more = (("gateway", options.gateway), ("console", options.console))
     return [*made, *(PlannedService(name, ["run", name]) for name, wanted in more if wanted)]
 
@@ -112,8 +106,7 @@ def write_mesh_file(options: UpOptions, settings: Settings, kafka: KafkaSettings
 async def run_up(settings: Settings, options: UpOptions, display: Display) -> None:
     """Run a mesh until its training is done; the run's folder is there, and absolute."""
     settings = with_http_key(settings)
-    services = plan(settings, options)
-    _fit(settings, services, display)
+    _fit(settings, options, display)
     display.stage("start the services")
     with claimed(options.run_dir):
         async with broker(settings, options.run_dir, display.note) as found:
@@ -121,23 +114,22 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
             display.note(f"Kafka: {found.kafka.bootstrap_servers}, topics {found.kafka.namespace}.*")
             display.note(f"Its settings, for other commands: --config {mesh_file}")
             env = service_environment(settings)
-            specs = [spec_of(one, mesh_file, env, options.program) for one in services]
+            specs = [spec_of(one, mesh_file, env, options.program) for one in plan(settings, options)]
             async with supervised(options.run_dir, display.note, specs) as supervisor:
-                explorers = sum(one.name.startswith("explorer") for one in services)
-                following = _follow_until_done(found, supervisor, explorers, display)
+                following = _follow_until_done(found, supervisor, options, display)
                 await while_watched(following, found.check, supervisor.check)
 
 
-def _fit(settings: Settings, services: Sequence[PlannedService], display: Display) -> None:
+def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
     # Raises ConfigError where this machine has less memory than the services need; says so where it is not free
-    needed = memory([one.name.partition("-")[0] for one in services], settings)
+    needed = memory([one.name.partition("-")[0] for one in plan(settings, options)], settings)
     if needed is not None and needed.impossible:
         raise ConfigError(needed.impossible)
     if needed is not None and needed.tight:
         display.note(f"memory is short: {needed.tight}")
 
 
-async def _follow_until_done(found: Broker, supervisor: Supervisor, explorers: int, display: Display) -> None:
+async def _follow_until_done(found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
     # Look at the log, however the services fare
     serves = False
     while True:
@@ -150,7 +142,7 @@ async def _follow_until_done(found: Broker, supervisor: Supervisor, explorers: i
                         await follower.changed(_POLL_S)
                         if not serves:
                             display.starting(supervisor.activities())
-                            serves = sum(1 for one in view.alive() if one.model_version >= 0) >= explorers
+                            serves = sum(1 for one in view.alive() if one.model_version >= 0) >= options.explorers
                             if serves:
                                 display.stage("train")
                         display.update(view)

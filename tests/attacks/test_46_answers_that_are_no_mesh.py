@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from tests.unit.console.test_configuration_pages import CONFIG
+from tests.support.console.site import TOKEN, console
+from tests.support.mesh.waiting import until
+from tests.unit.console.test_configuration_pages import CONFIG, local_run, page, stand_in
 from trinity_bus.console.configuration.checks import Checks
 from trinity_bus.console.configuration.questions import draft_of
 from trinity_bus.runtime import supervisor
@@ -16,6 +19,7 @@ from trinity_bus.runtime.supervisor import Activity, Supervisor
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
 from workers.console.configuration import _CHECKS as CHECKS
+from workers.console.local_mesh import LocalMesh
 
 HUGE = str(10**4000)
 ANSWERS = [
@@ -73,6 +77,43 @@ def test_a_configuration_that_never_ends_is_not_read(kind: str, tmp_path: Path) 
             path.write_text("[" * 100_000)
     with pytest.raises(ConversionError):
         read_shape(tmp_path)
+
+
+async def test_only_who_sits_at_this_machine_starts_a_mesh_on_it(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answers = {"mesh.model_path": str(model), "trainer.checkpoint_dir": str(tmp_path / "c"), "mesh.namespace": "mine"}
+    async with console(tmp_path / "index", token=SecretStr(TOKEN)) as client:
+        # A proxy on this machine, for browsers elsewhere: they name the host that they know.
+        client.session.headers["Host"] = "console.example"
+        said = await page(client, "/configuration/run", answers, status=400)
+        assert "this machine" in said
+        assert not (tmp_path / "runs").exists()
+
+
+async def test_a_second_run_while_one_runs_leaves_nothing_behind(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LocalMesh, "start", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(LocalMesh, "is_busy", True)
+    answers = {"mesh.model_path": str(model), "trainer.checkpoint_dir": str(tmp_path / "c"), "mesh.namespace": "mine"}
+    async with console(tmp_path / "index", token=SecretStr(TOKEN)) as client:
+        assert "runs already" in await page(client, "/configuration/run", answers, status=400)
+        assert not (tmp_path / "runs").exists()
+        # A folder that cannot be made.
+        monkeypatch.setattr(LocalMesh, "is_busy", False)
+        (tmp_path / "runs").write_text("no folder")
+        assert "cannot be written" in await page(client, "/configuration/run", answers, status=400)
+
+
+async def test_a_mesh_whose_logs_cannot_be_written_says_so(tmp_path: Path) -> None:
+    mesh = LocalMesh(stand_in)
+    (tmp_path / "logs").write_text("no folder")
+    mesh.start(local_run(tmp_path, "pass"))
+    await until(lambda: mesh.state == "ended", 60)
+    assert "logs" in mesh.why
 
 
 def test_who_looks_while_services_come_sees_those_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,6 @@ def up(
     *,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="File of settings, in TOML.")] = None,
     explorers: Annotated[int, typer.Option(min=1, max=64, help="Number of explorers.")] = 1,
-    trainer_gpus: Annotated[
-        int | None,
-        typer.Option(min=0, help="GPUs of the trainer; each explorer has the next ones. Unset: none are assigned."),
-    ] = None,
     gateway: Annotated[bool, typer.Option("--gateway", help="Also start a gateway.")] = False,
     with_console: Annotated[bool, typer.Option("--console", help="Also start a console.")] = False,
     run_dir: Annotated[
@@ -52,12 +48,10 @@ def up(
     settings = Settings()
     folder = (run_dir or RUNS / settings.mesh.namespace).absolute()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    options = UpOptions(
-        run_dir=folder, explorers=explorers, trainer_gpus=trainer_gpus, gateway=gateway, console=with_console
-    )
     if detach:
-        _detach(options)
+        _detach(folder, explorers, gateway=gateway, with_console=with_console)
         return
+    options = UpOptions(run_dir=folder, explorers=explorers, gateway=gateway, console=with_console)
     display = make_display(console(), settings.trainer.total_steps)
 
     async def main() -> bool:
@@ -75,16 +69,14 @@ def up(
         say(f"The training is done. Its model: {where}")
 
 
-def _detach(options: UpOptions) -> None:
+def _detach(folder: Path, explorers: int, *, gateway: bool, with_console: bool) -> None:
     # Run the same in the background, and return once it has the folder
-    folder = options.run_dir
     if (pid := running(folder)) is not None:
         raise ConfigError(
             f"{folder} is run by process {pid}: end it with `{program()} down`, or give another --run-dir"
         )
-    asked = ["up", "--run-dir", str(folder), "--explorers", str(options.explorers)]
-    asked += [] if options.trainer_gpus is None else ["--trainer-gpus", str(options.trainer_gpus)]
-    asked += ["--gateway"] * options.gateway + ["--console"] * options.console
+    asked = ["up", "--run-dir", str(folder), "--explorers", str(explorers)]
+    asked += ["--gateway"] * gateway + ["--console"] * with_console
     log = folder / "logs" / "up.log"
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own program

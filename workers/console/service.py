@@ -42,6 +42,7 @@ from workers.console.access_control import AccessControl
 from workers.console.actions import Actions, DeadLetterPages
 from workers.console.configuration import Configuration
 from workers.console.index_pages import Compare, IndexPages
+from workers.console.local_mesh import LocalMesh
 from workers.console.mesh_watcher import MeshWatcher
 from workers.console.page_context import VISITOR, PageContext
 from workers.console.rollout_pages import RolloutPages
@@ -126,8 +127,11 @@ class Console:
         app = web.Application()
         context = PageContext(self._settings, self.feed)
         AccessControl(context).install(app)
-        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions, Configuration):
+        for part in (IndexPages, RolloutPages, DeadLetterPages, Compare, Actions):
             part(context).install(app)
+        mesh = LocalMesh()
+        Configuration(context, mesh).install(app)
+        app.on_shutdown.append(lambda _: mesh.stop())
         app.router.add_get("/live", Live(self.feed).stream)
         app.router.add_get("/health", self._health)
         app.router.add_static("/static", STATIC)

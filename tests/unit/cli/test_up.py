@@ -62,22 +62,6 @@ def test_what_the_settings_name_is_started(tmp_path: Path, monkeypatch: pytest.M
     found = {one.name: one for one in plan(Settings(), UpOptions(run_dir=tmp_path, gateway=True))}
     assert list(found) == ["coordinator", "trainer", "taskset", "explorer-0", "gateway"]
     assert [name for name, one in found.items() if one.work_ends] == ["trainer", "taskset"]
-    assert not any(one.gpus for one in found.values())
-
-
-def test_only_who_takes_part_is_started_and_each_has_gpus_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = UpOptions(run_dir=tmp_path, explorers=2, trainer_gpus=2)
-    monkeypatch.setenv("TRINITY_BUS_EXPLORER__TENSOR_PARALLEL_SIZE", "2")
-    assert {one.name: list(one.gpus) for one in plan(Settings(), options)} == {
-        "coordinator": [],
-        "trainer": [0, 1],
-        "explorer-0": [2, 3],
-        "explorer-1": [4, 5],
-    }
-    monkeypatch.setenv("TRINITY_BUS_MESH__MODE", "train")
-    assert [one.name for one in plan(Settings(), options)] == ["coordinator", "trainer"]
 
 
 def test_a_folder_that_nobody_runs_has_nobody_to_stop(tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ from trinity_bus.config import (
 )
 from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.console.configuration.checks import Checked, Checks
-from trinity_bus.console.configuration.files import mesh_file, tasks_file
+from trinity_bus.console.configuration.files import (
+    mesh_file,
+    planned,
+    tasks_file,
+)
 from trinity_bus.console.configuration.questions import (
     EXTRA_FIELDS,
     QUESTIONS,
@@ -27,6 +31,7 @@ from trinity_bus.console.configuration.questions import (
     fields,
 )
 from trinity_bus.console.index.answers import SettingsRow
+from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from workers.console.index_pages import ComparedSetting, compared_settings
 from workers.preconditions import problems, refusals
@@ -104,9 +109,9 @@ def test_what_fits_neither_gpus_nor_memory_is_told_with_what_it_is_made_of() -> 
     checks = replace(CHECKS, memory=memory)
     found = checks(draft_of(SOUND))
     assert found.is_sound
-    assert any("of memory, of 1.0" in note for note in found.notes)
-    on_gpus = checks(draft_of({**SOUND, "hardware.trainer_gpus": "1", "hardware.explorer_gpus": "1"}))
-    assert not any("of memory, of 1.0" in note for note in on_gpus.notes)
+    assert "of memory, of 1.0" in found.too_large
+    assert found.too_large in found.notes
+    assert not checks(draft_of({**SOUND, "hardware.trainer_gpus": "1", "hardware.explorer_gpus": "1"})).too_large
 
 
 def test_secrets_are_asked_for_by_their_variable_and_are_in_no_file() -> None:
@@ -148,6 +153,21 @@ def test_services_are_asked_once() -> None:
     assert sorted(asked) == ["coordinator", "explorer", "trainer"]
 
 
+def test_each_explorer_has_gpus_of_its_own() -> None:
+    settings = some(checked(SOUND, explorer__tensor_parallel_size="2").settings)
+    hardware = Hardware(trainer_gpus=2, explorer_gpus=4)
+    plan = planned(["coordinator", "trainer", "explorer", "taskset"], settings, hardware)
+    assert [(one.name, list(one.gpus)) for one in plan] == [
+        ("coordinator", []),
+        ("trainer", [0, 1]),
+        ("explorer-0", [2, 3]),
+        ("explorer-1", [4, 5]),
+        ("taskset", []),
+    ]
+    alone = planned(["coordinator", "explorer"], settings, Hardware())
+    assert [one.name for one in alone] == ["coordinator", "explorer-0"]
+
+
 @hypothesis_settings(
     max_examples=60,
     deadline=None,
@@ -167,9 +187,8 @@ def test_whatever_the_questions_yield_is_read_by_the_loader_and_taken_by_the_ser
     if found.draft.rows is not None:
         tasks.write_text(tasks_file(found.draft.rows), encoding="utf-8")
         describe(tasks)
-    file.write_text(mesh_file(found.draft), encoding="utf-8")
+    file.write_text(mesh_file(found.draft, str(tasks)), encoding="utf-8")
     with monkeypatch.context() as patched:
-        patched.chdir(tmp_path)
         for name in [name for name in os.environ if name.startswith("TRINITY_BUS_")]:
             patched.delenv(name)
         patched.setenv(CONFIG_VARIABLE, str(file))

@@ -1,16 +1,20 @@
-"""The pages that ask for settings, without a broker: who is asked, what is said, and files."""
+"""The pages that ask for settings, without a broker: who is asked, what is said, files, and a mesh of stand-ins."""
 
 import json
 import re
+import sys
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
+from tests.support.mesh.waiting import until
 from tests.support.narrowing import some
+from trinity_bus.console.configuration.files import PlannedService
+from workers.console.local_mesh import LocalMesh, LocalRun
 
 CONFIG = {
     "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -58,10 +62,6 @@ async def test_questions_are_answered_and_become_files(operator: Client, model: 
     told = unescape(await page(operator, "/configuration", answers))
     assert "Nothing is wrong" in told
     assert "B x " in told
-    assert "trinity-bus up --config mesh.toml" in told
-    gpus = {"hardware.trainer_gpus": "1", "hardware.explorer_gpus": "2"}
-    told = unescape(await page(operator, "/configuration", {**answers, **gpus}))
-    assert "trinity-bus up --config mesh.toml --explorers 2 --trainer-gpus 1" in told
     assert tomllib.loads(await page(operator, "/configuration/mesh.toml", answers))["mesh"]["model_path"] == str(model)
 
     wrong = {**answers, "mesh.max_model_len": "4096", "mesh.namespace": '"><script>alert(1)</script>'}
@@ -82,4 +82,25 @@ async def test_questions_are_answered_and_become_files(operator: Client, model: 
 async def test_paths_are_looked_at_for_operators_or_whoever_is_alone(operator: Client, tmp_path: Path) -> None:
     assert "Only an operator" in await page(operator, "/configuration", token=VIEWERS, status=403)
     async with console(tmp_path / "index") as alone:
-        assert "Which model is to learn?" in await page(alone, "/configuration")
+        first = await page(alone, "/configuration")
+        assert "Run it here" not in first
+        await page(alone, "/configuration/run", {"mesh.model_path": "/nowhere"}, status=403)
+
+
+def stand_in(*arguments: str) -> Sequence[str]:
+    """Run Python in the place of a service: the last argument is what it does."""
+    return [sys.executable, "-c", arguments[-1]]
+
+
+def local_run(folder: Path, *programs: str) -> LocalRun:
+    plan = [PlannedService(f"service-{number}", [program]) for number, program in enumerate(programs)]
+    return LocalRun(namespace="mine", folder=folder, plan=plan, env={})
+
+
+async def test_a_service_that_is_given_up_ends_the_others_and_says_why(tmp_path: Path) -> None:
+    mesh = LocalMesh(stand_in)
+    mesh.start(local_run(tmp_path, "import time; time.sleep(600)", "print('no model there'); raise SystemExit(78)"))
+    await until(lambda: mesh.state == "ended", 60)
+    assert "no model there" in mesh.why
+    assert "service-1" in mesh.why
+    await mesh.stop()

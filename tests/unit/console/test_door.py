@@ -200,7 +200,7 @@ async def test_news_by_the_hundred_leave_nothing_behind(tmp_path: Path) -> None:
                 assert (await stream.content.readline()).startswith(line)
             await stream.content.readline()
             # Two pages that look at the same, and one that does not.
-            for path in ("/configuration", "/configuration", "/"):
+            for path in ("/configuration/mesh", "/configuration/mesh", "/"):
                 async with client.get(path, headers={"X-Part": "1"}) as answer:
                     await answer.read()
         return len(asyncio.all_tasks())

@@ -47,6 +47,7 @@ class Checked:
     trainer: MemoryNeed | None = None  # What each of its GPUs needs; None: not known, or there is no trainer
     explorer: MemoryNeed | None = None
     notes: Sequence[str] = ()
+    too_large: str = ""  # Why this machine's memory is not enough for it; another's may be
 
     @property
     def is_sound(self) -> bool:
@@ -93,7 +94,8 @@ class Checks:
         needed = None if on_gpus else self.memory(checked.services, settings)
         if needed is None:
             return checked
-        return replace(checked, notes=[*checked.notes, needed.impossible or needed.tight or needed.told])
+        notes = [*checked.notes, needed.impossible or needed.tight or needed.told]
+        return replace(checked, notes=notes, too_large=needed.impossible)
 
     def _shape(self, settings: Sections, problems: list[SettingProblem]) -> ModelShape | None:
         path = settings.mesh.model_path
