@@ -181,7 +181,9 @@ class RaisingRunners:
         raise self.error
 
 
-async def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch) -> ReadableSpan:
+async def span_of_an_attempt(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, *, record_content: bool
+) -> ReadableSpan:
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
@@ -199,6 +201,7 @@ async def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch) 
         max_group_bytes=1 << 20,
         turns=TurnKeeper(cast("Bus", None), cast("Producer", None), on_first=lambda: None),
         settings=ExplorerSettings(),
+        record_content=record_content,
     )
     one.start(order, encode(order), None)
     await one.finish(60)
@@ -206,18 +209,19 @@ async def span_of_an_attempt(error: Exception, monkeypatch: pytest.MonkeyPatch) 
     return span
 
 
-async def test_an_attempts_span_does_not_tell_a_workflows_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempts_span_tells_a_workflows_error_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     quoting = WorkflowRaisedError("ValueError", f"not a number: {ANSWER}")
-    span = await span_of_an_attempt(quoting, monkeypatch)
+    span = await span_of_an_attempt(quoting, monkeypatch, record_content=False)
     assert ANSWER not in span.to_json()
     assert not span.status.is_ok
     assert (span.attributes or {})["error.type"] == "ValueError"
+    assert ANSWER in (await span_of_an_attempt(quoting, monkeypatch, record_content=True)).to_json()
     # What is the explorer's own is told.
-    span = await span_of_an_attempt(RunnerDiedError("its runner was killed"), monkeypatch)
+    span = await span_of_an_attempt(RunnerDiedError("its runner was killed"), monkeypatch, record_content=False)
     assert span.status.description == "RunnerDiedError: its runner was killed"
 
 
 async def test_a_workflow_does_not_choose_names_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = WorkflowRaisedError(f"{ANSWER} {EVIL}", "what")
-    span = await span_of_an_attempt(claims, monkeypatch)
+    span = await span_of_an_attempt(claims, monkeypatch, record_content=False)
     assert (span.attributes or {})["error.type"] == "WorkflowRaisedError"

@@ -135,3 +135,5 @@ class TelemetrySettings(Section):
     """Name of this run, for a telemetry system with several runs. Unset: the name of ``run_dir``."""
     metrics_interval_s: Seconds = 10.0
     """How often metrics are written."""
+    record_content: bool = False
+    """Whether spans may contain messages, responses, tool calls, and texts of workflow errors, which may quote them."""

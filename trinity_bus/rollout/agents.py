@@ -69,7 +69,7 @@ from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sa
 from trinity_bus.runtime.execution import STOP_FAMILY, execute, guarded
 from trinity_bus.runtime.http import listening, shows_key
 from trinity_bus.runtime.ports import LOOPBACK
-from trinity_bus.telemetry.generative import note_finish, turn_span
+from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
 MAX_BODY_BYTES: Final = 16 << 20
 _CLOSE_S: Final = 0.1  # how long a request may still take when the run is over; 0 would be without end
@@ -166,11 +166,12 @@ class Endpoint:
         wishes = asks if self._sampling is None else merge_sampling(self._sampling, asks)
         how = merge_sampling(self.ctx.sampling, wishes)
         with turn_span(self.ctx.model, self.ctx.conversation, self._span) as span:
+            note_messages(span, asked.messages)
             for completion in await self.ctx.generate(prompt.token_ids, wishes, asked.n):
                 said = self._session.add(prompt, completion, wishes.stop or (), how)
                 drawn = completion.token_ids, completion.logprobs
                 choices.append((said, token_texts(self.ctx.tokenizer, *drawn) if asked.logprobs else None))
-            note_finish(span, (one.finish_reason for one, _ in choices))
+            note_replies(span, (one.message for one, _ in choices), [one.finish_reason for one, _ in choices])
         return len(prompt.token_ids), choices
 
     async def _of_pool(self, asked: ChatRequest) -> tuple[int, Choices]:

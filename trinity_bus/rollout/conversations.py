@@ -46,7 +46,7 @@ from trinity_bus.rollout.tools import Given, PythonTool, Toolbox, ToolError
 from trinity_bus.rollout.turns import question_of_call
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
 from trinity_bus.sandbox import Sandbox, SandboxPlace
-from trinity_bus.telemetry.generative import note_finish, turn_span
+from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
 if TYPE_CHECKING:
     from trinity_bus.rollout.mcp_tools import McpServer
@@ -208,10 +208,11 @@ class ConversationWorkflow(SingleRunWorkflow):
         except ChatError as error:
             raise WorkflowError(f"task {task.task_id!r} cannot be written as tokens: {error}") from error
         with turn_span(ctx.model, ctx.conversation) as span:
+            note_messages(span, conversation.messages)
             (completion,) = await ctx.generate(prompt.token_ids, task.sampling)
             stop = (task.sampling.stop if task.sampling is not None else None) or ctx.sampling.stop or ()
             said = session.add(prompt, completion, stop)
-            note_finish(span, [said.finish_reason])
+            note_replies(span, [said.message], [said.finish_reason])
         conversation.turns.append(said)
         conversation.texts.append(ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True))
         conversation.messages.append(said.message)

@@ -32,7 +32,8 @@ from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.turns import RunTurns
 from trinity_bus.sandbox import KeptPlaces, SandboxPlace
-from trinity_bus.telemetry.generative import note_finish, tool_span, turn_span
+from trinity_bus.telemetry.conventions import GEN_AI_TOOL_CALL_ARGUMENTS, GEN_AI_TOOL_CALL_RESULT
+from trinity_bus.telemetry.generative import note_messages, note_replies, note_value, tool_span, turn_span
 
 MAX_STATE_BYTES = 4096  # of all values of one run together, as msgpack
 
@@ -160,8 +161,11 @@ class RolloutContext:
         """
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            with tool_span(name, self.conversation):
-                return await function(*args, **kwargs)
+            with tool_span(name, self.conversation) as span:
+                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, kwargs or args)
+                value = await function(*args, **kwargs)
+                note_value(span, GEN_AI_TOOL_CALL_RESULT, value)
+            return value
 
         await self.settle()
         value = await self._call_once(name, called, *args, **kwargs)
@@ -205,8 +209,9 @@ class RolloutContext:
 
         async def ask(pool: str, messages: Sequence[Mapping[str, Any]], _how: dict[str, Any]) -> str:
             with turn_span(pool, self.conversation) as span:
+                note_messages(span, messages)
                 text = await self._pool(pool).chat(msgspec.json.encode(messages), asked)
-                note_finish(span, ["unknown"])
+                note_replies(span, [{"role": "assistant", "content": text}], ["unknown"])
             return text
 
         return await self._call_once("chat", ask, pool, messages, asked.model_dump(exclude_none=True))

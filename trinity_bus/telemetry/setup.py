@@ -36,6 +36,7 @@ from trinity_bus import awake
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.telemetry import conventions as names
+from trinity_bus.telemetry.generative import CONTENT
 from trinity_bus.telemetry.logs import LogExport
 from trinity_bus.telemetry.spans import TRACES, metric_lines, span_lines
 
@@ -124,7 +125,7 @@ def setup_telemetry(
         namespace: That of the mesh, to tell several apart.
         instance: Which of several of its kind it is, such as ``"explorer-0"``; host and process id where absent.
         discreet: Whether errors in spans of this process may quote what a model has answered: their texts are left out
-            then.
+            then, unless ``telemetry.record_content`` is set.
 
     Raises:
         ConfigError: The protocol is one that is not spoken here.
@@ -134,6 +135,8 @@ def setup_telemetry(
         raise TrinityError(
             "telemetry is set up already: call setup_telemetry once, before any library that does so itself"
         )
+    CONTENT.on = settings.record_content
+    discreet = discreet and not settings.record_content
     telemetry = build_telemetry(service_name, settings, namespace=namespace, instance=instance, discreet=discreet)
     trace.set_tracer_provider(telemetry.tracer_provider)
     metrics.set_meter_provider(telemetry.meter_provider)

@@ -112,7 +112,8 @@ class AttemptTimeoutError(TrinityError, TimeoutError):
 class RolloutExecutor:
     """Runs attempts.
 
-    A group of experiences of more than ``max_group_bytes`` is split over several records.
+    A group of experiences of more than ``max_group_bytes`` is split over several records. ``record_content``: whether
+    spans may tell what workflows say in their errors.
     """
 
     runners: Runners
@@ -125,6 +126,7 @@ class RolloutExecutor:
     max_group_bytes: int
     turns: TurnKeeper
     settings: ExplorerSettings
+    record_content: bool = False
 
     def __post_init__(self) -> None:
         self._running: dict[AttemptKey, asyncio.Task[None]] = {}
@@ -224,7 +226,7 @@ class RolloutExecutor:
                 kind = _kind(result.error or "")
                 span.set_attribute(names.ERROR_TYPE, kind)
                 # What a workflow raises may quote what the model has answered.
-                shown = not isinstance(broke, WorkflowRaisedError)
+                shown = self.record_content or not isinstance(broke, WorkflowRaisedError)
                 span.set_status(Status(StatusCode.ERROR, result.error if shown else None))
             self._count(order, result.status, kind)
             ROLLOUT_DURATION.record(result.seconds, {names.RL_WORKFLOW: order.task.workflow})

@@ -149,6 +149,7 @@ class ExplorerService:
     def __init__(self, settings: Settings, bus: Bus, engine: ExplorerEngine, fork_server: ForkServer) -> None:
         self._settings = settings.explorer
         self._told_settings = told_settings(settings, "mesh", "explorer", "synchronizer")
+        self._record_content = settings.telemetry.record_content
         self._bus = bus
         self._engine = engine
         self._fork_server = fork_server
@@ -229,6 +230,7 @@ class ExplorerService:
             slots=slots,
             turns=TurnKeeper(self._bus, producer, on_first=heartbeats.tell),
             max_group_bytes=self._bus.settings.max_message_bytes(EXPERIENCES) - ROOM,
+            record_content=self._record_content,
             settings=self._settings,
         )
         async with AsyncExitStack() as until_drained:

@@ -35,7 +35,7 @@ from trinity_bus.telemetry.conventions import (
     GEN_AI_REQUEST_MODEL,
     PROVIDER,
 )
-from trinity_bus.telemetry.generative import note_error, note_finish, operation_span
+from trinity_bus.telemetry.generative import note_error, note_messages, note_replies, operation_span
 from workers.gateway.request_gate import BODY, BY_SESSION_KEY, OWNER, PLACE, Handler, status_of, told
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
 
@@ -96,6 +96,7 @@ class RequestContext:
         self.check_model(asked.model)
         request_run = self.begin(request, kind, asked)
         prompt = await request_run.prompt(len(body), asked)
+        note_messages(trace.get_current_span(), [*asked.opening, *asked.messages])
         if request_run.stored is None or request_run.stored.size < _MUCH:
             request[PLACE].close()
         return replace(asked, messages=(), opening=()), request_run, prompt
@@ -207,7 +208,8 @@ class RequestRun:
         self.context.flaws["rewrites"] += session.rewrites - before[0]
         self.context.flaws["branches"] += session.branches - before[1]
         self.context.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
-        note_finish(trace.get_current_span(), (one.finish_reason for one in said))
+        reasons = [one.finish_reason for one in said]
+        note_replies(trace.get_current_span(), (one.message for one in said), reasons)
         places = [(one.sample, one.turn) for one in said]
         logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
         stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))

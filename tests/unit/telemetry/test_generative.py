@@ -1,4 +1,4 @@
-"""Spans of runs, turns and calls of tools."""
+"""Spans of runs, turns and calls of tools, with and without what was said."""
 
 import json
 from collections.abc import Iterator
@@ -20,12 +20,18 @@ from trinity_bus.testing import ScriptedEngine, run_workflow
 
 SAID = "abracadabra"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CONTENT = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result")
 
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     with recorded_spans(monkeypatch, "trinity_bus.telemetry.generative") as exporter:
         yield exporter
+
+
+@pytest.fixture
+def _content(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generative, "CONTENT", generative.ContentRecording(on=True))
 
 
 def add(a: int, b: int) -> int:
@@ -86,11 +92,69 @@ async def test_an_error_is_told_by_its_type(spans: InMemorySpanExporter) -> None
         assert SAID not in span.to_json()
 
 
-def test_a_name_of_half_a_character_can_be_exported(spans: InMemorySpanExporter) -> None:
-    with generative.turn_span("half \ud800", "c"):
-        pass
+@pytest.mark.usefixtures("_content")
+async def test_what_was_said_is_told_on_request(spans: InMemorySpanExporter) -> None:
+    await converse(call("add", a=3, b=4), "7")
+    first, tool, last, _ = map(attributes_of, spans.get_finished_spans())
+    (asked,) = json.loads(first["gen_ai.input.messages"])
+    assert asked == {"role": "user", "parts": [{"type": "text", "content": f"{SAID} 3 + 4?"}]}
+    (said,) = json.loads(first["gen_ai.output.messages"])
+    (part,) = said["parts"]
+    assert (part["type"], part["name"], json.loads(part["arguments"])) == ("tool_call", "add", {"a": 3, "b": 4})
+    assert (said["role"], said["finish_reason"]) == ("assistant", "stop")
+    assert json.loads(tool["gen_ai.tool.call.arguments"]) == ["add", {"a": 3, "b": 4}]
+    assert json.loads(tool["gen_ai.tool.call.result"]) == [True, "7"]
+    *_, result = json.loads(last["gen_ai.input.messages"])
+    assert result["parts"] == [{"type": "tool_call_response", "id": part["id"], "response": "7"}]
+
+
+def _deep(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.usefixtures("_content")
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([{"role": "user", "content": "x" * 1_000_000}] * 100, id="long"),
+        pytest.param([{"role": "user", "content": [{"type": "text", "text": "x"}] * 1_000_000}], id="many parts"),
+        pytest.param([{"role": "a", "tool_calls": [{"function": {"name": "n"}}] * 10_000}], id="many calls"),
+        pytest.param([{"role": "user", "content": "\ud800"}], id="half a character"),
+        pytest.param([{"role": _deep(50_000), "content": _deep(50_000), "tool_calls": _deep(50_000)}], id="deep"),
+        pytest.param([{"role": 1, "content": 2, "tool_calls": 3}, {"tool_calls": [1, {"function": 2}]}], id="odd"),
+        pytest.param([{"role": "tool", "content": None, "tool_call_id": {1: 2}}, {}], id="empty"),
+    ],
+)
+def test_what_is_told_is_bounded_json(spans: InMemorySpanExporter, messages: list[dict[str, Any]]) -> None:
+    with generative.turn_span("half \ud800", "c") as span:
+        generative.note_messages(span, messages)
+        generative.note_replies(span, messages, ["stop"] * len(messages))
+        generative.note_value(span, "gen_ai.tool.call.result", messages)
     (ended,) = spans.get_finished_spans()
     assert ended.name.encode() == b"chat half \\ud800"
+    for name in ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.call.result"):
+        text = attributes_of(ended)[name]
+        assert text.encode()
+        assert len(text) <= generative.MAX_CONTENT + 2
+        json.loads(text)
+
+
+@pytest.mark.usefixtures("_content")
+def test_a_text_is_cut_before_it_is_written(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def note(text: str) -> str:
+        written.append(text)
+        return text
+
+    monkeypatch.setattr(generative, "encodable", note)
+    with generative.turn_span("m", "c") as span:
+        generative.note_value(span, "gen_ai.tool.call.result", {"a": ["x" * 1_000_000, b"y" * 1_000_000]})
+    assert spans.get_finished_spans()
+    assert max(map(len, written)) < 3 * generative.MAX_TEXT
 
 
 class Program(AgentWorkflow):
@@ -127,3 +191,4 @@ async def test_a_session_of_the_gateway_has_its_turns_in_the_clients_trace(spans
     assert [some(one).split("-")[2] for one in told] == [
         f"{some(one.context).span_id:016x}" for one in (first, second, third)
     ]
+    assert not any(name in attributes_of(one) for one in (first, second, third) for name in CONTENT)
