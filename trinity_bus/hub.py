@@ -165,3 +165,34 @@ def located[S: Sections](settings: S, *sections: str, weights: bool = True) -> S
             folder = model_folder(own.model_path, weights=weights)
             found[section] = own.model_copy(update={"model_path": str(folder)})
     return settings.model_copy(update=found)
+
+
+def push(folder: Path, repository: str, *, branch: str | None, public: bool, message: str) -> str:
+    """Write a model folder to a hub, in one commit.
+
+    Args:
+        folder: Of the model.
+        repository: ``organization/name``; it is made where there is none.
+        branch: Made likewise. Unset: the main one.
+        public: Whether a repository that is made can be read by all.
+        message: Of the commit.
+
+    Returns:
+        ``organization/name@commit``.
+
+    Raises:
+        ConfigError: The name is none, or the hub refuses, or cannot be reached.
+    """
+    match = _NAME.fullmatch(repository)
+    if match is None or match["revision"] is not None:
+        raise ConfigError(f"{repository!r} is no organization/name")
+    api = _client().HfApi()
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        if branch is not None:
+            api.create_branch(repository, branch=branch, exist_ok=True)
+        commit = api.upload_folder(repo_id=repository, folder_path=folder, revision=branch, commit_message=message)
+    # As above.
+    except Exception as error:
+        raise ConfigError(f"{repository} cannot be written to the hub: {error}") from error
+    return f"{repository}@{commit.oid}"

@@ -1,5 +1,6 @@
 """Models by their names on a hub, which is a server on this machine that speaks the few endpoints that are asked."""
 
+import base64
 import hashlib
 import json
 import shutil
@@ -9,9 +10,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.fakes.tiny_trainer import write_model
 from trinity_bus import hub
@@ -21,9 +24,12 @@ from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint.folders import STATE
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.families import read_shape
+from workers.cli.training.checkpoints import app as checkpoints
 from workers.trainer.engines import load_engine
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -44,6 +50,8 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.made: dict[str, Any] = {}
+        self.committed: dict[str, bytes] = {}
 
     @property
     def url(self) -> str:
@@ -80,6 +88,32 @@ class Handler(BaseHTTPRequestHandler):
             self.say(404, {"error": "not found"}, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
 
     do_HEAD = do_GET  # noqa: N815 - the server's name for it
+
+    def do_POST(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)) if "Content-Length" in self.headers else b""
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        self.server.asked.append(path)
+        if path == "/api/repos/create":
+            self.server.made |= json.loads(body)
+            self.say(200, {"url": f"{self.server.url}/{NAME}"})
+        elif "/branch/" in path:
+            self.server.made["branch"] = path.rpartition("/")[2]
+            self.say(200, {})
+        elif "/preupload/" in path:
+            names = [one["path"] for one in json.loads(body)["files"]]
+            self.say(200, {"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
+        elif "/commit/" in path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.committed[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            self.say(200, {"commitUrl": f"{self.server.url}/{NAME}/commit/{COMMIT}", "commitOid": COMMIT})
+        else:
+            self.say(404, {"error": "not found"})
 
 
 @pytest.fixture
@@ -182,6 +216,37 @@ def test_services_get_folders(fake: FakeHub, model: Path) -> None:
     assert COMMIT in folder
     assert {settings.mesh.model_path, settings.trainer.model_path, settings.explorer.model_path} == {folder}
     assert settings.gateway.model_path == f"{NAME}@{COMMIT}"
+
+
+@pytest.mark.parametrize("branch", [None, "tuned"])
+def test_a_checkpoint_is_pushed(
+    fake: FakeHub, model: Path, tmp_path: Path, branch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    directory = tmp_path / "checkpoints"
+    folder = checkpoint.begin(directory, 3)
+    for path in model.iterdir():
+        shutil.copyfile(path, folder / path.name)
+    (folder / STATE).write_bytes(b"the optimizer's")
+    checkpoint.commit(directory, TrainingProgress(step=3), WrittenBy(dtype="torch.float32"), keep=3)
+    more = [] if branch is None else ["--branch", branch]
+    done = CliRunner().invoke(checkpoints, ["push", "3", NAME, "--dir", str(directory), *more])
+    assert done.exit_code == 0, done.output
+    assert f"The model is {NAME}@{COMMIT}." in done.output
+    assert (fake.made["visibility"], fake.made.get("branch")) == ("private", branch)
+    assert fake.committed.keys() == {path.name for path in model.iterdir()}
+    assert fake.committed["model.safetensors"] == (model / "model.safetensors").read_bytes()
+
+
+def test_a_hub_that_refuses_is_told(fake: FakeHub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del fake
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    for name in ("no-organization", "org/x@main", "../x"):
+        with pytest.raises(ConfigError, match="is no organization/name"):
+            hub.push(model, name, branch=None, public=False, message="x")
+    monkeypatch.setattr(Handler, "do_POST", lambda self: self.say(403, {"error": "you may not"}))
+    with pytest.raises(ConfigError, match=r"org/tiny cannot be written to the hub: .*403"):
+        hub.push(model, NAME, branch=None, public=False, message="x")
 
 
 def test_checkpoints_say_which_model_training_began_with(fake: FakeHub, model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """``trinity-bus checkpoints``: what a trainer has saved on this machine, whether it is whole, and the model in it."""
 
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -70,6 +71,23 @@ def convert_(
     """Convert a checkpoint's model to a Hugging Face folder, or to or from Trinity-RFT's layout."""
     folder = _source(source, directory)
     say(f"The model is in {convert(folder, target, form, model or _described())}.", stderr=True)
+
+
+@app.command()
+def push(  # noqa: PLR0917 - options, which have names
+    source: _Source,
+    repository: Annotated[str, typer.Argument(help="Repository, organization/name; created if missing.")],
+    branch: Annotated[str | None, typer.Option(help="Branch of the repository. Unset: its main branch.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    model: _Model = None,
+    directory: _Directory = None,
+) -> None:
+    """Upload a checkpoint's model to a model hub, through a temporary copy. HF_TOKEN authenticates."""
+    folder = _source(source, directory)
+    with tempfile.TemporaryDirectory(prefix="trinity-bus-") as temporary:
+        written = convert(folder, Path(temporary) / "model", "hf", model or _described())
+        found = hub.push(written, repository, branch=branch, public=public, message=f"Trained model of {folder.name}")
+    say(f"The model is {found}.", stderr=True)
 
 
 def _source(given: str, directory: Path | None) -> Path:
