@@ -32,7 +32,7 @@ class MegatronEngine(MegatronPasses):
 
     def _build(self) -> None:
         super()._build()
-        self._optimizer = AdamW(self.chunks, self.settings, self.dtype)
+        self._optimizer = AdamW(self.network, self.settings, self.dtype)
 
     def leave(self) -> None:
         super().leave()
@@ -46,8 +46,7 @@ class MegatronEngine(MegatronPasses):
             # Three values: Megatron then neither scales the loss nor divides by the second, a token count.
             return value, torch.ones((), dtype=torch.int, device=value.device), metrics
 
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
+        self.network.zero_grad_buffer()
         self._optimizer.zero_grad()
         outputs = self.run(samples, loss, token_weight=token_weight, forward_only=False)
         # On a stage that is not the last there are none, and the others' arrive below.

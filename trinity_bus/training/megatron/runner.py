@@ -3,17 +3,14 @@
 The model is wrapped for data parallelism: gradients are kept in float32 and summed over the ranks that hold the same
 shard. On one rank the wrapper is there too; a step is the same everywhere.
 
-Some layouts want a certain number of micro-batches: as many on all ranks that share experts, since tokens meet there,
-and a multiple of the pipeline's ranks where stages are interleaved. Larger ones are divided then, and where there is
-nothing left to divide, one is run again that weighs nothing.
+Ranks that share experts want as many micro-batches each, since tokens meet there. Larger ones are divided then, and
+where there is nothing left to divide, one is run again that weighs nothing.
 
 Where samples are split over ranks, each computes its part of the log-probabilities. They are gathered before the loss,
 which all of these ranks compute alike, and each takes the gradient of its own part.
 """
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,17 +55,17 @@ class MegatronPasses(RankEngine):
             adapters=settings.lora_rank > 0,
         )
         self._load_weights(self.source)
-        self._adapters = Adapters(self.model.chunks, shape, layout, settings) if settings.lora_rank else None
+        self._adapters = Adapters(self.model.stage, shape, layout, settings) if settings.lora_rank else None
         # What checkpoints have of that which is trained
         self.trained = self._adapters or self.model
         bf16 = self.dtype is torch.bfloat16
-        self.chunks = _wrapped(
-            self.model.chunks, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16
+        self.network = _wrapped(
+            self.model.stage, distributed_optimizer=settings.distributed_optimizer or bf16, bf16=bf16
         )
         self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
         self.shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
-        self._routes = _Routers(self.chunks, layout) if settings.router_replay else None
+        self._routes = _Routers(self.network, layout) if settings.router_replay else None
         self._schedule = get_forward_backward_func()
 
     def _load_weights(self, folder: Path) -> None:
@@ -82,8 +79,7 @@ class MegatronPasses(RankEngine):
         return iter(()) if self._adapters is None else self._adapters.tensors()
 
     def _parameters(self) -> Iterable[torch.nn.Parameter]:
-        everything = itertools.chain.from_iterable(chunk.parameters() for chunk in self.model.chunks)
-        return (parameter for parameter in everything if parameter.requires_grad)
+        return (parameter for parameter in self.model.stage.parameters() if parameter.requires_grad)
 
     def output_states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
@@ -197,18 +193,17 @@ class MegatronPasses(RankEngine):
             if self._routes is not None:
                 chosen = None if arrays.routes is None else arrays.routes[mine]
                 self._routes.choose(
-                    network, None if chosen is None else self._tensor(chosen).unflatten(1, (self.shape.layers, -1))
+                    None if chosen is None else self._tensor(chosen).unflatten(1, (self.shape.layers, -1))
                 )
             tokens, positions = self._tensor(arrays.tokens[mine])[None], self._tensor(arrays.positions[mine])[None]
             # Float16Module would make float32 of them; whoever computes with them does so in chunks.
             hidden = network(tokens, positions, None, packed_seq_params=packed, **self._options)
             return hidden, functools.partial(function, indices, arrays)
 
-        iterators = [iter(micro_batches) for _ in self.chunks]
         result: list[Any] = self._schedule(
             forward_step_func=step,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=self.chunks,
+            data_iterator=iter(micro_batches),
+            model=self.network,
             num_microbatches=len(micro_batches),
             seq_length=max(self._budget.tokens, longest),
             micro_batch_size=1,
@@ -229,8 +224,6 @@ class MegatronPasses(RankEngine):
                 most = torch.tensor(wanted, device=layout.device)
                 dist.all_reduce(most, op=dist.ReduceOp.MAX, group=layout.copies_group)
                 wanted = int(most)
-            if layout.virtual_pipeline > 1:
-                wanted = math.ceil(wanted / layout.pipeline_parallel) * layout.pipeline_parallel
             return wanted
 
         micro_batches = packing.micro_batches(samples, self._budget.tokens, count, share=self.shares_prompts)
@@ -243,18 +236,17 @@ class _Routers:
     # Megatron keeps all routers of a process in one list; here each is asked by itself, so that a process may hold
     # several models. A choice is good for the forward pass that comes next: activations are not computed again with it.
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], layout: Layout) -> None:
+    def __init__(self, network: torch.nn.Module, layout: Layout) -> None:
         self._layout = layout
-        self._routers: dict[torch.nn.Module, list[tuple[int, RouterReplay]]] = {
-            chunk: [(m.layer_number - 1, m.router_replay) for m in chunk.modules() if isinstance(m, TopKRouter)]
-            for chunk in chunks
-        }
+        self._routers: list[tuple[int, RouterReplay]] = [
+            (m.layer_number - 1, m.router_replay) for m in network.modules() if isinstance(m, TopKRouter)
+        ]
 
-    def choose(self, chunk: torch.nn.Module, routes: torch.Tensor | None) -> None:
+    def choose(self, routes: torch.Tensor | None) -> None:
         """``routes``: [this rank's tokens, layers of the model, k]; None: what they find best."""
         if routes is not None and self._layout.sequence_parallel:
             routes = routes.chunk(self._layout.tensor_parallel)[self._layout.tensor_rank]
-        for layer, router in self._routers[chunk]:
+        for layer, router in self._routers:
             router.clear_indices()
             if routes is None:
                 router.clear_router_replay_action()
@@ -263,25 +255,22 @@ class _Routers:
                 router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
 
 
-def _wrapped(stages: Sequence[GPTModel], *, distributed_optimizer: bool, bf16: bool) -> list[DistributedDataParallel]:
-    config = stages[0].config
-    chunks = [
-        DistributedDataParallel(
-            config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                use_distributed_optimizer=distributed_optimizer,
-                overlap_grad_reduce=bf16,
-                # Weights are read between steps, by exports and checkpoints: they must be whole by then.
-                overlap_param_gather=False,
-            ),
-            Float16Module(config, stage) if bf16 else stage,
-        )
-        for stage in stages
-    ]
+def _wrapped(stage: GPTModel, *, distributed_optimizer: bool, bf16: bool) -> DistributedDataParallel:
+    config = stage.config
+    network = DistributedDataParallel(
+        config,
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=distributed_optimizer,
+            overlap_grad_reduce=bf16,
+            # Weights are read between steps, by exports and checkpoints: they must be whole by then.
+            overlap_param_gather=False,
+        ),
+        Float16Module(config, stage) if bf16 else stage,
+    )
     # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
     config.finalize_model_grads_func = lambda models, _tokens=None, **kwargs: finalize_model_grads(
         models, None, **kwargs
     )
-    config.no_sync_func = [chunk.no_sync for chunk in chunks] if len(chunks) > 1 else chunks[0].no_sync
-    return chunks
+    config.no_sync_func = network.no_sync
+    return network
