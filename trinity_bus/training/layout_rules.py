@@ -1,14 +1,4 @@
-"""Which layouts fit a model: checked before anything is loaded. Pure.
-
-=========================  ===========================================================================================
-``tensor_parallel``        divides the heads, the key-value heads and the width of the MLP; each rank has tokens
-``sequence_parallel``      is for several tensor-parallel ranks; experts that are split need it, as Megatron has it
-``pipeline_parallel``      divides the layers
-``expert_parallel``        is for models with experts, divides their number, and the ranks of a layer's copies
-``lora_rank``              is for models without experts
-``router_replay``          is for models with experts, on Megatron-core, without ``recompute``
-=========================  ===========================================================================================
-"""
+"""Which layouts fit a model: checked before anything is loaded. Pure."""
 
 from math import gcd
 
