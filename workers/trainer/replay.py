@@ -8,12 +8,7 @@
     replay            '---------->  9 10 11 | 12 13 ... 20         a folder, a name, and records on `steps` of its own
                                    as it was   as it is to be
 
-It begins with the newest checkpoint before that step, or with the model; what lies between is trained as the live run's
-settings say, so that the first step with other settings begins with the weights that the live run had. With nothing
-changed it is the live run once more: on a CPU, with as many threads and ranks, bit for bit.
-
-Nothing of the live run is written, which may go on meanwhile. Killed and started again with the same words a replay
-goes on from its own newest checkpoint; with others it is refused.
+docs/replay.md says what holds, and what is refused.
 """
 
 import asyncio
