@@ -84,7 +84,6 @@ def transformer_config(
         tensor_model_parallel_size=layout.tensor_parallel,
         sequence_parallel=layout.sequence_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
-        batch_p2p_comm=True,
         context_parallel_size=layout.context_parallel,
         expert_model_parallel_size=layout.expert_parallel,
         # Micro-batches are packed, each to its own length.
