@@ -224,8 +224,6 @@ class TrainerSettings(Section):
     et al., arXiv:2205.05198). Required for split models with experts."""
     pipeline_parallel: Count = 1
     """Ranks over which the layers are distributed, the same number to each."""
-    virtual_pipeline: Count = 1
-    """Blocks of layers on each rank of a pipeline, interleaved: less waiting (Narayanan et al., arXiv:2104.04473)."""
     context_parallel: Count = 1
     """Ranks over which each sample is split, if samples are too long for one."""
     expert_parallel: Count = 1

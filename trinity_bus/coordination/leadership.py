@@ -10,16 +10,6 @@
                        +----- fenced, or the log failed --- ACTIVE --stopped--> LEFT (it ends)
                        '--had led for a while, and reads that another one leads--> FENCED (it ends)
 
-==================  ================================================================================================
-told that           it
-==================  ================================================================================================
-progress was read   takes it as a sign of life, whoever made it and whatever it is; notes who leads
-the log is away     counts silence anew: who cannot read has no right to call others silent
-it is fenced        goes back to standing by; if it had led for a while, it is at its end once it reads of another one.
-                    Where there is none, its own transaction was open for too long
-the log failed      goes back to standing by: what it had decided and not committed is forgotten
-==================  ================================================================================================
-
 **Safety never depends on time.** Whoever takes over fences all others at the broker before it reads the state, by the
 transactional id that all share; a fenced one can write nothing. So a wrong guess costs the one that was taken for dead
 its place, and nothing else. Only liveness depends on time, which is counted as in :mod:`trinity_bus.awake`. Each that
@@ -93,7 +83,7 @@ class Leadership:
     # -- what it is told ---------------------------------------------------------------------------------------------
 
     def progress(self, now: float, leader: Leader | None) -> None:
-        """Note that committed progress was read; ``leader`` is who leads, as far as is known with it."""
+        """Note that committed progress was read, a sign of life whoever made it; ``leader`` is who leads, if known."""
         self._expect(Role.STANDBY, Role.TAKING_OVER)
         self.in_touch(now)
         self._since = self._clock.now
@@ -111,6 +101,7 @@ class Leadership:
         self._away_since = None
 
     def out_of_touch(self, now: float) -> None:
+        # Silence counts anew: who cannot read has no right to call others silent.
         self._expect(Role.STANDBY)
         self._since = self._clock.advance(now)
         self._allowance_s = self._takeover_s * AFTER_OUTAGE

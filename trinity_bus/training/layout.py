@@ -1,15 +1,13 @@
 """Which part of the work is whose: the arithmetic of ranks, and the groups of those that belong together.
 
 Tensor parallelism splits layers over neighbouring ranks, context parallelism splits samples, data parallelism repeats
-both, each with a shard of the batch, and pipeline parallelism gives stretches of layers (*stages*) to ranks that are
-far apart::
+both, each with a shard of the batch, and pipeline parallelism gives a stretch of layers, its *stage*, to each of ranks
+that are far apart::
 
     copy = context_rank + context_parallel * (data_rank + data_parallel * pipeline_rank)
     rank = tensor_rank + tensor_parallel * copy
 
-Where each rank of a pipeline holds several stages (*interleaved*), stage ``s`` is with pipeline rank
-``s % pipeline_parallel``. Experts are distributed over neighbours among the ranks that hold the same shard of the
-layers::
+Experts are distributed over neighbours among the ranks that hold the same shard of the layers::
 
     expert_rank = copy % expert_parallel
 """
@@ -30,7 +28,6 @@ class Layout:
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     pipeline_parallel: int = 1
-    virtual_pipeline: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1
 
@@ -47,7 +44,6 @@ class Layout:
             tensor_parallel=settings.tensor_parallel,
             sequence_parallel=settings.sequence_parallel,
             pipeline_parallel=settings.pipeline_parallel,
-            virtual_pipeline=settings.virtual_pipeline,
             context_parallel=settings.context_parallel,
             expert_parallel=settings.expert_parallel,
         )
@@ -56,14 +52,6 @@ class Layout:
     def data_parallel(self) -> int:
         """How many ranks train on samples of their own, with the same shard of the model."""
         return self._of_a_stage // (self.tensor_parallel * self.context_parallel)
-
-    @property
-    def stages(self) -> int:
-        return self.pipeline_parallel * self.virtual_pipeline
-
-    @property
-    def own_stages(self) -> range:
-        return range(self.pipeline_rank, self.stages, self.pipeline_parallel)
 
     @property
     def tokens_multiple(self) -> int:
@@ -100,7 +88,7 @@ class Layout:
         return self.rank // self._of_a_stage
 
     def rank_of_stage(self, stage: int) -> int:
-        return self.rank % self._of_a_stage + stage % self.pipeline_parallel * self._of_a_stage
+        return self.rank % self._of_a_stage + stage * self._of_a_stage
 
     def rank_of_experts(self, expert_rank: int) -> int:
         return self.rank + (expert_rank - self.expert_rank) * self.tensor_parallel

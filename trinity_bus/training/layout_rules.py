@@ -1,15 +1,4 @@
-"""Which layouts fit a model: checked before anything is loaded. Pure.
-
-=========================  ===========================================================================================
-``tensor_parallel``        divides the heads, the key-value heads and the width of the MLP; each rank has tokens
-``sequence_parallel``      is for several tensor-parallel ranks; experts that are split need it, as Megatron has it
-``pipeline_parallel``      times ``virtual_pipeline`` divides the layers
-``virtual_pipeline``       is for several pipeline ranks
-``expert_parallel``        is for models with experts, divides their number, and the ranks of a layer's copies
-``lora_rank``              is for models without experts
-``router_replay``          is for models with experts, on Megatron-core, without ``recompute``
-=========================  ===========================================================================================
-"""
+"""Which layouts fit a model: checked before anything is loaded. Pure."""
 
 from math import gcd
 
@@ -20,7 +9,7 @@ from trinity_bus.training.families import ModelShape
 
 def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
     """ParallelError where a model cannot be trained in this layout; the message says what could be."""
-    tensor, pipeline, virtual = settings.tensor_parallel, settings.pipeline_parallel, settings.virtual_pipeline
+    tensor, pipeline = settings.tensor_parallel, settings.pipeline_parallel
     width = "width of an expert" if shape.experts else "MLP width"
     for name, size in (("heads", shape.heads), ("key-value heads", shape.groups), (width, shape.intermediate)):
         if size % tensor:
@@ -32,11 +21,8 @@ def check(settings: TrainerSettings, shape: ModelShape, engine: str) -> None:
         raise ParallelError("sequence_parallel=true needs tensor_parallel above 1, by which the tokens are split")
     if shape.experts and tensor > 1 and not settings.sequence_parallel:
         raise ParallelError(f"tensor_parallel={tensor} of a model with experts needs sequence_parallel=true")
-    if virtual > 1 and pipeline == 1:
-        raise ParallelError(f"virtual_pipeline={virtual} needs pipeline_parallel above 1")
-    if shape.layers % (pipeline * virtual):
-        stages = f"pipeline_parallel={pipeline}" + (f" times virtual_pipeline={virtual}" if virtual > 1 else "")
-        raise _does_not_divide(stages, f"the model's {shape.layers} layers", shape.layers)
+    if shape.layers % pipeline:
+        raise _does_not_divide(f"pipeline_parallel={pipeline}", f"the model's {shape.layers} layers", shape.layers)
     _check_experts(settings, shape)
     if settings.lora_rank and shape.experts:
         raise ParallelError(

@@ -12,20 +12,10 @@ than can be looked at. What is not wanted stays in the log, but for one small fe
 
 Positions may lie where the log does not reach: a broker that loses its power may lose records that were read already; a
 topic that is deleted and made anew begins at 0. In both cases what the log holds now may have been read or not, and
-nobody can tell. The rule:
-
-============  ==========================================================================================================
-events        reading goes on at the end: whoever lives says so again, and an answer that is lost is one that is late,
-              so that its attempt is made once more
-commands      reading goes on at the end: a client that gets no reply asks again, and no old command is repeated
-``tasks``     everything that the log holds is read again, if that is no more than the tasks that are surely remembered
-              (``coordinator.dedup_window``): those that were read before are refused as repeated, and become dead
-              letters. Else some would be done twice or not at all: the coordinator says so, is not ready, and waits for
-              ``trinity-bus positions resolve --tasks beginning`` or ``--tasks end``
-============  ==========================================================================================================
-
-The command writes the positions as a coordinator would, and so fences the one that waits: that ends, and whoever takes
-over reads from there.
+nobody can tell. docs/operations.md has the rule: of events and commands reading goes on at the end, ``tasks`` are read
+again where those that were read are surely known (``coordinator.dedup_window``); else the operator decides, by
+``trinity-bus positions resolve``. That command writes the positions as a coordinator would, and so fences the one that
+waits: that ends, and whoever takes over reads from there.
 """
 
 import asyncio

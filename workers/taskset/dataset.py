@@ -10,22 +10,8 @@ The task at place ``k`` follows from the files, the seed, ``k``, and where the o
 a restart needs to know nothing but how many were produced. Task ids are ``<taskset>/<use>/<id of the row>``. A task id
 may be used once in a mesh's lifetime, so each use of a row has a number of its own: its epoch, or its place.
 
-Failures: see ``reading`` and ``description``.
-
-The order says which line is used at place 0, 1, 2 ... of a set:
-
-==================  ==================================================================================================
-order               place ``k`` of ``n`` lines
-==================  ==================================================================================================
-``sequential``      line ``k mod n``: epoch after epoch as they lie in the files
-``shuffled``        each epoch has all lines once, in an order of its own that the seed fixes
-``random``          any line, whatever came before
-``easy_to_hard``    each epoch has all lines once, the least difficult first; equals are shuffled
-``by_difficulty``   any line, the likelier the less certain its outcome is: see :class:`PassRates`
-==================  ==================================================================================================
-
-The first four follow from files, seed and ``k`` alone, so a restart needs to know nothing but how many were produced.
-The last hangs on results too; what was produced is not drawn again all the same, because each place is used once.
+Failures: see ``reading`` and ``description``. docs/tasksets.md describes the orders. ``by_difficulty`` hangs on results
+too; what was produced is not drawn again all the same, because each place is used once.
 """
 
 import hashlib

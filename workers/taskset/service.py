@@ -21,14 +21,6 @@ the transaction                 the process ends with the error; nothing of it c
 results were lost to retention  said in the log; their tasks count as ended
 ==============================  =======================================================================================
 
-``TasksetProgress`` is how far a taskset is, and what it is to produce next.
-
-::
-
-    produce while fewer than `ahead` train tasks have not ended, and epochs are left
-       |                                            ^
-       '--> task --> ... --> result, or dead letter-'   each ends its task, once
-
 Results are read from where the last committed position says, so each is counted once over all incarnations of the
 taskset. A task that is refused has no result but a dead letter; that ends it too, or a dataset with a wrong workflow
 name would wait for ever.

@@ -12,7 +12,7 @@ from schemas.groups.trainable import Bounds
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Reader, Start
 from trinity_bus.config import told_settings
-from trinity_bus.coordination import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names
@@ -136,7 +136,8 @@ class Trainer:
         progress = self._progress
         staged = self._versions.staged_version
         return staged < progress.version and (
-            self._policy.publishes(progress.version, published=staged, wanted=self._wanted) or self._finished()
+            self._policy.publishes(progress.version, published=staged, wanted=self._wanted)
+            or self._settings.is_done(progress.step)
         )
 
     async def _train(self, source: BatchSteps) -> None:
@@ -158,9 +159,6 @@ class Trainer:
 
     async def settled(self) -> None:
         await self._versions.settled()
-
-    def _finished(self) -> bool:
-        return self._settings.is_done(self._progress.step)
 
     async def _needs_from(self) -> int:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.

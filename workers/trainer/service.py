@@ -35,15 +35,10 @@ while sending weights        the announcement is for a former incarnation and vo
 another rank, at any time    this process ends with an error that names it, and is started again as above
 ===========================  =========================================================================================
 
-With ``publish=durable`` a version is announced only when its checkpoint is durable, so no explorer ever serves weights
-that a crash can take back; with ``staged`` at once, and the steps since the newest checkpoint are trained again.
-A sample that no model could be trained on is left out (``training/steps/choice.py``). A batch that cannot be trained on
-as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a step that
-changes no weights.
-A loss that learns from examples, and one that follows another trainer (``workers/trainer/without_batches.py``), publish
-nothing: ``workers/trainer/without_batches.py``. Stages
-(``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
-each begins with the newest checkpoint of the one before it, which is its last.
+A batch that cannot be trained on as its manifest says stops the trainer with the reason; it is passed over when an
+operator says so, in a step that changes no weights. A loss that learns from examples, and one that follows another
+trainer, publish nothing (``without_batches.py``). Stages (``trinity_bus/training/stages.py``) are trainers of examples
+one after another, and perhaps one as above as the last.
 
 On SIGTERM or Ctrl-C a running step is abandoned between two micro-batches, a running checkpoint is finished. With more
 than one rank this process is rank 0. It starts the others itself, or a launcher such as ``torchrun`` does
@@ -63,7 +58,7 @@ from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, WrongSettingsError
-from trinity_bus.coordination import SyncPolicy
+from trinity_bus.coordination.sync_policy import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import setup_telemetry

@@ -27,20 +27,8 @@ The steps of another trainer are trained once more, for a shadow as they are wri
 
 Which run of the other trainer is followed is noted beside the checkpoints (``checkpoint.note_follows``): for a shadow
 the newest when it begins. Nothing of the other trainer is written to, nobody is asked, nothing is held back for it.
-
-===========================================  =========================================================================
-what happens                                 what comes of it
-===========================================  =========================================================================
-experiences or records are deleted           it ends, with the first step that can still be trained once more
-a record of theirs cannot be read            it ends with its place, when the step is due
-a step that was trained here is taken        it ends and says so: the two have parted
-otherwise (a batch is skipped, a rollback)
-the other one begins another run             likewise, when the last step of the one before is trained
-examples in place of experiences, or the     it ends and says so: the objective is for another stream
-other way round
-===========================================  =========================================================================
-
-Left out is what the other one left out. A greedy sample counts as this trainer's advantage has it.
+Where its steps cannot be trained any more (records are gone, it has taken a step otherwise, or begun another run), this
+one ends and says which; docs/replay.md has the rules.
 """
 
 import asyncio

@@ -24,7 +24,6 @@ LAYOUTS = {
     "tp2": ({"tensor_parallel": 2}, "qwen2"),
     "tp2, sequence": ({"tensor_parallel": 2, "sequence_parallel": True}, "qwen3_moe"),
     "pp2": ({"pipeline_parallel": 2}, "qwen3"),
-    "pp2, interleaved": ({"pipeline_parallel": 2, "virtual_pipeline": 2}, "qwen3"),
     "cp2": ({"context_parallel": 2}, "llama"),
     "dp2": ({"data_parallel": 2}, "llama"),
     "dp2, distributed optimizer": ({"data_parallel": 2, "distributed_optimizer": True}, "qwen3"),
@@ -62,7 +61,7 @@ ALONE = ("an_interruption",)
 
 CHAINS = {
     "qwen2": ("tp2", "pp2"),
-    "qwen3": ("pp2, interleaved", "dp2, distributed optimizer"),
+    "qwen3": ("pp2", "dp2, distributed optimizer"),
     "qwen3_moe": ("tp2, sequence", "dp2, ep2", "cp2, ep2"),
 }
 """Through which layouts, in their order above, training is handed on by checkpoints, from one rank and to one rank."""

@@ -161,6 +161,7 @@ async def test_an_adapter_of_two_ranks_is_published_as_its_checkpoint_has_it(tmp
         adapter_rank=4,
         tensor_parallel=2,
         learning_rate=1e-2,
+        micro_batch_tokens=4096,
     )
 
     # Tests of one rank that ran before in this process may have left their groups.

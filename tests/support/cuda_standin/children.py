@@ -124,16 +124,15 @@ def trainer(*words: str) -> None:
     import torch
 
     from trinity_bus.training.engines.megatron_engine import MegatronEngine
-    from trinity_bus.training.megatron import runner
 
     seen: list[str] = []
-    of = runner.MegatronPasses.token_logprobs
+    of = MegatronEngine.token_logprobs
 
     def noting(self: Any, hidden: torch.Tensor, arrays: Any) -> Any:
         seen[:] = [str(hidden.dtype)]
         return of(self, hidden, arrays)
 
-    runner.MegatronPasses.token_logprobs = noting  # type: ignore[method-assign]
+    MegatronEngine.token_logprobs = noting  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings, groups = _load(Path(folder), words)
         engine = MegatronEngine(settings)

@@ -339,8 +339,7 @@ def replayed_routes(subject: Subject) -> None:
         logprobs, _ = engine.token_logprobs(hidden, arrays)
         return (logprobs * torch.from_numpy(arrays.weight)).sum(), torch.ones((), dtype=torch.int), torch.zeros(())
 
-    for chunk in engine.chunks:
-        chunk.zero_grad_buffer()
+    engine.network.zero_grad_buffer()
     engine.run(sharded(engine, kept[1:]), loss, token_weight=1.0, forward_only=False)
     ours, theirs = gradients(engine), gradients(reference)
     assert all(theirs[name].abs().max() > 0 for name in theirs if name.endswith("mlp.gate.weight")), "routers learn"
@@ -482,7 +481,7 @@ def short_of_memory(subject: Subject) -> None:
 
 def _network(engine: RankEngine) -> torch.nn.Module:
     if isinstance(engine, MegatronEngine):
-        return engine.model.chunks[0]
+        return engine.model.stage
     assert isinstance(engine, TorchEngine)
     decoder: torch.nn.Module = engine._network.get_decoder()
     return decoder

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_bus.coordination import Leader, Leadership, Role
-from trinity_bus.coordination.leadership import LeadershipError
+from trinity_bus.coordination.leadership import Leader, Leadership, LeadershipError, Role
 
 TAKEOVER_S = 1.5
 HEARTBEAT_S = 0.5

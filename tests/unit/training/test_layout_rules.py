@@ -26,8 +26,6 @@ EXPERTS = {"experts": 8, "experts_per_token": 2}
         ({"sequence_parallel": True}, {}, "sequence_parallel=true needs tensor_parallel above 1"),
         ({"tensor_parallel": 2}, EXPERTS, "of a model with experts needs sequence_parallel=true"),
         ({"pipeline_parallel": 4}, {}, "pipeline_parallel=4 does not divide the model's 6 layers; 1, 2, 3, 6 can"),
-        ({"virtual_pipeline": 2}, {}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
-        ({"pipeline_parallel": 2, "virtual_pipeline": 2}, {}, "pipeline_parallel=2 times virtual_pipeline=2 does not"),
         ({"expert_parallel": 2, "data_parallel": 2}, {}, "expert_parallel=2: the model has no experts; 1 can be"),
         ({"expert_parallel": 3, "data_parallel": 3}, EXPERTS, "the model's 8 experts; 1, 2, 4, 8 can be trained"),
         ({"expert_parallel": 4, "data_parallel": 2}, EXPERTS, "context_parallel times data_parallel, 2; 1, 2 can be"),
@@ -46,7 +44,7 @@ def test_what_does_not_fit_is_refused(layout: dict[str, Any], also: dict[str, An
     ("layout", "also"),
     [
         ({"tensor_parallel": 4, "sequence_parallel": True, "context_parallel": 3}, {}),
-        ({"pipeline_parallel": 3, "virtual_pipeline": 2, "data_parallel": 5}, {}),
+        ({"pipeline_parallel": 3, "data_parallel": 5}, {}),
         ({"context_parallel": 2, "data_parallel": 2, "expert_parallel": 4}, EXPERTS),
     ],
 )

@@ -12,19 +12,9 @@ longer. What is equal goes in the order of acceptance, and so does all of an ope
 Over-rollout: a batch with a ``min_wait_num`` ends ``wait_after_min_s`` after so many of its tasks are finished, with
 what it then has; the others are aborted. So the slowest few decide nothing, and it keeps the order of acceptance.
 
-docs/batches.md says when a batch goes from one state to another.
-
-::
-
-           +------------------ ended before it was full ------------------+
-           |                                                              v
-        PENDING -----> RUNNING ----- every task has a result -----> FINALIZING -- its turn has come --> FINALIZED
-           |              |                                               |
-           +--------------+-----------------------------------------------+--- aborted -------------> ABORTED
-
-A batch waits in PENDING until it is full, and only then takes a place in the order of training: so a batch whose last
-task never comes holds up nobody but itself. An open batch, which has no number of tasks, is RUNNING at once and never
-FINALIZING: it ends when its client aborts it. FINALIZED and ABORTED are final.
+docs/batches.md shows the states, and when a batch goes from one to another. A batch waits in PENDING until it is full,
+and only then takes a place in the order of training: so a batch whose last task never comes holds up nobody but itself.
+An open batch, which has no number of tasks, is RUNNING at once and never FINALIZING: it ends when its client aborts it.
 """
 
 import heapq

@@ -4,18 +4,7 @@ A client writes records to ``experiences``, and names their positions in a ``Con
 reads them (:class:`Examination`). A contribution is a task of the batch that is being filled, whose one part has its
 answer when it is accepted. What it may be drawn with is known when its batch gets its place in training, so its result
 is told then. What could be contributed under several ids, because several gateways know of it, names the others in
-``covers``.
-
-==================  ==================================================================================================
-refused as          because
-==================  ==================================================================================================
-``known_task``      a task of this id was accepted before, contributed or not, or one of an id that it covers
-``too_stale``       a version that drew it is older than the next batch in training may be drawn with
-``unknown_version`` it says of no version, or of one that was never published
-``beyond_the_log``  a position holds no record: never written, or deleted
-``wrong_record``    no experiences, those of another task, author, attempt or number of samples, or one record twice
-``over_limit``      it is larger than tasks may be here, or too much is open now: try again
-==================  ==================================================================================================
+``covers``. docs/batches.md lists why one is refused.
 """
 
 from collections.abc import Iterable, Iterator

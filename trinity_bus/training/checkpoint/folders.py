@@ -6,6 +6,7 @@ Digests find a byte that a disk has changed, at the speed of memory, and no atta
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -102,20 +103,13 @@ def replace(path: Path, content: str) -> None:
         raise CheckpointError(f"{path} cannot be written: {error}") from error
 
 
-# Fits into a core's own cache: what was read is hashed before it is written back
-_CHUNK_BYTES = 1 << 20
 # Files that are read at once; hashing lets other threads run
 _THREADS = 8
 
 
 def file_digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with open_plain(path).detach() as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:

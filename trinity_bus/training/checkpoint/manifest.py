@@ -9,17 +9,7 @@ The manifest keeps the settings that shape training, and says which have changed
 
 Every setting of ``trainer`` counts but those that are listed here with a reason, so a new one counts until somebody
 says that it does not. What optimizer, layout and run depend on is compared beside this and refused
-(``checkpoint.WrittenBy``, ``checkpoint.RunIdentity``).
-
-===================================  =================================================================================
-a checkpoint ...                     gets
-===================================  =================================================================================
-of other settings                    a line for each; training goes on with the new ones
-of a model of another name           refused: its versions are known by that name
-of adapters with another alpha       refused: what they add to the weights would be something else
-without a setting that there is now  a line, ``not recorded -> value``; likewise one that there was
-without settings                     a line; nothing is compared
-===================================  =================================================================================
+(``checkpoint.WrittenBy``, ``checkpoint.RunIdentity``). docs/operations.md lists what each change comes to.
 
 No secret is kept: the one of ``trainer`` is left out, and of the texts in ``trainer.objective_options`` and
 ``trainer.optimizer_options``, which are for programs that are not known here, a checkpoint holds digests.

@@ -93,7 +93,7 @@ def begin_rollback(directory: Path, rollback: Rollback) -> None:
     """
     if of_step(directory, rollback.to) is None:
         raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
-    _write_rollback(directory, _RollbackNote(rollback=rollback, done=False))
+    replace(directory / _ROLLBACK, _RollbackNote(rollback=rollback, done=False).model_dump_json())
 
 
 def finish_rollback(directory: Path) -> Rollback | None:
@@ -109,12 +109,8 @@ def finish_rollback(directory: Path) -> Rollback | None:
                 folder.rename(discarded)
         (directory / _TOLD).unlink(missing_ok=True)
         flush(directory)
-        _write_rollback(directory, note.model_copy(update={"done": True}))
+        replace(directory / _ROLLBACK, note.model_copy(update={"done": True}).model_dump_json())
     return note.rollback
-
-
-def _write_rollback(directory: Path, note: _RollbackNote) -> None:
-    replace(directory / _ROLLBACK, note.model_dump_json())
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:

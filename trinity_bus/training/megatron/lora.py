@@ -109,21 +109,18 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 class Adapters:
-    def __init__(
-        self, chunks: Sequence[GPTModel], shape: ModelShape, layout: Layout, settings: TrainerSettings
-    ) -> None:
+    def __init__(self, model: GPTModel, shape: ModelShape, layout: Layout, settings: TrainerSettings) -> None:
         self._shape, self._layout = shape, layout
         self._of: dict[tuple[int, str], Adapter] = {}
         self._of_weight: dict[torch.nn.Parameter, Adapter] = {}
-        per_stage = shape.layers // layout.stages
-        for stage, chunk in zip(layout.own_stages, chunks, strict=True):
-            chunk.requires_grad_(False)
-            if stage == 0:
-                # Else nothing that comes before the first adapter would have a history to go back through.
-                chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
-            for number, layer in enumerate(chunk.decoder.layers, stage * per_stage):
-                for path in _LAYERS:
-                    self._attach(number, path, layer.get_submodule(path), settings)
+        self._layers = shape.layers // layout.pipeline_parallel
+        model.requires_grad_(False)
+        if layout.pipeline_rank == 0:
+            # Else nothing that comes before the first adapter would have a history to go back through.
+            model.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+        for number, layer in enumerate(model.decoder.layers, layout.pipeline_rank * self._layers):
+            for path in _LAYERS:
+                self._attach(number, path, layer.get_submodule(path), settings)
 
     def _attach(self, number: int, path: str, linear: Any, settings: TrainerSettings) -> None:
         name = f"decoder.layers.{number}.{path}.weight"
@@ -143,11 +140,11 @@ class Adapters:
         self, of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Return the adapter, or ``of`` each parameter, by PEFT's names, whole. A collective."""
-        layout, per_stage = self._layout, self._shape.layers // self._layout.stages
-        first = layout.own_stages[0] * per_stage
+        layout = self._layout
+        first = layout.pipeline_rank * self._layers
         for number in range(self._shape.layers):
-            stage = number // per_stage
-            own = stage in layout.own_stages
+            stage = number // self._layers
+            own = stage == layout.pipeline_rank
             for path in _LAYERS:
                 # Of another rank's layer all is as of one of this rank's, but the number and the content.
                 adapter = self._of[number if own else first, path]

@@ -84,10 +84,6 @@ def transformer_config(
         tensor_model_parallel_size=layout.tensor_parallel,
         sequence_parallel=layout.sequence_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
-        # Two stages that hold two stretches each send both ways at once, which Megatron keeps apart only so.
-        overlap_p2p_comm=layout.virtual_pipeline > 1,
-        batch_p2p_comm=layout.virtual_pipeline == 1,
         context_parallel_size=layout.context_parallel,
         expert_model_parallel_size=layout.expert_parallel,
         # Micro-batches are packed, each to its own length.
@@ -137,15 +133,14 @@ def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> Modul
     return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
 
 
-def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, stage: int, *, local: bool) -> GPTModel:
+def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, *, local: bool) -> GPTModel:
     model = (RotaryModel if local else GPTModel)(
         config=config,
-        transformer_layer_spec=_block_spec(config, shape.layers // layout.stages, local=local),
+        transformer_layer_spec=_block_spec(config, shape.layers // layout.pipeline_parallel, local=local),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
         max_sequence_length=shape.max_positions,
-        pre_process=stage == 0,
-        post_process=stage == layout.stages - 1,
-        vp_stage=None if layout.virtual_pipeline == 1 else stage // layout.pipeline_parallel,
+        pre_process=layout.pipeline_rank == 0,
+        post_process=layout.pipeline_rank == layout.pipeline_parallel - 1,
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
@@ -167,7 +162,7 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, s
 
 
 class StagedModel:
-    """This rank's stages of a model, with memory but no weights yet, on the layout's device."""
+    """This rank's stage of a model, with memory but no weights yet, on the layout's device."""
 
     def __init__(
         self,
@@ -182,16 +177,16 @@ class StagedModel:
         local = is_local(adapters=adapters)
         config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
         self._shape, self._layout, self._dtype = shape, layout, dtype
-        self.chunks = [_build_stage(config, shape, layout, stage, local=local) for stage in layout.own_stages]
+        self.stage = _build_stage(config, shape, layout, local=local)
+        self.layers = shape.layers // layout.pipeline_parallel
         experts = shape.experts // layout.expert_parallel
         self._own_experts = range(layout.expert_rank * experts, (layout.expert_rank + 1) * experts)
 
     @property
     def output_weight(self) -> torch.Tensor:
         """This rank's part of the output layer, where it has the last stage, [vocabulary, hidden]."""
-        last = self.chunks[-1]
-        weight = last.shared_embedding_or_output_weight() if self._shape.tied else None
-        return last.output_layer.weight if weight is None else weight
+        weight = self.stage.shared_embedding_or_output_weight() if self._shape.tied else None
+        return self.stage.output_layer.weight if weight is None else weight
 
     def load(self, folder: Path) -> None:
         """ConversionError where the folder does not hold this model and nothing else (see ``tensors``)."""
@@ -240,12 +235,10 @@ class StagedModel:
 
     def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         # By their names in the whole model; its experts of a layer are stacks
-        layers = self._shape.layers // self._layout.stages
-        for stage, chunk in zip(self._layout.own_stages, self.chunks, strict=True):
-            for name, parameter in chunk.named_parameters():
-                if ".adapter." in name:
-                    continue  # see ``lora``
-                yield tensors.global_name(name, stage * layers), parameter
+        first_layer = self._layout.pipeline_rank * self.layers
+        for name, parameter in self.stage.named_parameters():
+            if ".adapter." not in name:  # see ``lora``
+                yield tensors.global_name(name, first_layer), parameter
 
     def _shards(
         self, of: Callable[[torch.nn.Parameter], torch.Tensor], dtype: torch.dtype
@@ -271,13 +264,13 @@ class StagedModel:
     def _everything(self, own: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, int, torch.Size]]:
         # In the model's order: the name, the stage that holds it, its size on a rank
         shape, layout = self._shape, self._layout
-        per_stage, ranks = shape.layers // layout.stages, layout.tensor_parallel
-        first_layer = f"decoder.layers.{layout.own_stages[0] * per_stage}."
+        last_stage, ranks = layout.pipeline_parallel - 1, layout.tensor_parallel
+        first_layer = f"decoder.layers.{layout.pipeline_rank * self.layers}."
         layer = [(name.removeprefix(first_layer), t.shape) for name, t in own.items() if name.startswith(first_layer)]
         vocabulary = torch.Size((shape.padded_vocabulary(ranks) // ranks, shape.hidden))
         yield _EMBEDDING, 0, vocabulary
         for number in range(shape.layers):
-            yield from ((f"decoder.layers.{number}.{name}", number // per_stage, size) for name, size in layer)
-        yield "decoder.final_layernorm.weight", layout.stages - 1, torch.Size((shape.hidden,))
+            yield from ((f"decoder.layers.{number}.{name}", number // self.layers, size) for name, size in layer)
+        yield "decoder.final_layernorm.weight", last_stage, torch.Size((shape.hidden,))
         if not shape.tied:
-            yield _OUTPUT, layout.stages - 1, vocabulary
+            yield _OUTPUT, last_stage, vocabulary

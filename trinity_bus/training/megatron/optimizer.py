@@ -10,7 +10,6 @@ AdamW, or make all parameters count on the same one.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -46,10 +45,8 @@ class _Place:
 
 
 class AdamW:
-    def __init__(
-        self, chunks: Sequence[DistributedDataParallel], settings: TrainerSettings, dtype: torch.dtype
-    ) -> None:
-        wrapping = chunks[0].ddp_config
+    def __init__(self, network: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
+        wrapping = network.ddp_config
         distributed = wrapping.use_distributed_optimizer
         options: dict[str, Any] = dict(settings.optimizer_options)
         if wrong := unknown_options(options, [field.name for field in fields(OptimizerConfig)]):
@@ -71,7 +68,7 @@ class AdamW:
                     overlap_param_gather=wrapping.overlap_param_gather,
                     **options,
                 ),
-                list(chunks),
+                [network],
                 # On a CPU all groups are gloo's.
                 use_gloo_process_groups=distributed and not on_cpu(),
             )

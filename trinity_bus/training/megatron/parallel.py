@@ -35,7 +35,6 @@ TIMEOUT = timedelta(seconds=LIMIT_S)
 _SIZES: Final = {
     "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size,
     "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size,
-    "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size,
     "context_parallel": parallel_state.get_context_parallel_world_size,
     "expert_parallel": parallel_state.get_expert_model_parallel_world_size,
     "data_parallel": parallel_state.get_data_parallel_world_size,
@@ -104,9 +103,6 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=settings.tensor_parallel,
                 pipeline_model_parallel_size=settings.pipeline_parallel,
-                virtual_pipeline_model_parallel_size=settings.virtual_pipeline
-                if settings.virtual_pipeline > 1
-                else None,
                 context_parallel_size=settings.context_parallel,
                 expert_model_parallel_size=settings.expert_parallel,
                 create_gloo_process_groups=not on_cpu(),
@@ -116,7 +112,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
                 initialize_rng_tracker(inference_rng_tracker=True)
             else:
                 model_parallel_cuda_manual_seed(settings.seed)
-    existing = {name: size() or 1 for name, size in _SIZES.items()}
+    existing = {name: size() for name, size in _SIZES.items()}
     if existing != asked:
         raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
     return Layout.of(settings, rank=rank, device=device)

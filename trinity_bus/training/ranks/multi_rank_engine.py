@@ -23,14 +23,12 @@ import torch
 
 from schemas.experience import ExperienceGroup
 from schemas.record import Metrics
-from trinity_bus.config import TrainerSettings, required
+from trinity_bus.config import TrainerSettings
 from trinity_bus.runtime.ports import is_loopback
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
-from trinity_bus.training.engines.micro_batch import fitted
 from trinity_bus.training.errors import RankError
-from trinity_bus.training.families import read_shape
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.parallel import World
 from trinity_bus.training.ranks.followers import Followers
@@ -55,15 +53,12 @@ log = logging.getLogger(__name__)
 
 
 class MultiRankEngine(TrainingEngine):
+    """``settings`` say how many tokens go through at once: ranks that hold parts of one model need the same number."""
+
     def __init__(self, settings: TrainerSettings, followers: Followers) -> None:
         world_size, host = followers.world_size, followers.host
         self._followers = followers
         self._join(settings.checkpoint_dir)
-        if settings.micro_batch_tokens == "auto":
-            # Here, for all: ranks that hold parts of one model run the same micro-batches.
-            settings = fitted(
-                settings, read_shape(Path(required(settings.model_path, "mesh.model_path", "to know what to train")))
-            )
         store = serve_store(host, timeout_s=LIMIT_S)
         with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
             world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))

@@ -3,25 +3,10 @@
 The rule needs the groups, the model's shape and one setting. It is applied once, before a step begins, and written to
 ``steps``; a step that is taken again takes what is written there (``schemas.step``).
 
-=====================  ===============================================================================================
-reason                 the sample
-=====================  ===============================================================================================
-of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.groups.trainable``
-``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, and not from that
-                       over known tokens: by penalties and the like, or by top-p, top-k or min-p of an engine that has
-                       not told which tokens these kept (``explorer.max_kept_tokens``). So its log-probabilities are
-                       not those that a trainer computes; trained on all the same with
-                       ``trainer.limited_sampling=train``
-``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
-``baseline``           the same, where the advantage compares the others with it
-``empty``              it has no response
-``all_masked``         none of its response is the model's own, or none is to be trained on
-``waiting``            too few groups of the batch teach something
-=====================  ===============================================================================================
-
-The others of its group are trained on as if such a sample had never been drawn. Of the three kinds before the last
-there is nothing to leave out, or they are wanted: they count in their group with the reward that they have, and are
-told of.
+The reasons are those of ``FlawKind``, with which no model of this shape can be trained on a sample
+(``schemas.groups.trainable``), and :class:`Unfit`. The others of its group are trained on as if such a sample had never
+been drawn. Of BASELINE, EMPTY and ALL_MASKED there is nothing to leave out, or they are wanted: they count in their
+group with the reward that they have, and are told of.
 
 ``trainer.strategy`` decides which groups a step learns from, beside or in place of those of its batch.
 
@@ -38,11 +23,8 @@ steps and that teach something. Equal ones are drawn by ``(seed, step)``. The or
     batch --enough groups teach something, those that wait included--> one step is trained on all of them
       '----too few--> its step changes nothing, its samples are left out as WAITING, and its groups wait for the next
 
-Groups whose runs have equal rewards teach nothing, so a step of few others has a noisier gradient; DAPO goes on drawing
-until a batch is full of groups that do (Yu et al., arXiv:2503.14476, section 3.2). The weights stand still meanwhile:
-samples that wait are as much on policy as those that they wait for. It ends after ``trainer.effective_batches``
-batches, or with the last step: then there is training with what there is. A batch that is passed over counts among
-them.
+The wait ends after ``trainer.effective_batches`` batches, those that are passed over included, or with the last step:
+then there is training with what there is. docs/objectives.md says why.
 
 All of that stands on the log: on ``steps`` what earlier steps were made of, on ``experiences`` what the groups are. So
 a restart repeats the choice.

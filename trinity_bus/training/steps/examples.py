@@ -4,14 +4,6 @@ A demonstration becomes a sample, of whose tokens those of its answers are train
 a pair: the chosen answer with an advantage of 1, the rejected one with -1. Nobody has drawn them, so they have no
 log-probabilities. Each token of a demonstration weighs as much as the example says; the tokens of both answers of a
 preference together, however long they are, weigh as much.
-
-======================  ==============================================================================================
-reason                  the example
-======================  ==============================================================================================
-``example_unwritable``  cannot be written as tokens of the model: it has no chat template, or that refuses the messages
-``example_too_long``    has more tokens than the model has positions
-``example_bad_token``   has a token that the model's vocabulary lacks: the tokenizer is another model's
-======================  ==============================================================================================
 """
 
 from dataclasses import dataclass
@@ -27,6 +19,7 @@ from trinity_bus.training.steps.packing import TrainSample
 
 
 class ExampleFlaw(StrEnum):
+    # It has no chat template, or that refuses the messages.
     UNWRITABLE = "example_unwritable"
     TOO_LONG = "example_too_long"
     BAD_TOKEN = "example_bad_token"  # noqa: S105 - a token of a language model

@@ -15,7 +15,8 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, Dispatch, ModelVersion, PublishVersion, VersionWanted
 from tests.support.simulation.harness import Harness
 from tests.support.simulation.workers import Explorer, Running
-from trinity_bus.coordination import Effect, Fact, Observe, SyncPolicy, Write
+from trinity_bus.coordination.effects import Effect, Fact, Observe, Write
+from trinity_bus.coordination.sync_policy import SyncPolicy
 
 type Method = Literal["gloo", "memory", "checkpoint"]
 METHODS: tuple[Method, ...] = ("gloo", "memory", "checkpoint")
@@ -179,8 +180,7 @@ STYLES: list[dict[str, Any]] = [
     {"sync_style": "fixed", "sync_offset": 1},
     {"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1},
     {"sync_style": "fixed", "sync_interval": 3, "sync_offset": 2},
-    {"sync_style": "fixed", "explorer_sync_interval": 4, "trainer_sync_interval": 1},
-    {"sync_style": "fixed", "explorer_sync_interval": 2, "trainer_sync_interval": 3},
+    {"sync_style": "fixed", "sync_interval": 4},
     {"sync_style": "explorer_driven", "sync_interval": 2},
     {"sync_style": "explorer_driven", "sync_interval": 2, "sync_offset": 2},
     {"sync_style": "trainer_driven", "sync_interval": 1},
