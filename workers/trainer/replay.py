@@ -17,19 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from schemas.topics import STEPS
+from schemas import Position, StepBegun
+from schemas.topics import EXPERIENCES, STEPS
 from trinity_bus.bus import Bus
-from trinity_bus.config import Settings, WrongSettingsError
+from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, manifest
 from trinity_bus.training.errors import TrainingError
+from trinity_bus.training.objectives import Need, registry
+from trinity_bus.training.objectives.advantage import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
+from workers.trainer.batch_schedule import positions_of
 from workers.trainer.engines import StartingPoint
 from workers.trainer.service import learned_from
-from workers.trainer.step_log import RecordedSteps
+from workers.trainer.step_log import Recorded, RecordedSteps
 from workers.trainer.without_batches import ShadowSteps, ensure_kept, train_without_batches
 
 log = logging.getLogger(__name__)
@@ -149,7 +153,29 @@ async def _last(bus: Bus, follows: Follows, request: ReplayRequest, begin: int) 
         )
     starts = [*checkpoint.steps(request.directory), *checkpoint.steps(checkpoint_dir(request.live))]
     await ensure_kept(bus, known, follows.run, first=begin + 1, last=last, starts=starts)
+    first = known.of(follows.run).get(max(request.from_step, begin + 1))
+    if first is not None:
+        await ensure_taught(bus, first, request.changed.trainer)
     return last
+
+
+async def ensure_taught(bus: Bus, first: Recorded, settings: TrainerSettings) -> None:
+    """Refuse an advantage that needs a teacher where the run had none, before a model is loaded."""
+    advantage = registry.make("advantage", Advantage, settings)
+    if Need.TEACHER_LOGPROBS not in advantage.needs or first.unreadable:
+        return
+    (received,) = await bus.fetch(STEPS, [Position(partition=0, offset=first.offset)])
+    if not isinstance(begun := received.record, StepBegun):
+        return
+    entries = [*begun.groups, *begun.replayed]
+    found = await bus.fetch(EXPERIENCES, positions_of(begun, entries)) if entries else []
+    if not found:
+        return
+    if all(getattr(each.record, "teacher_logprobs", None) is None for each in found):
+        raise TrainingError(
+            f"trainer.advantage={settings.advantage!r} needs what a teacher says of each token, and no sample of step "
+            f"{begun.step} of {begun.trainer} has that: its workflow did not set Rollout.teacher_logprobs"
+        )
 
 
 def _note(directory: Path, follows: Follows) -> None:

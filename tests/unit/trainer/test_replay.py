@@ -1,18 +1,27 @@
 """What a replay trains with which settings, and that nothing of it is the live run's."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from tests.unit.trainer.test_step_records import begun
+from schemas import ExperienceGroup, Position
+from schemas.topic import Topic
+from schemas.topics import STEPS
+from tests.support.fakes.experiences import make_group
+from tests.unit.trainer.test_step_records import begun, received
+from trinity_bus.bus import Received
 from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress
-from trinity_bus.training.errors import CheckpointError
+from trinity_bus.training.errors import CheckpointError, TrainingError
 from workers.preconditions import problems
-from workers.trainer.replay import ReplayRequest, parts_of
+from workers.trainer.replay import ReplayRequest, ensure_taught, parts_of
+from workers.trainer.step_log import Recorded
 
 LIVE: dict[str, Any] = {"checkpoint_dir": Path("live"), "export_dir": Path("model"), "total_steps": 100}
 
@@ -116,3 +125,26 @@ def test_progress_takes_from_a_step_what_the_engine_does_not_know() -> None:
     assert after.skipped == ()
     (skipped,) = made.after(begun(skipped="an operator said so")).skipped
     assert (skipped.batch_id, skipped.step, skipped.reason) == ("batch-3", 3, "an operator said so")
+
+
+class FakeRun:
+    """A bus with one step, of one group."""
+
+    def __init__(self, group: ExperienceGroup) -> None:
+        self.group = group
+
+    async def fetch(self, topic: Topic, _positions: Sequence[Position]) -> list[Received[Any]]:
+        return [received(begun() if topic is STEPS else self.group)]
+
+
+async def test_a_teacher_that_a_run_did_not_have_is_missed_before_anything_is_loaded() -> None:
+    group, first = make_group(), Recorded(run="run-1", offset=7)
+    alone = cast("Any", FakeRun(group))
+    distilled = TrainerSettings(advantage="distillation")
+    with pytest.raises(
+        TrainingError, match=r"'distillation' needs what a teacher says .* no sample of step 3 of trainer-0"
+    ):
+        await ensure_taught(alone, first, distilled)
+    await ensure_taught(alone, first, TrainerSettings())
+    taught = replace(group, teacher_logprobs=np.full_like(group.logprobs, -1))
+    await ensure_taught(cast("Any", FakeRun(taught)), first, distilled)
