@@ -238,7 +238,7 @@ async def test_a_skip_that_comes_after_a_step_was_told_of_changes_nothing_though
         **{
             "trainer.total_steps": 4,
             "trainer.checkpoint_interval": 100,
-            "synchronizer.sync_interval": 4,
+            "synchronizer.trainer_sync_interval": 4,
             "coordinator.max_staleness": 3,
         },
     )

@@ -167,6 +167,10 @@ class SynchronizerSettings(Section):
     within ``coordinator.max_staleness`` (0: on-policy) and ``coordinator.max_inflight_batches``."""
     sync_interval: Count = 1
     """Batches, and steps, from one used version to the next."""
+    explorer_sync_interval: Count | None = None
+    """Batches after which explorers load (``fixed``) or request a version. Unset: ``sync_interval``."""
+    trainer_sync_interval: Count | None = None
+    """Steps after which the trainer publishes; unused with ``explorer_driven``. Unset: ``sync_interval``."""
     sync_offset: Annotated[int, Field(ge=0)] = 0
     """Batches by which explorers are ahead of the trainer, with ``fixed`` and ``explorer_driven``; 0: on-policy."""
     sync_members: Annotated[int, Field(ge=1, le=MAX_MEMBERS)] = MAX_MEMBERS

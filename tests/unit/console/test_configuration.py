@@ -75,7 +75,7 @@ def test_what_is_not_answered_is_named() -> None:
         ("mesh.max_tokens", "2000", "leaves no room for prompts"),
         ("mesh.max_model_len", "50000", "takes 40,960"),
         ("mesh.model_path", "/models/none", "does not exist"),
-        ("synchronizer.sync_interval", "4", "coordinator.max_staleness to 3"),
+        ("synchronizer.trainer_sync_interval", "4", "coordinator.max_staleness to 3"),
         ("trainer.loss", "pp", "pp"),
         ("trainer.publish", "staged", ""),
         ("trainer.tensor_parallel", "3", "does not divide"),

@@ -15,8 +15,8 @@ offsets = st.integers(0, 6)
 BATCHES = 60
 
 
-def fixed(interval: int, offset: int) -> SyncPolicy:
-    return SyncPolicy("fixed", interval, offset, None)
+def fixed(interval: int, offset: int, trainer_interval: int | None = None) -> SyncPolicy:
+    return SyncPolicy("fixed", interval, trainer_interval or interval, offset, None)
 
 
 def explorers_timeline(policy: SyncPolicy, batches: int) -> list[int | str]:
@@ -55,11 +55,11 @@ def test_the_timelines_of_fixed(interval: int, offset: int, explorers: list[obje
     assert trainers_timeline(policy, steps) == trainer
 
 
-@given(intervals, offsets)
+@given(intervals, intervals, offsets)
 def test_a_fixed_batch_needs_versions_that_are_published_none_that_it_makes_and_of_bounded_staleness(
-    e: int, o: int
+    e: int, t: int, o: int
 ) -> None:
-    policy = fixed(e, o)
+    policy = fixed(e, o, t)
     needs = [policy.version_needed(sequence) for sequence in range(1, BATCHES + 40)]
     needed, published = set(needs[: BATCHES - 1]) - {0}, {step for step in range(1, BATCHES) if policy.publishes(step)}
     assert needed <= published
@@ -75,7 +75,7 @@ def test_a_fixed_batch_needs_versions_that_are_published_none_that_it_makes_and_
 def test_with_explorer_driven_what_is_asked_for_lasts_until_the_next_time(e: int, o: int, s: int, rush: int) -> None:
     """The trainer may lag behind the explorers' side by ``rush`` batches: still no batch waits for ever."""
     try:
-        policy = SyncPolicy("explorer_driven", e, o, s)
+        policy = SyncPolicy("explorer_driven", e, 1, o, s)
     except ConfigError:
         assert o + e > s + 1
         return
@@ -99,7 +99,7 @@ def test_with_explorer_driven_what_is_asked_for_lasts_until_the_next_time(e: int
 @given(st.sampled_from(["trainer_driven", "fully_async"]), intervals, st.integers(0, 12))
 def test_what_a_bounded_batch_needs_is_published_before_it_is_trained(style: str, t: int, s: int) -> None:
     try:
-        policy = SyncPolicy(style, t, 0, s)  # type: ignore[arg-type]  # sampled
+        policy = SyncPolicy(style, 1, t, 0, s)  # type: ignore[arg-type]  # sampled
     except ConfigError:
         assert t > s + 1
         return
@@ -110,15 +110,15 @@ def test_what_a_bounded_batch_needs_is_published_before_it_is_trained(style: str
 
 
 def test_with_trainer_driven_a_batch_needs_what_is_out_when_it_is_handed_out() -> None:
-    policy = SyncPolicy("trainer_driven", 2, 0, 3)
+    policy = SyncPolicy("trainer_driven", 1, 2, 0, 3)
     assert policy.version_needed(4, announced=2) == 2
     assert policy.version_needed(8, announced=2) == 4
-    assert SyncPolicy("fully_async", 2, 0, 3).version_needed(4, announced=2) == 0
+    assert SyncPolicy("fully_async", 1, 2, 0, 3).version_needed(4, announced=2) == 0
 
 
 @given(st.sampled_from(["fixed", "explorer_driven", "fully_async", "trainer_driven"]), st.integers(2, 40))
 def test_a_batch_that_moves_down_never_needs_more(style: str, sequence: int) -> None:
-    policy = SyncPolicy(style, 2, 1, 5)  # type: ignore[arg-type]  # sampled
+    policy = SyncPolicy(style, 2, 2, 1, 5)  # type: ignore[arg-type]  # sampled
     needed = policy.version_needed(sequence, announced=sequence - 2)
     assert policy.moved_down(sequence - 1, needed) <= needed
     assert policy.moved_down(sequence - 1, needed) >= policy.version_needed(sequence - 1)
@@ -132,7 +132,7 @@ def test_a_version_is_held_for_batches_that_are_handed_out() -> None:
 
 
 def test_explorer_driven_publishes_only_what_was_asked_for() -> None:
-    policy = SyncPolicy("explorer_driven", 1, 0, 3)
+    policy = SyncPolicy("explorer_driven", 1, 1, 0, 3)
     assert not policy.publishes(4)
     assert not policy.publishes(4, published=2, wanted=5)
     assert policy.publishes(5, published=2, wanted=5)
@@ -144,7 +144,7 @@ def test_explorer_driven_publishes_only_what_was_asked_for() -> None:
     [
         ({"sync_style": "fixed", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
         ({"sync_style": "trainer_driven", "sync_interval": 4}, 2, "max_staleness to 3 or more"),
-        ({"sync_style": "fully_async", "sync_interval": 2}, 0, "sync_interval to 1 or less"),
+        ({"sync_style": "fully_async", "trainer_sync_interval": 2}, 0, "trainer_sync_interval to 1 or less"),
         ({"sync_style": "explorer_driven", "sync_interval": 2, "sync_offset": 1}, 1, "max_staleness to 2 or more"),
     ],
 )
@@ -159,6 +159,8 @@ def test_settings_that_starve_the_mesh_are_refused_with_what_would_be_right(
 def test_fixed_without_a_bound_is_as_stale_as_its_intervals_make_it() -> None:
     settings = SynchronizerSettings(sync_style="fixed", sync_interval=2, sync_offset=1)
     assert SyncPolicy.of(settings, CoordinatorSettings()).staleness_bound == 2
+    split = SynchronizerSettings(sync_style="fixed", explorer_sync_interval=4, trainer_sync_interval=1)
+    assert SyncPolicy.of(split, CoordinatorSettings()).staleness_bound == 3
 
 
 def test_the_defaults_are_strictly_on_policy() -> None:
