@@ -17,10 +17,7 @@ from schemas.groups import trainable
 from schemas.topic import Topic
 from trinity_bus.bus import Received
 from trinity_bus.config import CoordinatorSettings, TrainerSettings
-from trinity_bus.coordination.effects import Write
-from trinity_bus.coordination.inputs import EventArrived, Origin, TaskArrived
-from trinity_bus.coordination.machine import CoordinatorMachine
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import CoordinatorMachine, EventArrived, Origin, SyncPolicy, TaskArrived, Write
 from trinity_bus.rollout import RolloutContext, answer, get_workflow
 from trinity_bus.testing import CharacterTokenizer, ScriptedEngine
 from trinity_bus.training import checkpoint

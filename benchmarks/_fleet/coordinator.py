@@ -20,9 +20,8 @@ from schemas.topics import DEAD_LETTERS, TASKS
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.read.received import receive
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS, CommitSchedule
-from trinity_bus.coordination.inputs import Tick
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CommitSchedule, CoordinatorMachine, Tick
+from trinity_bus.coordination.commit_schedule import MAX_SIGNALS, MAX_TASKS
 from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Changelog, Outputs, Positions
 from workers.coordinator.pending_commit import PendingCommit, Spans

@@ -16,9 +16,7 @@ from typing import Any, Final
 from benchmarks._records import completed
 from schemas import BatchLifecycleState, BatchRecord, Dispatch, ExplorerHeartbeat, Task
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import EventArrived, Origin, TaskArrived
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Origin, TaskArrived, Write
 
 EXPLORERS: Final = 8
 FULL_SPEED: Final = 32

@@ -24,9 +24,7 @@ from typing import Any
 from benchmarks._records import completed, step_trained, synced
 from schemas import BatchLifecycleState, BatchRecord, Cancel, Dispatch, ExplorerHeartbeat, ModelVersion, Task
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import EventArrived, Input, Origin, TaskArrived, Tick
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, Effect, EventArrived, Input, Origin, TaskArrived, Tick, Write
 
 EXPLORERS, SLOTS = 64, 1
 BATCH = 128

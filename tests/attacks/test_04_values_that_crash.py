@@ -49,8 +49,7 @@ from tests.support.mesh.records import record_of, take
 from trinity_bus.bus import Bus, Received
 from trinity_bus.bus.read.received import header
 from trinity_bus.config import CoordinatorSettings, Settings, TelemetrySettings
-from trinity_bus.coordination.inputs import EventArrived
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import outputs
 from workers.coordinator.outputs import INPUTS_KEY, pack_positions
 from workers.coordinator.pending_commit import with_traceback

@@ -27,8 +27,7 @@ from trinity_bus.broker import EmbeddedBroker, layout
 from trinity_bus.bus import Bus
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
-from trinity_bus.coordination import retention
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, retention
 from workers.coordinator.retention import Commits, Keeper
 from workers.trainer.batch_schedule import positions_of
 

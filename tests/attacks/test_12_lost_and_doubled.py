@@ -23,7 +23,8 @@ from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, facts
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Fact
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.errors import SupersededError
 from trinity_bus.runners.fork_server import ForkServer
 from trinity_bus.runtime.service import first_error

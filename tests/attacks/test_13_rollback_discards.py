@@ -31,7 +31,8 @@ from tests.support.mesh.waiting import beside
 from tests.support.simulation.harness import Harness, cancels, dispatches, facts, replies
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Fact
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError

@@ -21,12 +21,11 @@ from tests.support.effects import written
 from tests.support.golden_state import FILES, load, machine_of, with_records
 from tests.support.mesh.mesh import Mesh, trinity_bus
 from tests.support.mesh.waiting import until
+from trinity_bus.coordination import CommandArrived, CoordinatorMachine, EventArrived, StateError, Tick
 from trinity_bus.coordination.batches.parts import AVERAGE
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.inputs import CommandArrived, EventArrived, Tick
-from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.state import codec
-from trinity_bus.coordination.state.codec import NEWEST_LEVEL, StateError
+from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from workers.coordinator.outputs import unpack_leader, unpack_positions
 
 BEFORE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "records_before.json").read_text())

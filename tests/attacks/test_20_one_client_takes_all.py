@@ -18,9 +18,9 @@ from tests.support.simulation.harness import Harness, batches, dispatches, error
 from trinity_bus.client import producer_name
 from trinity_bus.client.connection import check_reply
 from trinity_bus.config import KafkaSettings
+from trinity_bus.coordination import Effect
 from trinity_bus.coordination.batches.accounts import Counters, Shares, Unfilled
 from trinity_bus.coordination.batches.batch import Batch
-from trinity_bus.coordination.effects import Effect
 
 
 def busy_story(**settings: Any) -> tuple[Harness, list[Dispatch]]:

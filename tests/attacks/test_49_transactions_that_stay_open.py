@@ -17,7 +17,7 @@ from tests.support.mesh.records import first, record_of, take
 from tests.support.mesh.waiting import until
 from trinity_bus.bus import Bus
 from trinity_bus.bus.read import offsets, positions
-from trinity_bus.coordination.inputs import Uncountable
+from trinity_bus.coordination import Uncountable
 from workers.coordinator import contributions
 from workers.coordinator.contributions import ContributionReader
 from workers.trainer.batch_schedule import positions_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from trinity_bus.coordination.effects import Effect, Write
+from trinity_bus.coordination import Effect, Write
 
 
 def written[R](effects: Iterable[Effect], kind: type[R]) -> list[R]:

@@ -27,10 +27,18 @@ from schemas.codec import decode, encode
 from tests.support.fakes.mesh_records import dispatch, explorer_beat
 from tests.support.simulation import random_history
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
+from trinity_bus.coordination import (
+    CommandArrived,
+    CoordinatorMachine,
+    Effect,
+    EventArrived,
+    Input,
+    Origin,
+    TaskArrived,
+    Tick,
+    Write,
+)
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import CommandArrived, EventArrived, Input, Origin, TaskArrived, Tick
-from trinity_bus.coordination.machine import CoordinatorMachine
 
 GOLDEN = Path(__file__).with_suffix("")
 FILES = sorted(GOLDEN.glob("*.msgpack"))

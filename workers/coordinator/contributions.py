@@ -26,8 +26,8 @@ from schemas import Contribute, ExperienceGroup
 from schemas.topics import COMMANDS, EXPERIENCES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received
+from trinity_bus.coordination import ContributionArrived, Finding, Uncountable
 from trinity_bus.coordination.events.contributions import Examination
-from trinity_bus.coordination.inputs import ContributionArrived, Finding, Uncountable
 from trinity_bus.errors import BusError, RecordGoneError
 from workers.coordinator.pending_commit import with_traceback
 

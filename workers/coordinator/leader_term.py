@@ -23,12 +23,15 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Received
 from trinity_bus.bus.read.offsets import readable
 from trinity_bus.config import Settings, told_settings
+from trinity_bus.coordination import (
+    CommitPlan,
+    CommitSchedule,
+    CoordinatorMachine,
+    Leadership,
+    Tick,
+    Write,
+)
 from trinity_bus.coordination.batches.task_rules import too_large
-from trinity_bus.coordination.commit_schedule import CommitPlan, CommitSchedule
-from trinity_bus.coordination.effects import Write
-from trinity_bus.coordination.inputs import Tick
-from trinity_bus.coordination.leadership import Leadership
-from trinity_bus.coordination.machine import CoordinatorMachine
 from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.memory import FullCollections

@@ -11,11 +11,10 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from schemas import BatchLifecycleState, BatchRecord, BatchSkipped, ModelVersion, TaskResult
 from trinity_bus import awake
+from trinity_bus.coordination import CoordinatorMachine, Fact, staleness
 from trinity_bus.coordination.batches.batch import Batch
 from trinity_bus.coordination.dispatch.explorer import Explorer
-from trinity_bus.coordination.effects import Fact, Observe
-from trinity_bus.coordination.machine import CoordinatorMachine
-from trinity_bus.coordination.sync_policy import staleness
+from trinity_bus.coordination.effects import Observe
 from trinity_bus.rollout.metrics import reward_of
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import BATCH_DURATION, SHORT_SECONDS, STALENESS, TASK_RETRIES, TASKS

@@ -8,7 +8,7 @@ Besides the machine's entries there are two of the service's own, committed with
 ===========  =======================================================================================================
 
 About once a second the input positions are committed under the consumer group ``<namespace>.coordinator`` too, for
-monitoring; nothing depends on them. A value that cannot be read raises ``StateError``:
+monitoring; nothing depends on them. A value that cannot be read raises :class:`~trinity_bus.coordination.StateError`:
 no coordinator guesses its state.
 """
 
@@ -25,11 +25,7 @@ from schemas.codec import encode
 from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
 from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE, MODEL_VERSIONS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable
-from trinity_bus.coordination import retention
-from trinity_bus.coordination.effects import Effect, Observe, RejectTask, Write
-from trinity_bus.coordination.inputs import Origin
-from trinity_bus.coordination.leadership import Leader
-from trinity_bus.coordination.state.codec import StateError
+from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, StateError, Write, retention
 from trinity_bus.telemetry import traceparent
 from workers.coordinator import observations
 from workers.coordinator.log_facts import Lanes

@@ -33,10 +33,10 @@ from schemas import Cancel, Dispatch, ModelVersion, RunnersReport, Task
 from schemas.errors import one_line
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, TASKS
 from trinity_bus.bus import Received, Undecodable
-from trinity_bus.coordination.effects import Effect
-from trinity_bus.coordination.inputs import (
+from trinity_bus.coordination import (
     CommandArrived,
     ContributionArrived,
+    Effect,
     EventArrived,
     Input,
     Origin,

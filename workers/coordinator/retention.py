@@ -1,4 +1,4 @@
-"""Deletes from the log what nobody needs any more: the thin shell around ``coordination.retention``.
+"""Deletes from the log what nobody needs any more: the thin shell around :class:`~trinity_bus.coordination.Retention`.
 
 ::
 
@@ -23,8 +23,8 @@ from schemas import BatchRecord, Position, TrainerHeartbeat
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_INPUTS, DEMONSTRATIONS, EXPERIENCES, PREFERENCES, TURNS, VERSION_HISTORY
 from trinity_bus.bus import Bus, Received, Undecodable
-from trinity_bus.coordination.machine import CoordinatorMachine
-from trinity_bus.coordination.retention import Cuts, Retention, RetentionSnapshot
+from trinity_bus.coordination import CoordinatorMachine, Retention
+from trinity_bus.coordination.retention import Cuts, RetentionSnapshot
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry import conventions as names
 from workers.coordinator import observations

@@ -37,8 +37,7 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.cluster_gauges import cluster_gauges
 from trinity_bus.config import Settings
-from trinity_bus.coordination.leadership import Leadership, Role
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, Leadership, Role
 from trinity_bus.errors import BusError, ProducerFencedError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.memory import collect_young_only, freeze_gc

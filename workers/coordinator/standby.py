@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack
 from schemas.topics import COORDINATOR_STATE
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Producer, Reader
-from trinity_bus.coordination.leadership import Leader, Leadership, Role
+from trinity_bus.coordination import Leader, Leadership, Role
 from trinity_bus.errors import (
     BrokerUnreachableError,
     BusError,

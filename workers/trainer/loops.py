@@ -12,7 +12,7 @@ from schemas.groups.trainable import Bounds
 from schemas.topics import BATCHES, COORDINATOR_EVENTS, EXPLORER_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from trinity_bus.bus import Reader, Start
 from trinity_bus.config import told_settings
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import SupersededError
 from trinity_bus.health.process import mark_ready
 from trinity_bus.telemetry import conventions as names

@@ -58,7 +58,7 @@ from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, WrongSettingsError
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import setup_telemetry

@@ -22,7 +22,7 @@ from tests.support.mesh.waiting import until
 from tests.support.sampled import at_night
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.config import CoordinatorSettings, KafkaSettings, Settings
-from trinity_bus.coordination.leadership import Leader
+from trinity_bus.coordination import Leader
 from trinity_bus.errors import BusError
 from workers.coordinator.outputs import LEADER_KEY, Outputs, unpack_leader
 from workers.coordinator.service import Coordinator

@@ -14,7 +14,7 @@ from tests.support.mesh.waiting import until
 from tests.support.sampled import at_night
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import CoordinatorSettings, Settings, SynchronizerSettings
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import SyncPolicy
 
 pytestmark = pytest.mark.integration
 

@@ -22,8 +22,7 @@ from typing import Any
 from aiokafka.producer import sender
 
 from schemas.topics import RESULTS
-from trinity_bus.coordination.commit_schedule import CommitPlan
-from trinity_bus.coordination.effects import Write
+from trinity_bus.coordination import CommitPlan, Write
 from workers.cli.app import main
 from workers.coordinator.leader_term import LeaderTerm
 from workers.coordinator.pending_commit import PendingCommit

@@ -33,7 +33,7 @@ from schemas.topics import (
 from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Producer, Received, lane_partition
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import SyncPolicy
 
 WAIT_S = 150.0
 

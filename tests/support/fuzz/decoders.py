@@ -24,7 +24,7 @@ from tests.support.fuzz.outside import outside
 from trinity_bus.bus.read.received import header
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
-from trinity_bus.coordination.state.codec import StateError
+from trinity_bus.coordination import StateError
 from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
 from trinity_bus.runners import control, messages

@@ -39,18 +39,19 @@ from tests.support.fakes.mesh_records import explorer_beat
 from tests.support.fuzz.damage import damaged
 from tests.support.simulation.clients import Clients
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import (
+from trinity_bus.coordination import (
     CommandArrived,
     ContributionArrived,
+    CoordinatorMachine,
+    Effect,
     EventArrived,
     Examined,
     Input,
     Origin,
     TaskArrived,
     Tick,
+    Write,
 )
-from trinity_bus.coordination.machine import CoordinatorMachine
 
 RESTORE_EVERY = 60
 REWARDS = (0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308)

@@ -20,8 +20,8 @@ from trinity_bus.chat.messages import calls_of, for_template, text_of
 from trinity_bus.chat.openai import read_completion_request, read_request
 from trinity_bus.chat.responses import read_responses_request
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.machine import CoordinatorMachine
-from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL, StateError
+from trinity_bus.coordination import CoordinatorMachine, StateError
+from trinity_bus.coordination.state.codec import LEVEL_KEY, NEWEST_LEVEL
 from trinity_bus.inference.errors import GenerationError
 from trinity_bus.inference.server.client import (
     Asked,

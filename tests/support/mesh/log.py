@@ -21,8 +21,7 @@ from schemas.topics import (
 )
 from tests.support.mesh.records import record_of
 from trinity_bus.bus import Bus, Received
-from trinity_bus.coordination.batches.batch import TRANSITIONS
-from trinity_bus.coordination.sync_policy import staleness
+from trinity_bus.coordination import TRANSITIONS, staleness
 
 OF_WORK = {"batch", "tasks", "ended", "assigned", "progress", "answer", "results", "finalizers"}
 """Entries of the changelog that are about what has not ended."""

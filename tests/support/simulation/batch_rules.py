@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from schemas import BatchLifecycleState as State
 from schemas import BatchRecord, CancelTasks, FinalizeBatch, ManifestEntry
 from tests.support.simulation.invariant import Invariant, hold
-from trinity_bus.coordination.batches.batch import TRANSITIONS
-from trinity_bus.coordination.sync_policy import staleness
+from trinity_bus.coordination import TRANSITIONS, staleness
 
 if TYPE_CHECKING:
     from tests.support.simulation.invariants import Invariants

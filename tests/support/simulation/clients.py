@@ -16,7 +16,7 @@ from schemas import (
 )
 from schemas.record import BatchType
 from tests.support.simulation.workers import stored
-from trinity_bus.coordination.inputs import Request
+from trinity_bus.coordination import Request
 
 WORKFLOWS = ("math", "rare", "nobody-has-it")
 RECENT = 12  # batches and commands that clients still think of

@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from schemas import Dispatch, ModelVersion
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.effects import Effect, Observe, Write
-from trinity_bus.coordination.inputs import Input, TaskArrived
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, Effect, Input, Observe, TaskArrived, Write
 
 type Changes = list[tuple[str, bytes | None]]
 

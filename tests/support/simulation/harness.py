@@ -24,20 +24,23 @@ from schemas import (
 from tests.support.effects import written
 from tests.support.fakes.mesh_records import explorer_beat, weights_synced
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectTask
-from trinity_bus.coordination.inputs import (
+from trinity_bus.coordination import (
     CommandArrived,
     ContributionArrived,
-    Event,
+    CoordinatorMachine,
+    Effect,
     EventArrived,
     Examined,
+    Fact,
     Finding,
+    Observe,
     Origin,
+    RejectTask,
     Request,
     TaskArrived,
     Tick,
 )
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination.inputs import Event
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

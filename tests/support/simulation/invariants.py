@@ -29,15 +29,19 @@ from tests.support.simulation.batch_rules import BatchRules
 from tests.support.simulation.invariant import AttemptName, CommandName, Invariant, Produced, Told, hold
 from tests.support.simulation.reply_rules import ENDED, ReplyRules
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectTask, Write
-from trinity_bus.coordination.inputs import (
+from trinity_bus.coordination import (
     CommandArrived,
     ContributionArrived,
+    Effect,
     EventArrived,
+    Fact,
     Input,
+    Observe,
     Origin,
+    RejectTask,
     Request,
     TaskArrived,
+    Write,
 )
 
 

@@ -14,7 +14,7 @@ from schemas import (
 )
 from schemas import BatchLifecycleState as State
 from tests.support.simulation.invariant import Invariant, InvariantViolatedError, hold
-from trinity_bus.coordination.inputs import Request
+from trinity_bus.coordination import Request
 
 if TYPE_CHECKING:
     from tests.support.simulation.invariants import Invariants

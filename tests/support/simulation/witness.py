@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tests.support.simulation.coordinator import Changes
-from trinity_bus.coordination.effects import Effect
-from trinity_bus.coordination.inputs import Input
+from trinity_bus.coordination import Effect, Input
 
 if TYPE_CHECKING:
     from tests.support.simulation.world import World

@@ -24,11 +24,10 @@ from tests.support.simulation.size import EMPTY_HOUSE, ITEMS_PER_BATCH, ITEMS_PE
 from tests.support.simulation.witness import Honest
 from tests.support.simulation.workers import Explorer, Status, Trainer
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import (
+from trinity_bus.coordination import (
     CommandArrived,
     ContributionArrived,
-    Event,
+    Effect,
     EventArrived,
     Examined,
     Finding,
@@ -38,7 +37,9 @@ from trinity_bus.coordination.inputs import (
     TaskArrived,
     Tick,
     Uncountable,
+    Write,
 )
+from trinity_bus.coordination.inputs import Event
 
 type Death = Literal["before", "after"] | None
 """Whether the coordinator dies in a transaction, and on which side of its commit."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from schemas import BatchLifecycleState, BatchRecord, Cancel, Task
 from schemas.topics import BATCHES, ROLLOUTS
+from trinity_bus.coordination import Effect, Observe, Origin, RejectionReason, RejectTask, Write
 from trinity_bus.coordination.commit_schedule import (
     COMMIT_EVERY_S,
     COMMIT_LATEST_S,
@@ -22,8 +23,7 @@ from trinity_bus.coordination.commit_schedule import (
     TASKS_EVERY_S,
     CommitSchedule,
 )
-from trinity_bus.coordination.effects import Effect, Fact, Observe, RejectionReason, RejectTask, Write
-from trinity_bus.coordination.inputs import Origin
+from trinity_bus.coordination.effects import Fact
 
 TICK_S, BEAT_S = 0.1, 0.5
 EPSILON = 1e-9

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.simulation import World, draw_settings, random_history
 from tests.support.simulation.histories import happenings
-from trinity_bus.coordination.effects import Fact
+from trinity_bus.coordination import Fact
 
 HISTORIES = 20
 EVENTS_EACH = 5000

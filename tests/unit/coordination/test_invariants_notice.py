@@ -19,8 +19,7 @@ from schemas import (
     TaskResult,
 )
 from tests.support.simulation import Decision, Honest, Invariant, InvariantViolatedError, World, random_history
-from trinity_bus.coordination.effects import Effect, Write
-from trinity_bus.coordination.inputs import EventArrived, Input
+from trinity_bus.coordination import Effect, EventArrived, Input, Write
 
 EVENTS = 1500
 SEEDS = range(12)  # tried one after another: not every history has what is to be spoiled

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_bus.coordination.leadership import Leader, Leadership, LeadershipError, Role
+from trinity_bus.coordination import Leader, Leadership, Role
+from trinity_bus.coordination.leadership import LeadershipError
 
 TAKEOVER_S = 1.5
 HEARTBEAT_S = 0.5

@@ -30,12 +30,10 @@ from tests.support.simulation.harness import (
     refusals,
 )
 from trinity_bus.config import CoordinatorSettings
+from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, RejectTask, StateError, Tick, Write
 from trinity_bus.coordination.batches.accounts import Counters
 from trinity_bus.coordination.dispatch.fleet import GONE_KEPT
-from trinity_bus.coordination.effects import Effect, Fact, RejectTask, Write
-from trinity_bus.coordination.inputs import Tick
-from trinity_bus.coordination.machine import CoordinatorMachine
-from trinity_bus.coordination.state.codec import StateCodec, StateError, unpack
+from trinity_bus.coordination.state.codec import StateCodec, unpack
 
 pack = StateCodec().pack
 

@@ -23,13 +23,13 @@ from tests.support.simulation.harness import Harness, batches, dispatches, statu
 from trinity_bus.awake import SteadyClock
 from trinity_bus.config import CoordinatorSettings, KafkaSettings
 from trinity_bus.config.mesh import MAX_RECORD_MIB, MIN_RECORD_MIB
-from trinity_bus.coordination.batches.batch import TRANSITIONS, Batch, IllegalTransitionError, enough, moved
+from trinity_bus.coordination import TRANSITIONS, IllegalTransitionError, Origin
+from trinity_bus.coordination.batches.batch import Batch, enough, moved
 from trinity_bus.coordination.batches.dispatch_queue import batch_priority
 from trinity_bus.coordination.batches.parts import AVERAGE, Attempt, split
 from trinity_bus.coordination.batches.tasks import OpenTask, Result
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
-from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.limits import (
     MAX_ERROR_BYTES,
     MAX_METRIC_NAME,

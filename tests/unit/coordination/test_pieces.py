@@ -9,7 +9,8 @@ from schemas import ExperiencePiece, Position
 from schemas.batch import MAX_BATCH_PARTS
 from schemas.task import MAX_REPEAT_TIMES
 from tests.support.simulation.harness import Harness, batches, facts, statuses
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Fact
+from trinity_bus.coordination.effects import Effect
 from trinity_bus.coordination.retention import without_lost
 from workers.coordinator.retention import counting
 

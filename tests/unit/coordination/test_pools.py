@@ -15,7 +15,7 @@ from tests.support.simulation.harness import (
     groups,
     refusals,
 )
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Effect, Fact
 
 
 def taken(effects: list[Effect]) -> list[tuple[str, str, int]]:

@@ -12,7 +12,7 @@ from schemas import BatchLifecycleState, BatchRecord
 from schemas.codec import RECORDS, decode
 from tests.support.effects import written
 from tests.support.golden_state import FILES, load, machine_of, with_records
-from trinity_bus.coordination.inputs import EventArrived, Tick
+from trinity_bus.coordination import EventArrived, Tick
 from trinity_bus.coordination.state.codec import Value
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups, Row, Single, Table

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_bus.config import CoordinatorSettings, SynchronizerSettings
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError
 
 intervals = st.integers(1, 6)

@@ -7,8 +7,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from schemas import BatchLifecycleState, BatchRecord
 from tests.support.fakes.mesh_records import explorer_beat
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.inputs import EventArrived
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, EventArrived
 from workers.coordinator import observations
 
 

@@ -15,7 +15,7 @@ from schemas.topic import Topic
 from schemas.topics import DEMONSTRATIONS, EXPERIENCES
 from trinity_bus.bus import Bus, Received
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine
 from trinity_bus.errors import BusError
 from trinity_bus.training.checkpoint.listing import oldest_need
 from workers.coordinator.log_facts import BEGIN_S, ExperienceBounds

@@ -9,8 +9,7 @@ from tests.support.narrowing import some
 from tests.support.spans import recorded_spans
 from trinity_bus.bus import dead_letter
 from trinity_bus.bus.read.received import header
-from trinity_bus.coordination.effects import RejectionReason, RejectTask
-from trinity_bus.coordination.inputs import Origin, TaskArrived
+from trinity_bus.coordination import Origin, RejectionReason, RejectTask, TaskArrived
 from workers.coordinator.outputs import as_received, pack_positions, unpack_positions
 from workers.coordinator.pending_commit import PendingCommit, Spans, sound
 

@@ -8,14 +8,13 @@ from schemas import Dispatch, SetPace, Task
 from schemas.event import MAX_PACE_S, MISSED
 from tests.support.effects import written
 from tests.support.simulation.harness import Harness, dispatches, facts
+from trinity_bus.coordination import Effect, Fact, Origin
 from trinity_bus.coordination.batches.parts import Attempt
 from trinity_bus.coordination.batches.tasks import OpenTask
 from trinity_bus.coordination.dispatch.dispatcher import MOST_STARTED
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.fleet import OWN_PACE_S, pace
 from trinity_bus.coordination.dispatch.placement import FreeSlots
-from trinity_bus.coordination.effects import Effect, Fact
-from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import kind_of
 
 NAMES = ["a", "b", "c", "d", "e"]

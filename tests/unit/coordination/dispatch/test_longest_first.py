@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas import Dispatch
 from tests.support.simulation.harness import Harness, dispatches, facts
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Effect, Fact
 from trinity_bus.coordination.state.memory import BLOCK_SIZE, Averages
 from trinity_bus.coordination.state.store import StateStore
 

@@ -7,7 +7,7 @@ import pytest
 from schemas import Dispatch, Position
 from tests.support.simulation.harness import Harness, answers, batches, cancels, dispatches, facts, refusals, statuses
 from trinity_bus.config import CoordinatorSettings, Settings
-from trinity_bus.coordination.effects import Effect, Fact
+from trinity_bus.coordination import Effect, Fact
 from trinity_bus.errors import ConfigError
 
 

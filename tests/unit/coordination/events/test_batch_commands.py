@@ -18,7 +18,7 @@ from tests.support.simulation.harness import (
     replies,
     statuses,
 )
-from trinity_bus.coordination.effects import Fact, Write
+from trinity_bus.coordination import Fact, Write
 from trinity_bus.coordination.events import batch_commands
 from trinity_bus.coordination.limits import MAX_UNFILLED_TASKS
 

@@ -9,9 +9,8 @@ from schemas import Contribute, ExperiencePiece, Position
 from schemas.errors import RecordError
 from tests.support.simulation.harness import Harness, answers, batches, errors, facts, replies, statuses
 from tests.unit.schemas.record_strategies import small_group
-from trinity_bus.coordination.effects import Fact
+from trinity_bus.coordination import Examined, Fact, Finding, Uncountable
 from trinity_bus.coordination.events.contributions import Examination
-from trinity_bus.coordination.inputs import Examined, Finding, Uncountable
 
 
 def test_contributions_fill_the_batch_and_are_named_by_its_manifest() -> None:

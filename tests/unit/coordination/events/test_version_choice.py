@@ -8,8 +8,7 @@ from tests.support.simulation import harness as machine_harness
 from tests.support.simulation.harness import announced as announced_in
 from tests.support.simulation.harness import errors, replies
 from trinity_bus.config import CoordinatorSettings
-from trinity_bus.coordination.effects import Effect, Fact, Observe
-from trinity_bus.coordination.machine import CoordinatorMachine
+from trinity_bus.coordination import CoordinatorMachine, Effect, Fact, Observe
 
 
 class Story(machine_harness.Harness):

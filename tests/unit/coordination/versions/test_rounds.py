@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas import PublishedVersion
 from tests.support.effects import written
 from tests.support.simulation.harness import Harness, announced, facts, groups
-from trinity_bus.coordination.effects import Fact
+from trinity_bus.coordination import Fact
 
 
 def mesh(explorers: int, **synchronizer: Any) -> Harness:

@@ -15,8 +15,7 @@ import pytest
 from schemas import BatchLifecycleState, BatchRecord, Dispatch, ModelVersion, PublishVersion, VersionWanted
 from tests.support.simulation.harness import Harness
 from tests.support.simulation.workers import Explorer, Running
-from trinity_bus.coordination.effects import Effect, Fact, Observe, Write
-from trinity_bus.coordination.sync_policy import SyncPolicy
+from trinity_bus.coordination import Effect, Fact, Observe, SyncPolicy, Write
 
 type Method = Literal["gloo", "memory", "checkpoint"]
 METHODS: tuple[Method, ...] = ("gloo", "memory", "checkpoint")
