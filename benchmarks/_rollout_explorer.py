@@ -22,6 +22,7 @@ from schemas import Sampling
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
+from trinity_bus.inference.completion import Watch
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.runners.fork_server import ForkServer
@@ -52,10 +53,16 @@ class TimedEngine(InferenceEngine):
     spent: defaultdict[int, list[float]]
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        watch: Watch | None = None,
     ) -> list[Completion]:
         began = time.perf_counter()
-        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent)
+        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent, watch=watch)
         self.spent[len(prompt_token_ids)].append(time.perf_counter() - began)
         return drawn
 

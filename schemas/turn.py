@@ -75,6 +75,8 @@ class Answer(Record):
     responses: Annotated[list[DrawnResponse], Field(max_length=MAX_RESPONSES)] | None = None
     result: Annotated[str, Field(max_length=MAX_RESULT_CHARS)] | None = None
     """As JSON."""
+    number: Count | None = None
+    """Of a part of a response: which of its attempt's it is. Absent: of a whole answer."""
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> "Answer":
@@ -129,12 +131,15 @@ class PartialResponses(Record):
     incarnation: Identifier
     answers: Annotated[list[Answer], Field(max_length=MAX_ANSWERS)]
     """The tokens of each response that stand behind those before: ``question_after`` these. Its spans of versions count
-    from the first of these tokens; ``finish_reason`` is empty while it is drawn."""
+    from the first of these tokens; ``finish_reason`` is empty while it is drawn. One without number is passed over."""
 
 
-def question_after(question: str, response: DrawnResponse) -> str:
-    """Return the digest of a question that was answered as far as ``response`` goes."""
-    asked = hashlib.blake2b(question.encode(), digest_size=16)
+def question_after(question: str, response: DrawnResponse, attempt: int, number: int) -> str:
+    """Return the digest of a question that was answered as far as ``response`` goes.
+
+    ``attempt``, ``number``: whose it is. Others may have drawn the very same tokens, and not be the same response.
+    """
+    asked = hashlib.blake2b(f"{question}/{attempt}/{number}".encode(), digest_size=16)
     asked.update(response.token_ids)
     asked.update(response.logprobs)
     return asked.hexdigest()

@@ -12,7 +12,8 @@ from schemas.groups.trainable import Bounds
 from trinity_bus.bus import Bus
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import Settings
-from trinity_bus.inference.concurrency import EngineLoad
+from trinity_bus.inference.completion import Watch
+from trinity_bus.inference.concurrency import EngineLoad, Steps
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 from trinity_bus.runners.fork_server import ForkServer
@@ -33,29 +34,29 @@ class ZeroCostEngine:
         self.model_version = version
         self.tells_versions = True
         self.tokens_generated = 0
+        self.steps = Steps()
         self.load: EngineLoad | None = None
         self._think_s = think_s
         self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> list[Completion]:
-        del prompt_token_ids, sampling, traceparent
-        if self._think_s:
-            await asyncio.sleep(self._think_s)
-        self.tokens_generated += n
-        return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
-
-    async def stream(
         self,
         prompt_token_ids: Sequence[int],
         sampling: Sampling,
         n: int = 1,
         traceparent: str | None = None,
         *,
-        every: int = 1,
+        watch: Watch | None = None,
+    ) -> list[Completion]:
+        del prompt_token_ids, sampling, traceparent, watch
+        if self._think_s:
+            await asyncio.sleep(self._think_s)
+        self.tokens_generated += n
+        return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
+
+    async def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        del every
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield i, one
 

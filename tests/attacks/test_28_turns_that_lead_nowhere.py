@@ -46,7 +46,7 @@ def more(question: str, token: int) -> Answer:
     response = DrawnResponse(
         token_ids=token.to_bytes(4, "little"), logprobs=bytes(4), finish_reason="", versions=[[0, 1]]
     )
-    return Answer(question=question, responses=[response])
+    return Answer(question=question, responses=[response], number=0)
 
 
 def test_partial_responses_that_lead_on_and_on_or_to_many_ends_are_found_at_once() -> None:
@@ -54,8 +54,8 @@ def test_partial_responses_that_lead_on_and_on_or_to_many_ends_are_found_at_once
     deep, wide = list[Answer](), [more(root, token) for token in range(MANY)]
     for token in range(MANY):
         deep.append(more(at, token))
-        at = question_after(at, some(deep[-1].responses)[0])
-    wide += [more(question_after(root, some(one.responses)[0]), 7) for one in wide]
+        at = question_after(at, some(deep[-1].responses)[0], 1, 0)
+    wide += [more(question_after(root, some(one.responses)[0], 1, 0), 7) for one in wide]
     began = time.process_time()
     for answers, longest in (deep, MANY), (wide, 2), (deep[1:], 0):
         earlier = EarlierResponses([partial_responses(answers)], [], Bounds(MANY, MANY), 0)

@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from schemas.experience import UInt8
+from schemas.groups.kept import extended
 from trinity_bus.errors import TrinityError
 
 # ``role`` and ``content``; ``tool_calls`` of an assistant's, ``tool_call_id`` and ``name`` of a tool's.
@@ -166,3 +167,9 @@ class Completion:
     routes: UInt8 | None = None
     # from which tokens each was drawn (``schemas.groups.kept``), where something limited that and the engine tells it
     kept: bytearray | None = None
+
+    def add(self, more: "Completion") -> None:
+        """Take further tokens, with all that is told of each but its version."""
+        self.kept = extended(self.kept, len(self.token_ids), more.kept, len(more.token_ids))
+        self.token_ids += more.token_ids
+        self.logprobs += more.logprobs

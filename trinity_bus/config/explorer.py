@@ -124,11 +124,11 @@ class ExplorerSettings(Section):
     """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
     engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more
     is treated by ``trainer.limited_sampling``; with 0 that are all. 4096 is enough for most models."""
-    turn_tokens: Annotated[int, Field(ge=0, le=1 << 16, multiple_of=32)] = 0
-    """Tokens of a response that are lost at most with an explorer, such as 512: responses that may be longer are
-    written to the log while they are drawn, and continued by the next attempt, see docs/workflows.md. It costs records,
-    which gateways and the next attempt read, and processor time of the explorer: 2 to 5 % with a toy model. A response
-    whose reward raises is given to the next attempt again. 0: nothing is written, and they are drawn again."""
+    turn_tokens: Annotated[int, Field(ge=0, le=1 << 16, multiple_of=32)] | None = None
+    """Tokens of a response that are lost at most with an explorer: responses that may be longer are written to the log
+    while they are drawn, and continued by the next attempt, see docs/workflows.md. A response whose reward raises is
+    given to the next attempt again. 0: nothing is written, and they are drawn again. Unset: 256; with ``engine_url`` 0,
+    because a server would be asked for each token."""
     cpu_threads: Count = 1
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
@@ -194,6 +194,13 @@ class ExplorerSettings(Section):
     """How long such a request waits for an explorer of the pool."""
     auxiliary_timeout_s: Seconds = 300.0
     """Timeout of such a request, including that wait."""
+
+    @property
+    def most_lost_tokens(self) -> int:
+        """Of a response, with an explorer; 0: all that it has."""
+        if self.turn_tokens is not None:
+            return self.turn_tokens
+        return 256 if self.engine_url is None else 0
 
     @property
     def is_in_own_pool(self) -> bool:

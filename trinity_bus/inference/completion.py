@@ -1,6 +1,6 @@
 """What the engine gives, as plain token ids, logprobs and version spans. Nothing here knows vLLM's classes by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,40 @@ from trinity_bus.inference.errors import GenerationError
 
 EngineCompletion = Completion  # the name by which scripts that come with bug reports import it
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
+
+# What each response to a request has got since the last call, with the versions of all that it has.
+type SoFar = Callable[[], Sequence[Completion]]
+type Watch = Callable[[SoFar], None]
+
+
+class Gathered:
+    """Responses that come in parts: ``whole``, and what is new of each. Pure.
+
+    An end may be told behind its token, so the newest part of a response that goes on is told with the next one.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.whole = [Completion() for _ in range(n)]
+        self.version = UNKNOWN_VERSION  # that draws all of them
+        self._new: list[list[Completion]] = [[] for _ in range(n)]
+
+    def add(self, index: int, more: Completion) -> None:
+        whole = self.whole[index]
+        whole.add(more)
+        whole.finish_reason, whole.versions, whole.routes = more.finish_reason, more.versions, more.routes
+        self._new[index].append(more)
+
+    def so_far(self) -> list[Completion]:
+        return [self._take(index, whole.finish_reason) for index, whole in enumerate(self.whole)]
+
+    def _take(self, index: int, reason: str) -> Completion:
+        parts = self._new[index]
+        ready, self._new[index] = (parts, []) if reason else (parts[:-1], parts[-1:])
+        versions = [] if self.version == UNKNOWN_VERSION else [(0, self.version)]
+        told = Completion(finish_reason=reason, versions=versions)
+        for part in ready:
+            told.add(part)
+        return told
 
 
 def completion_of(

@@ -18,6 +18,8 @@ An engine is congested when it has preempted requests, whose keys and values it 
 full and requests wait; or when for QUEUE_S as many wait as it computes. Attempts that run are never stopped for it.
 """
 
+import asyncio
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +29,28 @@ ROOM: Final = 0.85  # share of the cache below which there is room for more
 QUEUE_S: Final = 2.0  # A batch begins with all its requests at once: a queue counts that lasts
 RAISE_S: Final = 1.0
 _STEPS: Final = 32  # in so many the limit goes from nothing to the most
+
+
+class Steps:
+    """An engine's steps since its start, in each of which a response gets one token at most. One may wait for them."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self._due = math.inf
+        self._is_due = asyncio.Event()
+
+    def add(self, steps: float) -> None:
+        self.count += steps
+        if self.count >= self._due:
+            self._due = math.inf
+            self._is_due.set()
+
+    async def reach(self, count: float) -> None:
+        """Return once there were so many."""
+        if self.count < count:
+            self._is_due.clear()
+            self._due = count
+            await self._is_due.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from schemas.groups.trainable import Bounds
@@ -30,8 +31,8 @@ from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings
-from trinity_bus.inference.completion import completion_of, scores_of
-from trinity_bus.inference.concurrency import EngineLoad
+from trinity_bus.inference.completion import Watch, completion_of, scores_of
+from trinity_bus.inference.concurrency import EngineLoad, Steps
 from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_WHOLE = ("stop", "length")  # why a response ends that is not broken off
 _HEALTH_S = 0.2  # how often the engine's process is looked at
 _STOP_S = 5.0  # how long the engine's process may take to end by itself
 _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may take to be gone
@@ -111,6 +113,10 @@ class InferenceEngine:
     @property
     def tokens_generated(self) -> int:
         return self._counter.generated
+
+    @property
+    def steps(self) -> Steps:
+        return self._counter.steps
 
     @property
     def tokens_cached(self) -> int:
@@ -205,7 +211,13 @@ class InferenceEngine:
         return self._dead
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        watch: Watch | None = None,
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
@@ -213,24 +225,20 @@ class InferenceEngine:
         too long, or a parameter out of range. GenerationError: a response was begun and not finished. EngineDeadError.
         """
         arguments = self._arguments(sampling, n)
+        most, number = self._most_kept(arguments), str(next(self._numbers))
+        if watch is not None:
+            watch(functools.partial(self._so_far, number, [0] * n, most))
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
-            final = await self._last(prompt_token_ids, arguments)
+            final = await self._last(prompt_token_ids, arguments, number)
             if final is None or len(final.outputs) != n:
                 raise GenerationError(f"asked for {n} responses, got {0 if final is None else len(final.outputs)}")
             answered(span, final)
         ordered = sorted(final.outputs, key=lambda output: output.index)
         routed_prompt = len(prompt_token_ids) if self._settings.capture_routes else None
-        most = self._most_kept(arguments)
         return [completion_of(one, self._first_version, routed_prompt, most_kept=most) for one in ordered]
 
     async def stream(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        n: int = 1,
-        traceparent: str | None = None,
-        *,
-        every: int = 1,
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
         arguments = self._arguments(sampling, n)
@@ -238,11 +246,9 @@ class InferenceEngine:
             unfinished = n
             lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
             number = str(next(self._numbers))
-            async with aclosing(self._outputs(prompt_token_ids, arguments, number, every)) as outputs:
+            async with aclosing(self._outputs(prompt_token_ids, arguments, number, stream=True)) as outputs:
                 async for output in outputs:
                     for response in output.outputs:
-                        if every > 1 and response.finish_reason is None:
-                            response.weight_versions = self._spans_so_far(number, response.index)
                         before = lengths[response.index] if self._settings.capture_routes else None
                         more = completion_of(response, self._first_version, before, partial=True, most_kept=most)
                         lengths[response.index] += len(more.token_ids)
@@ -252,12 +258,32 @@ class InferenceEngine:
             if unfinished:
                 raise GenerationError(f"asked for {n} responses, {unfinished} were not finished")
 
-    def _spans_so_far(self, number: str, index: int) -> Any:
-        # Which version has drawn what vLLM itself tells of a whole response alone. None: it has ended meanwhile.
+    def _so_far(self, number: str, told: list[int], most_kept: int) -> list[Completion]:
+        # Of what vLLM has of them: a stream would cost time for each token.
         processor = self.llm.output_processor
-        found = (processor.request_states.get(name) for name in processor.external_req_ids.get(number, ()))
-        state = next((state for state in found if state is not None and state.request_index == index), None)
-        return None if state is None else state._weight_version_spans()  # noqa: SLF001
+        found: dict[int, Any] = {}
+        for name in processor.external_req_ids.get(number, ()):
+            if (state := processor.request_states.get(name)) is not None:
+                if state.parent_req is not None:
+                    ended = enumerate(state.parent_req.output_aggregator)
+                    found |= {i: one for i, one in ended if one is not None and one.finish_reason in _WHOLE}
+                found[state.request_index] = SimpleNamespace(
+                    token_ids=state.detokenizer.output_token_ids,
+                    logprobs=state.logprobs_processor.logprobs,
+                    finish_reason=None,
+                    weight_versions=state._weight_version_spans(),  # noqa: SLF001
+                )
+        drawn = [Completion() for _ in told]
+        for index, one in found.items():
+            start, told[index] = told[index], len(one.token_ids)
+            new = SimpleNamespace(
+                token_ids=one.token_ids[start:],
+                logprobs=one.logprobs[start:],
+                finish_reason=one.finish_reason,
+                weight_versions=one.weight_versions,
+            )
+            drawn[index] = completion_of(new, self._first_version, partial=True, most_kept=most_kept)
+        return drawn
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:
         """Return how likely each token of a sequence is after those before it, from ``start`` on, at temperature 1.
@@ -267,7 +293,7 @@ class InferenceEngine:
         if not 1 <= start < len(token_ids):
             raise RequestRefusedError(f"there is nothing to score from {start} on in {len(token_ids)} tokens")
         with request_span(self.model_name, len(token_ids), SCORING, None):
-            return scores_of(await self._last(token_ids, SCORING), token_ids)[start - 1 :]
+            return scores_of(await self._last(token_ids, SCORING, str(next(self._numbers))), token_ids)[start - 1 :]
 
     def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
         own = self._settings
@@ -279,15 +305,15 @@ class InferenceEngine:
         asked: int = arguments["logprobs"]
         return asked if asked == self._vocabulary else asked - 1
 
-    async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any]) -> Any:
+    async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], number: str) -> Any:
         final = None
-        async with aclosing(self._outputs(prompt_token_ids, arguments, str(next(self._numbers)))) as outputs:
+        async with aclosing(self._outputs(prompt_token_ids, arguments, number)) as outputs:
             async for output in outputs:
                 final = output
         return final
 
     async def _outputs(
-        self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], number: str, every: int | None = None
+        self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], number: str, *, stream: bool = False
     ) -> AsyncGenerator[Any]:
         # One with all responses, or what is new of some, again and again.
         from vllm.exceptions import VLLMClientError
@@ -299,7 +325,7 @@ class InferenceEngine:
         # Prefixes are found by those alone who ask with the same salt.
         salt = str(self._taken) if self._keep_caches else None
         try:
-            parameters = vllm_parameters(arguments, every=every)
+            parameters = vllm_parameters(arguments, stream=stream)
             prompt = tokens_input(list(prompt_token_ids), cache_salt=salt)
             outputs = llm.generate(prompt, parameters, number, lora_request=self._adapter)
             async with aclosing(outputs):

@@ -96,16 +96,15 @@ def _likeliest(sampling: Sampling) -> int:
     return MAX_VOCABULARY if is_limited else 0
 
 
-def vllm_parameters(arguments: Mapping[str, Any], *, every: int | None = None) -> "SamplingParams":
-    """Return vLLM's own, or raise its VLLMClientError; with ``every``, so many tokens come once they are drawn."""
+def vllm_parameters(arguments: Mapping[str, Any], *, stream: bool = False) -> "SamplingParams":
+    """Return vLLM's own, or raise its VLLMClientError; ``stream``: each output is what is new."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     given = dict(arguments)
     if "structured_outputs" in given:
         given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-    kind = RequestOutputKind.FINAL_ONLY if every is None else RequestOutputKind.DELTA
-    return SamplingParams(**given, output_kind=kind, stream_interval=every)
+    return SamplingParams(**given, output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY)
 
 
 def _structured(asked: StructuredOutputs) -> dict[str, Any]:

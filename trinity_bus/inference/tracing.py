@@ -17,6 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
+from trinity_bus.inference.concurrency import Steps
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
 
@@ -43,6 +44,7 @@ class TokenCounter:
         self.preempted = 0  # requests that were preempted so far
         # Share of the cache in use, requests computed and waiting, after the last step
         self.kv_usage, self.running, self.waiting = 0.0, 0, 0
+        self.steps = Steps()
 
     def __call__(self, _config: Any, _engine_index: int = 0) -> "TokenCounter":
         # A factory of itself, which is what vLLM asks for.
@@ -57,6 +59,7 @@ class TokenCounter:
             self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
         if iteration_stats is not None:
             self.generated += iteration_stats.num_generation_tokens
+            self.steps.add(1)
             self.preempted += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:

@@ -6,7 +6,8 @@ from typing import Protocol
 from schemas import Member, ModelVersion, Sampling
 from schemas.groups.trainable import Bounds
 from trinity_bus.chat.messages import Completion
-from trinity_bus.inference.concurrency import EngineLoad
+from trinity_bus.inference.completion import Watch
+from trinity_bus.inference.concurrency import EngineLoad, Steps
 from trinity_bus.inference.errors import EngineDeadError
 from trinity_bus.inference.weight_sync import SyncOutcome
 
@@ -22,7 +23,10 @@ class ExplorerEngine(Protocol):
 
     @property
     def tells_versions(self) -> bool:
-        """Whether ``stream`` tells them with every piece; else with the end of a response alone."""
+        """Whether it tells those who watch; else with the end of a response alone."""
+
+    @property
+    def steps(self) -> Steps: ...
 
     @property
     def tokens_generated(self) -> int: ...  # since its start
@@ -32,23 +36,26 @@ class ExplorerEngine(Protocol):
         """How busy it is; None where it does not tell."""
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
-    ) -> Sequence[Completion]:
-        """Draw ``n`` responses; cancelled, the engine stops drawing them."""
-
-    def stream(
         self,
         prompt_token_ids: Sequence[int],
         sampling: Sampling,
         n: int = 1,
         traceparent: str | None = None,
         *,
-        every: int = 1,
+        watch: Watch | None = None,
+    ) -> Sequence[Completion]:
+        """Draw ``n`` responses; cancelled, the engine stops drawing them.
+
+        ``watch`` is given what tells how far they are. None of the tokens that it tells of is the end of a response
+        that goes on.
+        """
+
+    def stream(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``.
 
-        ``every``: so many tokens may wait to be yielded together. Where that is more than one, what is yielded has the
-        versions of the whole response so far; else only the last of a response has them.
+        Only the last of a response has versions.
         """
 
     async def score(self, token_ids: Sequence[int], start: int) -> list[float]:

@@ -3,33 +3,44 @@
 ::
 
     a request to the explorer's own engine
-      |--cannot be gone on with, is short, or its engine tells versions with the end alone--> drawn at once, unwritten
+      |--cannot be gone on with, is short, or its engine tells versions with the end alone--> drawn, unwritten
       '--else, each of its responses:
            an earlier attempt has ended it ---> ENDED
            has begun it, or none has ---------> DRAWING, behind what is written of it --its end--> ENDED
                                                    |
-           it has ``explorer.turn_tokens`` more than is written, or the explorer drains
+           the engine has done ``explorer.turn_tokens`` steps since the checkpoint before, or the explorer drains
                                                    '--> CHECKPOINT: PartialResponses, durable
 
-    a checkpoint       what is not written of all responses of the attempt, also of those that have ended. So of none
-                       more is lost than of the others: where what was short had to be drawn again, and what is long
-                       had not, responses would be longer than the policy draws them
+    a checkpoint       what is not written of all responses of the attempt, also of those that have ended, as they are
+                       at the same step. So of none more is lost than of the others: where what was short had to be
+                       drawn again, and what is long had not, responses would be longer than the policy draws them
     what was written   of the records that an order's position leads to, those of the same runs of the task
                        --> for each request, of the responses that began with it the one written first: the longest way
                            from record to record; each once
 
-A response is known by its content: the digest of what the engine was asked, its *question*, leads to its first tokens,
-and the digest of these, ``question_after``, to those behind them. Which explorer wrote a record, in which order, or how
-often, makes no difference; tokens of another response lead nowhere. An ended response is one for each time that it is
-written: short ones are often equal. Which of several equal requests gets which response is as good as chance. An
-attempt at other runs of the task gets none: another attempt may have answered with it.
+An engine is asked once for whole responses. Nothing is done for each token: at a checkpoint the engine tells what is
+new, and that alone is encoded.
+
+A response is known by its content, and by which of its attempt's it is: the digest of what the engine was asked, its
+*question*, leads to its first tokens, and the digest of these, ``question_after``, to those behind them. In which order
+records come, or how often, makes no difference; tokens of another response lead nowhere, even where the first ones of
+both are equal. Which of several equal requests gets which response is as good as chance. An attempt at other runs of
+the task gets none: another attempt may have answered with it.
 
 Each token keeps its log-probability, the version that drew it, and the tokens that it was drawn from. The rest is drawn
 by the version that the next explorer serves: a response of several versions, as one that was under way while a version
 came. Its engine is asked with prompt and tokens, so it tells the routes of all of them; where a response has ended, one
-token more is drawn for that. Of one that goes on, no token is written before others have come after it: none is its
-end. Nor is its beginning written before it has several pieces: many begin with the same few tokens, all but certain,
-and of those that share all that a first record has, the longest alone is found. ``max_tokens`` counts all.
+token more is drawn for that. ``max_tokens`` counts all.
+
+A rollback of the trainer discards versions, and their numbers come again with other weights, so numbers say nothing::
+
+    WRITTEN by an attempt --the trainer publishes--> of several versions, all of one lineage: gone on with
+        '--RollBack--> the coordinator stops all attempts at tasks of the trained model, and forgets where their records
+                       lie --> NOBODY'S
+                         |--the next attempt, of a higher number, is told of no record: it begins anew --> WRITTEN
+                         |--a stopped attempt writes still, behind these records --> NOBODY'S: of attempts that are
+                         |  older than the one whose record lies where an order points to, nothing is taken
+                         '--a heartbeat of a stopped attempt tells where its records lie --> it is assigned to nobody
 
 ==============================================  ======================================================================
 what fails                                      what happens
@@ -48,25 +59,26 @@ a version that is too old for the batch, what   passed over, with all that leads
 no engine of this model can have drawn
 a response that a turn has, which is complete   passed over: the workflow has it, with these tokens at its beginning
 its workflow fails when it has the response     the next attempt gets the same one again
-a request is cancelled amid a write             the write goes on: the tokens of others are in it
 more than ``MAX_PARTIALS_BYTES`` of an attempt  no more is written of it
-the version was discarded                       the order names no position: ``coordination.events.endings``
 ==============================================  ======================================================================
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
-from itertools import chain, pairwise
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from schemas.groups.kept import extended
+from schemas.groups.kept import decode_kept, encode_kept
 from schemas.groups.trainable import Bounds, is_drawn_by
 from schemas.sampling import Sampling
 from schemas.turn import Answer, DrawnResponse, PartialResponses, question_after
 from trinity_bus.chat import Completion, wire
 from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference.completion import SoFar
+from trinity_bus.inference.concurrency import Steps
 from trinity_bus.inference.sampling import can_go_on
 from trinity_bus.rollout.turns import drawn_responses, kept_completion, question_of_prompt
 from trinity_bus.runners.engine import ExplorerEngine
@@ -74,70 +86,63 @@ from trinity_bus.runtime.service import first_error
 
 MAX_PARTIALS_BYTES = 8 << 20  # that an attempt writes: about a million tokens
 _MAX_KEPT_BYTES = 1 << 20  # of one response in a record, which may have four times as many
-_PIECES = 16  # in which as many tokens come as may be lost
-_FIRST_PIECES = 3  # that a response has at least when its beginning is written
+_LOOKS = 8  # in the steps that may be lost: so often it is looked what is due
 
 type Write = Callable[[list[Answer]], Awaitable[None]]  # makes tokens durable, of each response those behind a question
 
 
+class Begun(NamedTuple):
+    """What is written of a response: its tokens, and the question that leads to those behind them."""
+
+    behind: str
+    whole: Completion
+
+
 class ResponseInProgress:
-    """One response while it is drawn. Pure.
+    """One response while it is drawn: the ``number``-th of its attempt. Pure."""
 
-    ``question``: that it answers; ``behind``: that its next tokens do, after what is written of it, ``whole``.
-    """
-
-    def __init__(self, question: str, behind: str | None = None, whole: Completion | None = None) -> None:
+    def __init__(self, question: str, begun: Begun, attempt: int, number: int) -> None:
         self.question = question
-        self.whole = whole or Completion()
-        self._behind = behind or question
-        self._begun = len(self.whole.token_ids)  # tokens of earlier attempts
-        self._spans = list(self.whole.versions)  # of these
-        self._written = self._begun
-        self._told = self._begun  # of which versions are known
-        self._pieces: list[Completion] | None = []  # that are not written; None: nothing more is
+        self.behind, self.whole = begun
+        self.number = number
+        self._attempt = attempt
+        self._drawn = Completion()  # behind what was written by earlier attempts
+        self._written = 0  # tokens of these
+        self._is_over = False  # nothing more of it is written
 
-    @property
-    def left(self) -> int:
-        """How many tokens are to be written."""
-        return 0 if self._pieces is None else len(self.whole.token_ids) - self._written
-
-    def take(self, more: Completion) -> None:
-        """Take what has come, with the versions of all that this attempt has drawn."""
-        _append(self.whole, more)
-        if more.versions:
-            self.whole.versions = list(self._spans)
-            _append_spans(self.whole, self._begun, more.versions)
-            self._told = len(self.whole.token_ids)
-        self.whole.routes, self.whole.finish_reason = more.routes, more.finish_reason
-        if more.token_ids and self._pieces is not None:
-            self._pieces.append(more)
-
-    def unwritten(self) -> Answer | None:
-        """Return what is to be written now, which counts as written; None: nothing.
-
-        Of a response that has ended, all; else all but the newest piece.
-        """
-        if self._pieces is None:
+    def more(self, part: Completion) -> Answer | None:
+        """Return what is to be written, which counts as written, where so much more was drawn; None: nothing."""
+        start, self._written = self._written, self._written + len(part.token_ids)
+        if self._is_over or not (part.token_ids or part.finish_reason):
             return None
-        over = self.whole.finish_reason
-        if not over and len(self._pieces) < (2 if self._written else _FIRST_PIECES):
-            return None
-        ready, rest = (self._pieces, None) if over else (self._pieces[:-1], self._pieces[-1:])
-        end = self._written + sum(len(piece.token_ids) for piece in ready)
-        if not over and end > self._told:
-            return None
-        self._pieces = rest
-        part = Completion(finish_reason=over)
-        for piece in ready:
-            _append(part, piece)
-        part.versions = _spans_between(self.whole.versions, self._written, end)
-        is_known = _is_known(part.versions) and end <= self._told
-        if ready and not (is_known and len(part.kept or b"") <= _MAX_KEPT_BYTES):
-            self._pieces = None
+        part.versions = _spans_between(part.versions, start, self._written)
+        is_known = not part.token_ids or _is_known(part.versions)
+        is_writable = is_known and len(part.kept or b"") <= _MAX_KEPT_BYTES
+        self._is_over = part.finish_reason != "" or not is_writable
+        if not is_writable:
             return None
         (response,) = drawn_responses([part])
-        question, self._behind, self._written = self._behind, question_after(self._behind, response), end
-        return Answer(question=question, responses=[response])
+        question, self.behind = self.behind, question_after(self.behind, response, self._attempt, self.number)
+        return Answer(question=question, responses=[response], number=self.number)
+
+    def end(self, drawn: Completion) -> None:
+        """Take all that was drawn by this attempt."""
+        begun = len(self.whole.token_ids)
+        self.whole.add(drawn)
+        _append_spans(self.whole, begun, drawn.versions)
+        self.whole.routes, self.whole.finish_reason = drawn.routes, drawn.finish_reason
+        self._drawn = drawn
+
+    def rest(self) -> Answer | None:
+        """Return what is not written of one that has ended; None: nothing."""
+        drawn, start = self._drawn, self._written
+        kept = drawn.kept
+        if kept is not None and start and not self._is_over:
+            total = len(drawn.token_ids)
+            kept = bytearray(encode_kept(decode_kept(kept, total).of(np.arange(start, total))))
+        rest = Completion(drawn.token_ids[start:], drawn.logprobs[start:], drawn.finish_reason, drawn.versions)
+        rest.kept = kept
+        return self.more(rest)
 
 
 class EarlierResponses:
@@ -151,39 +156,37 @@ class EarlierResponses:
         self, found: Iterable[PartialResponses], told: Iterable[Answer], bounds: Bounds, min_version: int
     ) -> None:
         self._behind: dict[str, dict[str, DrawnResponse]] = {}  # by question, and by the question after it
-        for answer in (answer for record in found for answer in record.answers):
+        for attempt, answer in ((one.attempt, answer) for one in found for answer in one.answers):
             for response in answer.responses or ():
-                if _is_sound(response, bounds, min_version):
-                    behind = self._behind.setdefault(answer.question, {})
-                    after = question_after(answer.question, response)
-                    # Nothing is behind one that has ended, and several may be equal.
-                    behind.setdefault(f"{after} {len(behind)}" if response.finish_reason else after, response)
+                if answer.number is not None and _is_sound(response, bounds, min_version):
+                    after = question_after(answer.question, response, attempt, answer.number)
+                    self._behind.setdefault(answer.question, {})[after] = response
         self._told: dict[str, list[bytes]] = {}
         for answer in told:
             self._told.setdefault(answer.question, []).extend(one.token_ids for one in answer.responses or ())
+        self._left: dict[str, list[Begun]] = {}  # of the questions that were asked
 
-    def take(self, question: str, most: int) -> ResponseInProgress:
+    def take(self, question: str, most: int) -> Begun:
         """Return a response to a question, of ``most`` tokens at most and begun or ended if one was."""
-        roots = self._behind.get(question, {})
-        while roots:
-            after = next(iter(roots))
-            behind, whole = self._longest(after, roots.pop(after))
-            if self._was_told(question, whole):
-                continue
-            if len(whole.token_ids) + (not whole.finish_reason) <= most:
-                return ResponseInProgress(question, behind, whole)
-        return ResponseInProgress(question)
+        left = self._left.get(question)
+        if left is None and (left := self._untold(question)):
+            self._left[question] = left
+        while left:
+            begun = left.pop(0)
+            if len(begun.whole.token_ids) + (not begun.whole.finish_reason) <= most:
+                return begun
+        return Begun(question, Completion())
 
-    def _was_told(self, question: str, whole: Completion) -> bool:
-        # Each that was is so once.
-        told, tokens = self._told.get(question, []), wire.token_bytes(whole.token_ids)
-        for at, one in enumerate(told):
-            if one == tokens if whole.finish_reason else one.startswith(tokens):
-                del told[at]
-                return True
-        return False
+    def _untold(self, question: str) -> list[Begun]:
+        left = [self._longest(after, root) for after, root in self._behind.get(question, {}).items()]
+        for tokens in self._told.get(question, ()):
+            fitting = [one for one in left if _is_told(one.whole, tokens)]
+            # Of those that it may be, the one that came furthest: what is left begins as both.
+            if fitting:
+                left.remove(max(fitting, key=lambda one: len(one.whole.token_ids)))
+        return left
 
-    def _longest(self, after: str, root: DrawnResponse) -> tuple[str, Completion]:
+    def _longest(self, after: str, root: DrawnResponse) -> Begun:
         # No record leads back: a question is the digest of all before it.
         lengths, came_from, waiting = {after: (len(root.token_ids), 0)}, dict[str, tuple[str, DrawnResponse]](), [after]
         while waiting:
@@ -202,9 +205,9 @@ class EarlierResponses:
         for response in (root, *reversed(way)):
             part = kept_completion(response)
             _append_spans(whole, len(whole.token_ids), part.versions)
-            _append(whole, part)
+            whole.add(part)
             whole.finish_reason = part.finish_reason
-        return last, whole
+        return Begun(last, whole)
 
 
 NOTHING_EARLIER = EarlierResponses((), (), Bounds(0, 0), 0)
@@ -213,47 +216,55 @@ NOTHING_EARLIER = EarlierResponses((), (), Bounds(0, 0), 0)
 class ResponseDrawer:
     """Draws what an attempt asks of its explorer's engine, and has it written with ``write``."""
 
-    def __init__(self, earlier: EarlierResponses, write: Write, settings: ExplorerSettings) -> None:
+    def __init__(self, attempt: int, earlier: EarlierResponses, write: Write, settings: ExplorerSettings) -> None:
+        self._attempt = attempt
         self._earlier = earlier
         self._write = write
         self._settings = settings
-        self._piece = max(1, settings.turn_tokens // _PIECES)
-        self._drawing: dict[ResponseInProgress, None] = {}
-        # What is not written of those that have ended, by question and tokens, which several may have.
-        self._ended: dict[tuple[str, bytes], list[Answer]] = {}
+        self._numbers = itertools.count()
+        self._drawing: dict[int, tuple[SoFar, Sequence[ResponseInProgress]]] = {}  # by the number of the first
+        self._ended: dict[str, list[ResponseInProgress]] = {}  # that are not written to their end, by question
+        self._steps = Steps()  # of the engine
+        self._since = 0.0  # its steps at the last checkpoint
 
     async def draw(
         self, engine: ExplorerEngine, prompt: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
     ) -> Sequence[Completion]:
-        """Return ``n`` responses; raises what the engine raises, and what ``write`` does."""
+        """Return ``n`` responses; raises what the engine raises."""
         most = sampling.max_tokens or 0
-        is_written = engine.tells_versions and 0 < self._settings.turn_tokens < most and can_go_on(sampling)
+        is_written = engine.tells_versions and 0 < self._settings.most_lost_tokens < most and can_go_on(sampling)
         if not is_written:
             return await engine.generate(prompt, sampling, n, traceparent)
         question = question_of_prompt(prompt, sampling, n)
         room = min(most, self._settings.max_model_len - len(prompt))
-        drawn = [self._earlier.take(question, room) for _ in range(n)]
+        drawn = [
+            ResponseInProgress(question, self._earlier.take(question, room), self._attempt, next(self._numbers))
+            for _ in range(n)
+        ]
         begun = [one for one in drawn if one.whole.token_ids]
         fresh = [one for one in drawn if not one.whole.token_ids]
-        self._drawing.update(dict.fromkeys(one for one in drawn if not one.whole.finish_reason))
         try:
             async with asyncio.TaskGroup() as group:
                 if fresh:
-                    group.create_task(self._stream(engine, prompt, sampling, fresh, traceparent))
+                    group.create_task(self._draw(engine, prompt, sampling, fresh, traceparent))
                 for one in begun:
                     group.create_task(self._go_on(engine, prompt, sampling, one, traceparent))
         except BaseExceptionGroup as errors:
             raise first_error(errors) or errors from None
-        finally:
-            for one in drawn:
-                self._drawing.pop(one, None)
         return [one.whole for one in drawn]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much may be drawn and not written that the next look could be too late."""
+        most = self._settings.most_lost_tokens
+        return bool(self._drawing) and self._steps.count - self._since >= most - most // _LOOKS
 
     async def checkpoint(self) -> bool:
         """Write what is not written of all responses; return whether there was anything."""
-        answers = [answer for one in self._drawing if (answer := one.unwritten()) is not None]
-        answers += chain.from_iterable(self._ended.values())
+        self._since = self._steps.count
+        found = [*self._drawn(), *(one.rest() for ended in self._ended.values() for one in ended)]
         self._ended.clear()
+        answers = [answer for answer in found if answer is not None]
         if answers:
             await self._write(answers)
         return bool(answers)
@@ -262,9 +273,16 @@ class ResponseDrawer:
         """Note that a turn is durable: what is in it need not be written once more."""
         for answer in told:
             for response in answer.responses or ():
-                key = answer.question, response.token_ids
-                if equal := self._ended.pop(key, [])[1:]:
-                    self._ended[key] = equal
+                ended = self._ended.get(answer.question, [])
+                tokens = wire.tokens_of(response.token_ids)
+                equal = next((one for one in ended if one.whole.token_ids == tokens), None)
+                if equal is not None:
+                    ended.remove(equal)
+
+    def _drawn(self) -> Iterator[Answer | None]:
+        for so_far, drawing in self._drawing.values():
+            for one, part in zip(drawing, so_far(), strict=True):
+                yield one.more(part)
 
     async def _go_on(
         self,
@@ -277,14 +295,14 @@ class ResponseDrawer:
         whole, begun = one.whole, list(one.whole.token_ids)
         if not whole.finish_reason:
             rest = sampling.model_copy(update={"max_tokens": (sampling.max_tokens or 0) - len(begun)})
-            await self._stream(engine, [*prompt, *begun], rest, [one], traceparent)
+            await self._draw(engine, [*prompt, *begun], rest, [one], traceparent)
         elif self._settings.capture_routes:
             # An engine tells them of what it has run, which never is the last.
             last = sampling.model_copy(update={"max_tokens": 1})
             (drawn,) = await engine.generate([*prompt, *begun[:-1]], last, 1, traceparent)
             whole.routes = drawn.routes
 
-    async def _stream(
+    async def _draw(
         self,
         engine: ExplorerEngine,
         prompt: Sequence[int],
@@ -292,26 +310,44 @@ class ResponseDrawer:
         drawing: Sequence[ResponseInProgress],
         traceparent: str | None,
     ) -> None:
-        parts = engine.stream(prompt, sampling, len(drawing), traceparent, every=self._piece)
-        async with aclosing(parts):
-            async for index, more in parts:
-                one = drawing[index]
-                one.take(more)
-                if more.finish_reason:
-                    del self._drawing[one]
-                    if (answer := one.unwritten()) is not None:
-                        tokens = wire.token_bytes(one.whole.token_ids)
-                        self._ended.setdefault((one.question, tokens), []).append(answer)
-                # Another piece may come before this is durable.
-                elif one.left >= self._settings.turn_tokens - self._piece:
-                    await self.checkpoint()
+        number = drawing[0].number
+
+        def watch(so_far: SoFar) -> None:
+            self._steps = engine.steps
+            if not self._drawing:
+                self._since = self._steps.count
+            self._drawing[number] = so_far, drawing
+
+        try:
+            drawn = await engine.generate(prompt, sampling, len(drawing), traceparent, watch=watch)
+        finally:
+            self._drawing.pop(number, None)
+        for one, completion in zip(drawing, drawn, strict=True):
+            one.end(completion)
+            self._ended.setdefault(one.question, []).append(one)
 
 
-def _append(whole: Completion, more: Completion) -> None:
-    # Tokens, with all that is told of each but its version.
-    whole.kept = extended(whole.kept, len(whole.token_ids), more.kept, len(more.token_ids))
-    whole.token_ids += more.token_ids
-    whole.logprobs += more.logprobs
+async def write_when_due(
+    drawers: Callable[[], Iterable[ResponseDrawer]], steps: Steps, settings: ExplorerSettings
+) -> None:
+    """Write what is drawn of long responses, as long as this runs; raises what ``write`` does."""
+    looked = steps.count
+    while True:
+        await steps.reach(looked + max(1, settings.most_lost_tokens // _LOOKS))
+        # What comes while the log is slow is looked at as soon as it is not.
+        looked = steps.count
+        writing = []
+        for drawer in drawers():
+            if drawer.is_due:
+                writing.append(asyncio.create_task(drawer.checkpoint(), name="long responses"))
+                # It encodes what is new of all responses of an attempt; then others have the loop.
+                await asyncio.sleep(0)
+        await asyncio.gather(*writing)
+
+
+def _is_told(whole: Completion, tokens: bytes) -> bool:
+    known = wire.token_bytes(whole.token_ids)
+    return known == tokens if whole.finish_reason else tokens.startswith(known)
 
 
 def _append_spans(whole: Completion, at: int, spans: Iterable[tuple[int, int]]) -> None:

@@ -163,9 +163,14 @@ class RolloutExecutor:
         if self._running and limit_s > 0:
             await awake.wait(list(self._running.values()), limit_s)
 
+    @property
+    def drawers(self) -> list[ResponseDrawer]:
+        """Those of the attempts that run."""
+        return list(self._drawers.values())
+
     async def checkpoint(self) -> bool:
         """Write what is drawn of responses and not written; return whether there was anything."""
-        return any(await asyncio.gather(*(drawer.checkpoint() for drawer in self._drawers.values())))
+        return any(await asyncio.gather(*(drawer.checkpoint() for drawer in self.drawers)))
 
     async def cancel_all(self) -> None:
         rest = list(self._running.values())
@@ -255,7 +260,7 @@ class RolloutExecutor:
                 # There may be thousands.
                 earlier = await asyncio.to_thread(EarlierResponses, *given) if done.partials else NOTHING_EARLIER
                 write = partial(self.turns.keep_partial, order)
-                drawer = self._drawers[key_of(order)] = ResponseDrawer(earlier, write, self.settings)
+                drawer = self._drawers[key_of(order)] = ResponseDrawer(order.attempt, earlier, write, self.settings)
 
                 async def keep(turn: bytes) -> None:
                     drawer.forget((await self.turns.keep(order, turn)).answers)

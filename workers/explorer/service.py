@@ -61,6 +61,7 @@ from trinity_bus.inference.launch import check_model, import_vllm
 from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runners.engine import ExplorerEngine
 from trinity_bus.runners.fork_server import ForkServer
+from trinity_bus.runners.partials import write_when_due
 from trinity_bus.runners.service import Runners
 from trinity_bus.runtime.memory import freeze_gc
 from trinity_bus.runtime.service import in_daemon_thread
@@ -248,6 +249,9 @@ class ExplorerService:
                     if following is not None:
                         loops.create_task(_raised(asyncio.shield(following)), name="weights")
                     loops.create_task(self._watch_engine(), name="engine")
+                    if self._settings.most_lost_tokens:
+                        writing = write_when_due(lambda: executor.drawers, self._engine.steps, self._settings)
+                        loops.create_task(writing, name="long responses")
                     if self._settings.adaptive_slots:
                         loops.create_task(self._adapt(executor, heartbeats, http), name="slots")
                     loops.create_task(runners.run(), name="runners")

@@ -36,6 +36,7 @@ from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings, TrainerSettings
 from trinity_bus.config.explorer import REFUSED_ENGINE_OPTIONS
+from trinity_bus.inference.completion import SoFar
 from trinity_bus.inference.concurrency import ConcurrencyController
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, RequestRefusedError
@@ -498,6 +499,40 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     assert attributes["gen_ai.response.time_to_first_chunk"] > 0
     assert attributes["rl.engine.queue_s"] >= 0
     assert attributes["gen_ai.usage.output_tokens"] == 6
+
+
+def test_who_watches_is_told_of_each_token_once_as_the_whole_response_has_it(rig: Rig) -> None:
+    rig.sync(0)
+    told = [Completion() for _ in range(3)]
+    looks = 0
+
+    async def draw(sampling: Sampling) -> list[Completion]:
+        nonlocal looks
+        ask: list[SoFar] = []
+
+        def look() -> None:
+            nonlocal looks
+            for one, more in zip(told, ask[0](), strict=True):
+                assert not one.finish_reason or not more.token_ids
+                one.add(more)
+                one.finish_reason, one.versions = more.finish_reason or one.finish_reason, more.versions
+                looks += bool(more.token_ids)
+
+        async def go_on_looking() -> None:
+            while True:
+                await rig.engine.steps.reach(rig.engine.steps.count + 5)
+                look()
+
+        async with beside(go_on_looking()):
+            return await rig.engine.generate(PROMPT, sampling, len(told), watch=ask.append)
+
+    drawn = rig.run(draw(Sampling(max_tokens=120, temperature=2.0, top_k=4)))
+    assert looks > len(told)
+    for one, whole in zip(told, drawn, strict=True):
+        count = len(one.token_ids)
+        assert count > len(whole.token_ids) - 10 or not whole.finish_reason
+        assert (one.token_ids, one.logprobs) == (whole.token_ids[:count], whole.logprobs[:count])
+        assert bytes(one.kept or b"") == bytes(whole.kept or b"")[: len(one.kept or b"")]
 
 
 def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_generating(rig: Rig) -> None:

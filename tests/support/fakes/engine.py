@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from benchmarks._scheduling.explorer import ZeroCostEngine
 from schemas import Member, ModelVersion, Sampling
 from schemas.experience import UInt8
 from trinity_bus.chat.messages import Completion
+from trinity_bus.inference.completion import Gathered, Watch
 from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.inference.weight_sync import SyncOutcome
 
 TOKENIZER = "tests.support.fakes.tokenizer:load"
 """For the fork server of an explorer on a fake engine."""
+
+_TURNS = 6  # of the loop
 
 
 async def keep_nothing(turn: bytes) -> None:
@@ -45,8 +49,22 @@ class FakeEngine(ZeroCostEngine):
         self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        watch: Watch | None = None,
     ) -> list[Completion]:
+        if watch is not None:
+            gathered = Gathered(n)
+            gathered.version = self.model_version
+            watch(gathered.so_far)
+            async with aclosing(self.stream(prompt_token_ids, sampling, n, traceparent)) as parts:
+                async for index, more in parts:
+                    gathered.add(index, more)
+            return gathered.whole
         self.prompts.append(list(prompt_token_ids))
         self.parents.append(traceparent)
         self.waiting += 1
@@ -66,13 +84,7 @@ class FakeEngine(ZeroCostEngine):
         return [completion] * n
 
     async def stream(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        n: int = 1,
-        traceparent: str | None = None,
-        *,
-        every: int = 1,
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
         self.prompts.append(list(prompt_token_ids))
@@ -91,8 +103,11 @@ class FakeEngine(ZeroCostEngine):
                 for index in range(n):
                     self.tokens_generated += 1
                     routes = self._routes(len(prompt) + len(rest)) if reason else None
-                    told = versions if reason or every > 1 else []
-                    yield index, Completion([ord(character)], [-0.5], reason, told, routes)
+                    yield index, Completion([ord(character)], [-0.5], reason, versions if reason else [], routes)
+                self.steps.add(1)
+                # Others have the loop for a while, as long as a real one computes.
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted += 1
             raise

@@ -14,7 +14,7 @@ class SilentEngine(ScriptedEngine):
         super().__init__([])
         self.asked, self.aborted = asyncio.Event(), asyncio.Event()
 
-    async def generate(self, *_: Any) -> Any:
+    async def generate(self, *_: Any, **__: Any) -> Any:
         self.asked.set()
         try:
             await asyncio.Event().wait()

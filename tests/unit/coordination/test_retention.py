@@ -9,10 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas import BatchLifecycleState, BatchRecord, Position, ResultPart, RollBack, RunningAttempt
+from schemas import (
+    BatchLifecycleState,
+    BatchRecord,
+    Position,
+    ResultPart,
+    RollBack,
+    Rollback,
+    RunningAttempt,
+)
 from schemas.topics import EXPERIENCES, TASKS, TURNS
 from tests.support.fakes.mesh_records import entry, finalized
-from tests.support.simulation.harness import Harness, dispatches
+from tests.support.simulation.harness import Harness, cancels, dispatches
 from trinity_bus.coordination.retention import (
     BATCHES_KEPT,
     MAX_NOTED,
@@ -300,6 +308,27 @@ def test_what_versions_drew_that_are_discarded_is_not_gone_on_with(waits: bool) 
     assert list(first_turns(harness.machine)) == []
     harness.restart()
     assert list(first_turns(harness.machine)) == []
+    # The stopped attempt may not have heard of it.
+    beat(harness, 1, 17)
+    back = Rollback(to=0, through=0, reason="bad")
+    (again,) = dispatches(harness.trained(0, incarnation="t2", rollback=back))
+    assert (again.attempt, again.turns) == (2, None)
+
+
+@pytest.mark.parametrize("pool", [None, "judge"])
+def test_an_attempt_with_fixed_weights_may_go_on_from_a_discarded_version_unless_it_is_of_another_pool(
+    pool: str | None,
+) -> None:
+    harness = Harness(batch_size=1, max_attempts=4)
+    harness.beat("fixed", follows="none", pool=pool, model_version=9)
+    harness.beat("e1")
+    harness.trained(0)
+    harness.synced(0, 1, name="e1")
+    harness.beat("e1", state="draining")
+    (begun,) = dispatches(harness.task("a", pool=pool))
+    assert begun.explorer == "fixed"
+    rolled_back = harness.command(RollBack(client="c", command_id="1", model="policy", version=0, reason="bad"))
+    assert [cancel.attempt for cancel in cancels(rolled_back)] == ([] if pool else [1])
 
 
 def test_what_an_explorer_says_of_attempts_that_are_not_its_own_is_passed_over() -> None:

@@ -6,9 +6,12 @@ from typing import Any, cast
 import pytest
 
 from schemas import Answer, Dispatch, DrawnResponse, PartialResponses, Position, Task
+from schemas.codec import decode, encode
 from schemas.topics import TURNS
+from schemas.turn import Turn
 from tests.support.fakes.log import FakeBus, FakeLog
 from tests.support.fakes.mesh_records import dispatch
+from tests.support.fakes.turns import turn
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from tests.support.narrowing import some
@@ -22,6 +25,11 @@ from workers.explorer.turns import TurnKeeper
 def answer(tokens: int) -> Answer:
     drawn = DrawnResponse(token_ids=bytes(4 * tokens), logprobs=bytes(4 * tokens), finish_reason="", versions=[[0, 1]])
     return Answer(question=f"{tokens:032x}", responses=[drawn])
+
+
+def turn_of(order: Dispatch) -> Turn:
+    whose = {"task_id": order.task.task_id, "explorer": order.explorer, "incarnation": order.incarnation}
+    return turn(0, order.attempt).model_copy(update={**whose, "workflow": order.task.workflow})
 
 
 class Here:
@@ -59,6 +67,24 @@ async def test_it_is_found_by_later_attempts_at_the_same_runs_alone(changes: dic
     done = await here.keeper.done(later)
     assert [one.answers for one in done.partials] == [[answer(3)], [answer(4)]][: 2 * found]
     assert (done.turns, done.answers) == ([], [])
+
+
+async def test_what_attempts_write_that_are_older_than_the_one_whose_record_is_pointed_to_is_passed_over() -> None:
+    """After a rollback, an attempt of the ended lineage still writes: its explorer hears late that it is stopped."""
+    here = Here()
+    old, new = dispatch(attempt=1), dispatch(attempt=2)
+    await here.keeper.keep_partial(old, [answer(2)])
+    await here.keeper.keep_partial(new, [answer(3)])
+    await here.keeper.keep_partial(old, [answer(4)])
+    await here.keeper.keep(old, encode(turn_of(old)))
+    await here.keeper.keep(new, encode(turn_of(new)))
+    since = some(here.keeper.first(key_of(new)))
+    done = await here.keeper.done(dispatch(attempt=3, turns=since))
+    assert [one.answers for one in done.partials] == [[answer(3)]]
+    assert [decode(raw, Turn).attempt for raw in done.turns] == [2]
+    before = some(here.keeper.first(key_of(old)))
+    done = await here.keeper.done(dispatch(attempt=3, turns=before))
+    assert [one.answers for one in done.partials] == [[answer(tokens)] for tokens in (2, 3, 4)]
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

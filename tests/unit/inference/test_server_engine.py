@@ -19,7 +19,9 @@ from schemas import Member, ModelVersion, Sampling
 from schemas.groups.kept import decode_kept
 from tests.support.fakes import announcements
 from tests.support.mesh.waiting import until
+from trinity_bus.chat import Completion
 from trinity_bus.config import ExplorerSettings, Settings
+from trinity_bus.inference.completion import SoFar
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError, EngineStartError, GenerationError, RequestRefusedError
 from trinity_bus.inference.server import engine as server_engine
@@ -236,6 +238,27 @@ async def test_a_server_that_is_not_there_is_waited_for_and_then_refused(model: 
     with pytest.raises(EngineStartError, match="cannot be an engine"):
         await engine.start()
     await engine.stop()
+
+
+async def test_who_watches_is_told_what_is_drawn_but_the_newest_which_may_be_the_end(model: Path) -> None:
+    server = FakeServer(owned_by="sglang")
+    async with engine_on(server, model) as engine:
+        told: list[Completion] = []
+
+        def watch(so_far: SoFar) -> None:
+            told.extend(so_far())
+            asyncio.get_running_loop().call_soon(look, so_far)
+
+        def look(so_far: SoFar) -> None:
+            told.extend(so_far())
+            if not told[-1].finish_reason:
+                asyncio.get_running_loop().call_later(0.01, look, so_far)
+
+        (drawn,) = await engine.generate(PROMPT, Sampling(max_tokens=3), watch=watch)
+        assert (drawn.token_ids, drawn.finish_reason, drawn.versions) == ([7, 8, 9], "length", [])
+        await until(lambda: told[-1].finish_reason == "length")
+        assert [one.token_ids for one in told if one.token_ids or one.finish_reason] == [[7, 8, 9]]
+        assert engine.steps.count == 3
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

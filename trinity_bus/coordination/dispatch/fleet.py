@@ -28,7 +28,7 @@ from trinity_bus.coordination.batches.parts import Attempt, AttemptKey
 from trinity_bus.coordination.dispatch.explorer import Explorer
 from trinity_bus.coordination.dispatch.placement import FreeSlots
 from trinity_bus.coordination.limits import MAX_SLOTS
-from trinity_bus.coordination.pools import Kind, pool_of
+from trinity_bus.coordination.pools import OWN, Kind, pool_of
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Groups, Table
 
@@ -168,6 +168,10 @@ class Fleet:
     def is_fixed(self, name: str) -> bool:
         explorer = self.explorers.get(name)
         return explorer is not None and explorer.fixed
+
+    def serves_another_model(self, name: str) -> bool:
+        explorer = self.explorers.get(name)
+        return explorer is not None and explorer.fixed and explorer.pool != OWN
 
     def knows(self, kind: Kind) -> bool:
         if self._known is None:

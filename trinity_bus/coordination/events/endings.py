@@ -170,8 +170,9 @@ class Endings(Handler):
             self._requeue(*self._dispatcher.stop(attempt))
 
     def requeue_running(self, reason: str) -> None:
-        """Stop and queue all attempts with the trainer's weights; this does not count as a failed attempt."""
-        running = [attempt for attempt in self._ledger.running.values() if not self._fleet.is_fixed(attempt.explorer)]
+        """Stop and queue all attempts at tasks of the trained model; this does not count as a failed attempt."""
+        # Also those with fixed weights: they may go on from what was drawn by a discarded version.
+        running = [a for a in self._ledger.running.values() if not self._fleet.serves_another_model(a.explorer)]
         for attempt in self._ledger.in_order(running):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)

@@ -41,8 +41,8 @@ from schemas.sampling import Sampling
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, required
-from trinity_bus.inference.completion import UNKNOWN_VERSION
-from trinity_bus.inference.concurrency import EngineLoad
+from trinity_bus.inference.completion import UNKNOWN_VERSION, Gathered, Watch
+from trinity_bus.inference.concurrency import EngineLoad, Steps
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -148,6 +148,8 @@ class ServerEngine:
         self._catching_up: asyncio.Task[None] | None = None
         self._catch_up_at = 0.0
         self.tokens_generated = 0
+        self.steps = Steps()
+        self._watched_responses = 0  # that are under way
 
     @property
     def bounds(self) -> Bounds:
@@ -235,9 +237,17 @@ class ServerEngine:
         return self._dead
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        watch: Watch | None = None,
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``."""
+        if watch is not None:
+            return await self._watched(prompt_token_ids, sampling, n, traceparent, watch)
         arguments, most_kept = self._arguments(sampling, n)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
             for left in reversed(range(1 if self._router is None else _ROUTED_TRIES)):
@@ -259,14 +269,26 @@ class ServerEngine:
             span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, tokens)
         return drawn
 
+    async def _watched(
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None, watch: Watch
+    ) -> list[Completion]:
+        gathered = Gathered(n)
+        watch(gathered.so_far)
+        self._watched_responses += n
+        try:
+            async with aclosing(self.stream(prompt_token_ids, sampling, n, traceparent)) as parts:
+                async for index, more in parts:
+                    gathered.add(index, more)
+                    # None comes amid a request: servers that take one then are not watched.
+                    gathered.version = self._version
+                    # Servers do not tell their steps: as many as they draw tokens of each response.
+                    self.steps.add(len(more.token_ids) / self._watched_responses)
+        finally:
+            self._watched_responses -= n
+        return gathered.whole
+
     async def stream(
-        self,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        n: int = 1,
-        traceparent: str | None = None,
-        *,
-        every: int = 1,
+        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
         arguments, most_kept = self._arguments(sampling, n)
         most: int = arguments["max_tokens"]
@@ -285,8 +307,7 @@ class ServerEngine:
                             raise GenerationError(f"response {choice.index} of {n} is longer than was asked for")
                         if not more.finish_reason:
                             told[choice.index] = before + len(more.token_ids)
-                            # A server that changes weights amid responses tells with the end which have drawn them.
-                            more.versions = asked.versions if every > 1 and asked.labels is None else []
+                            more.versions = []
                         self.tokens_generated += len(more.token_ids)
                         drawn += len(more.token_ids)
                         yield choice.index, more
