@@ -82,7 +82,7 @@ def run(
 
     from schemas.task import Task
     from trinity_bus.config import Settings
-    from trinity_bus.rollout import get_workflow
+    from trinity_bus.rollout.registry import get_workflow
     from trinity_bus.telemetry import load_spans, setup_telemetry, tree_of_task
     from trinity_bus.telemetry.conventions import RL_TASK_ID
     from trinity_bus.testing import ScriptedEngine, run_workflow
