@@ -8,7 +8,9 @@ from statistics import fmean
 
 from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.rollout import RolloutContext, SingleRunWorkflow, register
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.single_runs import SingleRunWorkflow
+from trinity_bus.rollout.workflow import RolloutContext
 
 SAID = 5
 EARLY, LATE = 8, 128

@@ -18,7 +18,7 @@ from schemas.topic import Topic
 from trinity_bus.bus import Received
 from trinity_bus.config import CoordinatorSettings, TrainerSettings
 from trinity_bus.coordination import CoordinatorMachine, EventArrived, Origin, SyncPolicy, TaskArrived, Write
-from trinity_bus.rollout import RolloutContext, answer, get_workflow
+from trinity_bus.rollout import answer, registry, workflow
 from trinity_bus.testing import CharacterTokenizer, ScriptedEngine
 from trinity_bus.training import checkpoint
 from trinity_bus.training.objectives.advantages import GRPO
@@ -71,9 +71,9 @@ async def explorer(log: Log, engine: ScriptedEngine, orders: OrderFilter, weight
             synced = {"version": version, "epoch": record.epoch, "checksum": str(hash(str(weights[version])))}
             log.append(topics.EXPLORER_EVENTS, schemas.WeightsSynced(**EXPLORER, model="policy", ok=True, **synced))
         elif isinstance(order := orders.handle(record), schemas.Dispatch):
-            context = RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=order.repeat_times)
-            rollouts = await get_workflow(order.task.workflow).run(order.task, context)
-            encoded = answer.encode_answer(order, rollouts, "policy", asked=context.asked)
+            ctx = workflow.RolloutContext(engine=engine, tokenizer=engine.tokenizer, repeat_times=order.repeat_times)
+            rollouts = await registry.get_workflow(order.task.workflow).run(order.task, ctx)
+            encoded = answer.encode_answer(order, rollouts, "policy", asked=ctx.asked)
             group = answer.decode_answer(order, encoded, "policy")
             outcome.check_trainable(group, BOUNDS)
             position = log.append(topics.EXPERIENCES, group)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         TaskResult,
     )
     from schemas.codec import decode, encode
-    from trinity_bus.chat import Session, renderer_for
+    from schemas.experience import Rollout
+    from trinity_bus.chat import Completion, Session, Tokenizer, renderer_for
     from trinity_bus.client import (
         BatchHandle,
         Client,
@@ -55,32 +56,24 @@ if TYPE_CHECKING:
         TrinityError,
         UnknownBatchError,
     )
-    from trinity_bus.rollout import (
-        Answered,
-        Completion,
-        Conversation,
+    from trinity_bus.rollout import scores
+    from trinity_bus.rollout.agents import AgentWorkflow, Endpoint, ProgramWorkflow, agent
+    from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
+    from trinity_bus.rollout.registry import UnknownWorkflow, register
+    from trinity_bus.rollout.rewards import math_reward, sequence_reward
+    from trinity_bus.rollout.single_runs import Reusable, SingleRunWorkflow, reused
+    from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
+    from trinity_bus.rollout.threads import BlockingContext
+    from trinity_bus.rollout.tools import ToolError, sandboxed_python
+    from trinity_bus.rollout.workflow import (
         Engine,
         PartialRunsError,
-        Reusable,
-        Rollout,
         RolloutContext,
-        SingleRunWorkflow,
-        Tokenizer,
-        ToolError,
-        ToolWorkflow,
-        UnknownWorkflow,
         Workflow,
         WorkflowError,
         prompt_tokens,
-        register,
-        scores,
     )
-    from trinity_bus.rollout.agents import AgentWorkflow, Endpoint, ProgramWorkflow, agent
-    from trinity_bus.rollout.rewards import math_reward, sequence_reward
-    from trinity_bus.rollout.single_runs import reused
-    from trinity_bus.rollout.text_env import TextEnv, TextEnvWorkflow
-    from trinity_bus.rollout.threads import BlockingContext
-    from trinity_bus.rollout.tools import sandboxed_python
+    from trinity_bus.rollout.workflows import Answered
     from trinity_bus.sandbox import Sandbox, SandboxError, SandboxLimits
 
 # fmt: off

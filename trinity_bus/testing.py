@@ -17,12 +17,13 @@ from typing import Any, Final, Protocol
 
 from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
+from schemas.experience import Rollout
 from schemas.groups.trainable import Bounds, flaws
 from trinity_bus.chat import Completion, EndingTokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError
-from trinity_bus.rollout import Engine, Pools, Rollout, RolloutContext, Workflow, WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
+from trinity_bus.rollout.workflow import Engine, Pools, RolloutContext, Workflow, WorkflowError
 
 LOGPROB: Final = -1.0  # of every token
 END: Final = 0  # the token that ends an answer

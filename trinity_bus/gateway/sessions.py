@@ -34,7 +34,7 @@ from trinity_bus.errors import TrinityError
 MOST_COUNTED: Final = 100_000  # ids that are remembered to have had their reward
 MOST_SAMPLES: Final = 1024  # of one conversation
 MOST_TOKENS: Final = 1 << 26  # of all conversations: some 2.5 GB of memory
-MOST_TOLD: Final = 16 << 20  # bytes of the messages of one conversation that answers may be continued by their ids with
+MOST_TOLD: Final = 16 << 20  # bytes of the stored answers of one conversation, and of what they were asked with
 # Of memory, that one takes. By so many bytes of routes, kept tokens or messages a conversation counts as one token
 # longer.
 TOKEN_BYTES: Final = 40
@@ -45,13 +45,14 @@ _ID: Final = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{12})[0-9a-f]{2
 
 
 class UnknownAnswerError(TrinityError, LookupError):
-    """Feedback on something that this client was never answered, or that is forgotten."""
+    """Something that this client was never answered there, or that was not stored, or is forgotten.
 
+    ``param``: which field of its request names it.
+    """
 
-class UnknownPreviousError(UnknownAnswerError):
-    """A request continues what this client was never answered there, or was not stored, or is forgotten."""
-
-    param: Final = "previous_response_id"
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ConversationFullError(TrinityError, ValueError):
@@ -60,15 +61,16 @@ class ConversationFullError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What an answer that may be continued by its id was asked with, and the answer."""
+    """What a stored answer was asked with, and the answer."""
 
     previous: str | None  # id of the answer that it has continued
     asked: bytes  # JSON of the messages that came after that
     answer: bytes = b"[]"  # the same of what was said then
+    whole: bytes | None = None  # JSON of the answer as its client got it; None once it is deleted
 
     @property
     def size(self) -> int:
-        return len(self.asked) + len(self.answer) + _TOLD_BYTES
+        return len(self.asked) + len(self.answer) + len(self.whole or b"") + _TOLD_BYTES
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Dialogue:
     fruitless: int = 0  # how often answers of others were looked for in vain
     part: int = 1  # grows when it is gone on with after it was contributed
     answers: list[str] = field(default_factory=list)
-    told: dict[str, Told] = field(default_factory=dict)  # by the ids of answers that may be continued by them
+    told: dict[str, Told] = field(default_factory=dict)  # by the ids of stored answers
     rewards: dict[int, SampleReward] = field(default_factory=dict)  # by sample
 
     @property
@@ -99,6 +101,10 @@ class Dialogue:
         """Under which it is contributed, unless the feedback names another."""
         name = f"{self.owner}/{self.name}"
         return name if self.part == 1 else f"{name}/{self.part}"
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(one.size for one in self.told.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +166,9 @@ class Sessions:
     def continued(self, owner: str, previous: str, name: str | None, now: float) -> tuple[Dialogue, list[bytes]]:
         """Return the conversation of an answer that is continued by its id, and JSON of all messages up to there.
 
-        ``name``: the session that both are turns of, None where neither is. Raises UnknownPreviousError, and
-        ConversationFullError.
+        Raises as ``stored`` does, and ConversationFullError.
         """
-        known, _ = self._places.get((owner, previous), (None, ()))
-        if known is None or previous not in known.told or (None if known.single else known.name) != name:
-            raise UnknownPreviousError(f"response {previous[:100]!r} is not known, or was not stored")
+        known, _ = self.stored(owner, previous, name, "previous_response_id")
         messages: list[bytes] = []
         at: str | None = previous
         while at is not None:
@@ -173,6 +176,23 @@ class Sessions:
             messages += [told.answer, told.asked]
             at = told.previous
         return self.open(owner, known.name, now), messages[::-1]
+
+    def stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> tuple[Dialogue, bytes]:
+        """Return the conversation of a stored answer, which is of session ``name`` or of none, and JSON of the answer.
+
+        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted.
+        """
+        known, _ = self._places.get((owner, answer_id), (None, ()))
+        told = None if known is None else known.told.get(answer_id)
+        if known is None or told is None or told.whole is None or (None if known.single else known.name) != name:
+            raise UnknownAnswerError(f"response {answer_id[:100]!r} is not known, or was not stored", param)
+        return known, told.whole
+
+    def delete(self, owner: str, answer_id: str, name: str | None) -> None:
+        """Have a stored answer be unknown but to feedback and to answers that continue it; raises as ``stored``."""
+        known, _ = self.stored(owner, answer_id, name)
+        known.told[answer_id] = replace(known.told[answer_id], whole=None)
+        self._measure(known)
 
     def answered(
         self,
@@ -193,13 +213,9 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
-        stored = sum(one.size for one in conversation.told.values())
-        if told is not None and stored + told.size <= MOST_TOLD:
+        if told is not None and conversation.stored_bytes + told.size <= MOST_TOLD:
             conversation.told[answer_id] = told
-            stored += told.size
-        tokens = sum(map(_size, session.samples)) + stored // TOKEN_BYTES
-        self._tokens[conversation.owner] += tokens - conversation.tokens
-        conversation.tokens = tokens
+        self._measure(conversation)
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
     def missing(self, owner: str, answers: Iterable[str]) -> list[str]:
@@ -285,6 +301,11 @@ class Sessions:
                     one.told = {}
                     self._open[one.owner, one.name] = one
                     self._of[one.owner] += 1
+
+    def _measure(self, conversation: Dialogue) -> None:
+        tokens = sum(map(_size, conversation.session.samples)) + conversation.stored_bytes // TOKEN_BYTES
+        self._tokens[conversation.owner] += tokens - conversation.tokens
+        conversation.tokens = tokens
 
     def _give(
         self, conversation: Dialogue, sample: int, value: float, task_id: str | None, run_id: int | None

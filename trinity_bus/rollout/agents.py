@@ -64,7 +64,7 @@ from trinity_bus.chat.openai import (
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
-from trinity_bus.rollout.threads import in_thread
+from trinity_bus.rollout.threads import awaited
 from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling
 from trinity_bus.runtime.execution import STOP_FAMILY, execute, guarded
 from trinity_bus.runtime.http import listening, shows_key
@@ -117,10 +117,7 @@ class Endpoint:
         It is known by its name; takes and returns what JSON can hold. One that is not ``async`` is for agents that are
         not either: it is called in a thread.
         """
-        if inspect.iscoroutinefunction(tool):
-            call: Callable[P, Awaitable[Any]] = tool
-        else:
-            call = functools.partial(asyncio.to_thread, tool)
+        call: Callable[P, Awaitable[Any]] = functools.partial(awaited, tool)
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> Any:
             return await self.ctx.call(tool.__name__, call, *args, **kwargs)
@@ -237,9 +234,7 @@ def agent(name: str) -> Callable[[Agent], Agent]:
     def add(function: Agent) -> Agent:
         async def act(self: AgentWorkflow, task: Task, model: Endpoint) -> Any:
             del self
-            if inspect.iscoroutinefunction(function):
-                return await function(task, model)
-            return await in_thread(function, task, model)
+            return await awaited(function, task, model)
 
         given = {"act": act, "__doc__": function.__doc__, "__module__": function.__module__}
         register(name)(type(function.__qualname__, (AgentWorkflow,), given))

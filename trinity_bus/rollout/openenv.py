@@ -123,5 +123,6 @@ class OpenEnvWorkflow(TextEnvWorkflow):
         return {"message": said}
 
     def seen(self, observation: Any) -> str:
-        """Return what the model is told of an observation's fields: here all of them, as JSON."""
-        return msgspec.json.encode(observation).decode()
+        """Return what the model is told of an observation's fields: here all of them but ``metadata``, as JSON."""
+        # They are for who runs the environment, and may have the answer; servers of openenv-core 0.3 sent none.
+        return msgspec.json.encode({name: observation[name] for name in observation if name != "metadata"}).decode()

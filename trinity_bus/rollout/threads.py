@@ -35,6 +35,13 @@ async def in_thread[**P, R](function: Callable[P, R], *args: P.args, **kwargs: P
     return await in_daemon_thread(work, name=f"workflow {function!r}"[:80], left=_GIVEN_UP.add)
 
 
+async def awaited[**P](function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+    """Return what a function returns, which has a thread of its own where it is not ``async``."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    return await in_thread(function, *args, **kwargs)
+
+
 def given_up() -> int:
     """Return how many threads are still running that nobody waits for."""
     _GIVEN_UP.difference_update([thread for thread in _GIVEN_UP if not thread.is_alive()])
@@ -51,9 +58,7 @@ async def within[**P](
     """Return what a function returns, async or not, within a time limit; ``late`` is raised where it is later."""
     try:
         async with awake.timeout(limit_s) as limit:
-            if inspect.iscoroutinefunction(function):
-                return await function(*args, **kwargs)
-            return await in_thread(function, *args, **kwargs)
+            return await awaited(function, *args, **kwargs)
     except TimeoutError as error:
         if not limit.expired():
             raise

@@ -32,9 +32,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from trinity_bus.chat import Tokenizer
 from trinity_bus.chat.encoding import without_torch
-from trinity_bus.rollout import REGISTRY, Tokenizer
-from trinity_bus.rollout.registry import load_installed
+from trinity_bus.rollout.registry import REGISTRY, load_installed
 from trinity_bus.runners import control
 from trinity_bus.runners.confinement import confine
 from trinity_bus.runners.runner_main import run_runner

@@ -30,15 +30,16 @@ from schemas.codec import decode, encode
 from schemas.errors import encodable
 from schemas.turn import Turn
 from trinity_bus import awake
-from trinity_bus.chat import wire
+from trinity_bus.chat import Tokenizer, wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import TelemetrySettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineError
-from trinity_bus.rollout import PartialRunsError, RolloutContext, RunState, Tokenizer, get_workflow
 from trinity_bus.rollout.answer import encode_answer
+from trinity_bus.rollout.registry import get_workflow
 from trinity_bus.rollout.threads import given_up
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext, RunState
 from trinity_bus.runners import messages
 from trinity_bus.runners.control import LoadWorkflows
 from trinity_bus.runners.link import FrameConnection

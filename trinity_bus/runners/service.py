@@ -39,7 +39,7 @@ from trinity_bus.config import ExplorerSettings
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import EngineDeadError, GenerationError
 from trinity_bus.inference.sampling import check_count
-from trinity_bus.rollout import Pools
+from trinity_bus.rollout.workflow import Pools
 from trinity_bus.runners import messages
 from trinity_bus.runners import pool as do
 from trinity_bus.runners.engine import ExplorerEngine

@@ -78,7 +78,7 @@ def run(
     Needs no broker and no explorer. Applies an explorer's checks.
     """
     from schemas.task import Task
-    from trinity_bus.rollout import get_workflow
+    from trinity_bus.rollout.registry import get_workflow
     from trinity_bus.testing import ScriptedEngine, run_workflow
 
     name = find_workflow(workflow)

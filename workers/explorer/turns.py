@@ -29,7 +29,7 @@ from schemas.topics import TURNS
 from schemas.turn import MAX_ANSWERS, Turn, chain
 from trinity_bus.bus import Bus, Producer
 from trinity_bus.errors import RecordGoneError
-from trinity_bus.rollout import WorkflowError
+from trinity_bus.rollout.workflow import WorkflowError
 from trinity_bus.runners.messages import MAX_TURNS_BYTES
 from trinity_bus.runners.partials import MAX_PARTIALS_BYTES
 from trinity_bus.runners.service import AttemptKey, key_of

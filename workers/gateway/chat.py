@@ -1,4 +1,7 @@
-"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
+"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's.
+
+A response is stored as it was sent, and can be had again and deleted by its id.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,15 +18,18 @@ from trinity_bus.chat.openai import (
     Choices,
     CompletionShape,
     ConversationShape,
+    model_body,
+    models_body,
     read_completion_request,
+    read_fields,
     read_request,
     text_of_completion,
     token_texts,
 )
 from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.chat.responses import ResponseShape, read_responses_request
-from trinity_bus.chat.session import Prompt
-from workers.gateway.request_gate import BODY, PLACE, json_response
+from trinity_bus.chat.session import ModelReply, Prompt
+from workers.gateway.request_gate import BODY, OWNER, PLACE, json_response
 from workers.gateway.request_run import RequestContext, RequestRun
 
 
@@ -50,8 +56,14 @@ class _Answer:
     sampling: Sampling
     shape: ConversationShape
 
-    def choices(self, drawings: Sequence[Completion]) -> Choices:
-        said, tokenizer = self.run.said(self.prompt, self.sampling, drawings), self.context.tokenizer
+    def body(self, drawings: Sequence[Completion]) -> Any:
+        said = self.run.said(self.prompt, self.sampling, drawings)
+        body = self.shape.body(self._choices(said, drawings))
+        self.run.answered(self.prompt, self.sampling, drawings, said, body)
+        return body
+
+    def _choices(self, said: Sequence[ModelReply], drawings: Sequence[Completion]) -> Choices:
+        tokenizer = self.context.tokenizer
         if self.asked.shows_reasoning:
             said = [replace(one, reasoning_tokens=_tokens_in(tokenizer, one.reasoning)) for one in said]
         if not self.asked.logprobs:
@@ -82,10 +94,13 @@ class _Answer:
                 yield from shape.more(index, text, reasoning)
 
         def ended(drawings: list[Completion]) -> Iterable[Any]:
-            for i, (said, tokens) in enumerate(self.choices(drawings)):
-                yield from begin(i)
-                yield from shape.last(i, said, speeches[i].end(said.content), tokens)
-            yield from shape.end(_drawn(drawings))
+            replies, events = self.run.said(prompt, self.sampling, drawings), list[Any]()
+            for i, (said, tokens) in enumerate(self._choices(replies, drawings)):
+                events += begin(i)
+                events += shape.last(i, said, speeches[i].end(said.content), tokens)
+            # The last event of a response has it whole.
+            self.run.answered(prompt, self.sampling, drawings, replies, events[-1].get("response"))
+            return [*events, *shape.end(_drawn(drawings))]
 
         return await self.run.stream(request, shape, prompt.token_ids, self.sampling, n, hear=hear, ended=ended)
 
@@ -104,8 +119,24 @@ class ChatApis:
         answer = _Answer(context, asked, run, prompt, sampling, shape)
         if asked.stream:
             return await answer.stream(request)
-        drawings = await run.draw(prompt.token_ids, sampling, asked.n)
-        return json_response(shape.body(answer.choices(drawings)))
+        return json_response(answer.body(await run.draw(prompt.token_ids, sampling, asked.n)))
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        model = self._context.model
+        if (asked := request.match_info.get("model")) is None:
+            return json_response(models_body(model))
+        self._context.check_model(asked)
+        return json_response(model_body(model))
+
+    async def stored(self, request: web.Request) -> web.StreamResponse:
+        # Nothing of what its client may ask of it beside can be had.
+        read_fields(dict(request.query), frozenset(), {"stream": ("false",)}, "query")
+        _, body = self._context.sessions.stored(*_named(request))
+        return web.Response(body=body, content_type="application/json")
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        self._context.sessions.delete(*_named(request))
+        return json_response({"id": request.match_info["response"], "object": "response", "deleted": True})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body, context = request.pop(BODY), self._context
@@ -147,6 +178,10 @@ class ChatApis:
             len(body), self._context.sessions.renderer.prompt, asked.messages, asked.tools
         )
         return json_response({"input_tokens": len(prompt)})
+
+
+def _named(request: web.Request) -> tuple[str, str, str | None]:
+    return request[OWNER], request.match_info["response"], request.match_info.get("session")
 
 
 def _tokens_in(tokenizer: Tokenizer, text: str | None) -> int:

@@ -202,6 +202,7 @@ class RequestRun:
         return response
 
     def said(self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion]) -> list[ModelReply]:
+        """Add what was drawn to the conversation, and return it; ``answered`` notes it under its id."""
         session = self.session
         before = session.rewrites, session.branches
         said = [session.add(prompt, one, sampling.stop or (), sampling) for one in drawings]
@@ -210,11 +211,23 @@ class RequestRun:
         self.context.flaws["tool_call_flaws"] += sum(len(one.flaws) for one in said)
         reasons = [one.finish_reason for one in said]
         note_replies(trace.get_current_span(), (one.message for one in said), reasons)
+        return said
+
+    def answered(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        drawings: Sequence[Completion],
+        said: Sequence[ModelReply],
+        whole: Any,
+    ) -> None:
+        """Note what was said, which is ``whole`` as the client gets it where that may be stored."""
         places = [(one.sample, one.turn) for one in said]
         logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
-        stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))
+        stored = self.stored and replace(
+            self.stored, answer=canonical([one.message for one in said]), whole=msgspec.json.encode(whole)
+        )
         self._note(prompt.token_ids, drawings, places, stored, logged=logged)
-        return said
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
         places = [(self.session.add_alone(prompt, one).number, 0) for one in drawings]

@@ -29,7 +29,7 @@ this process                  its clients' requests fail; what was not contribut
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,6 @@ from schemas.topics import EXPERIENCES, EXPLORER_EVENTS
 from trinity_bus.bus import Bus, Producer, Received, TopicFollower
 from trinity_bus.chat import Tokenizer, renderer_for
 from trinity_bus.chat.encoding import Writing, load_tokenizer
-from trinity_bus.chat.openai import UnknownModelError, model_body, models_body
 from trinity_bus.chat.renderer import PromptsOnly
 from trinity_bus.client.channel import CommandChannel
 from trinity_bus.config import Settings
@@ -73,9 +72,12 @@ class GatewayFigures(Collector):
         yield from self.door.answered.collect()
         yield from self.door.took.collect()
         sessions, explorers = self.context.sessions, self.context.explorers
-        yield _counter("tokens", "Tokens, of prompts and of responses.", "kind", self.context.tokens)
-        refused = self.contributions.refused
-        yield _counter("contributions_refused", "Contributions that were refused.", "reason", refused)
+        tokens = CounterMetricFamily("gateway_tokens", "Tokens, of prompts and of responses.", labels=["kind"])
+        yield _of_each(tokens, sorted(self.context.tokens.items()))
+        refused = CounterMetricFamily(
+            "gateway_contributions_refused", "Contributions that were refused.", labels=["reason"]
+        )
+        yield _of_each(refused, sorted(self.contributions.refused.items()))
         counts = (
             ("contributed_samples", "Samples that the coordinator has accepted.", self.contributions.contributed),
             ("moved_requests", "Requests that another explorer had to finish.", explorers.moved),
@@ -96,11 +98,13 @@ class GatewayFigures(Collector):
         )
         for name, what, value in gauges:
             yield GaugeMetricFamily(f"gateway_{name}", what, value=value)
-        usable = explorers.usable
-        yield _gauge("explorer_version", "Version of each explorer.", ((one.name, one.version) for one in usable))
-        running = explorers.requests
-        loads = ((one.name, running.get(one.name, 0)) for one in usable)
-        yield _gauge("explorer_requests", "Requests that each explorer works on.", loads)
+        usable, running = explorers.usable, explorers.requests
+        versions = GaugeMetricFamily("gateway_explorer_version", "Version of each explorer.", labels=["explorer"])
+        yield _of_each(versions, ((one.name, one.version) for one in usable))
+        loads = GaugeMetricFamily(
+            "gateway_explorer_requests", "Requests that each explorer works on.", labels=["explorer"]
+        )
+        yield _of_each(loads, ((one.name, running.get(one.name, 0)) for one in usable))
 
     async def answer(self, request: web.Request) -> web.Response:
         del request
@@ -109,17 +113,9 @@ class GatewayFigures(Collector):
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-def _counter(name: str, what: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"gateway_{name}", what, labels=[label])
-    for value, count in sorted(counts.items()):
-        family.add_metric([value], count)
-    return family
-
-
-def _gauge(name: str, what: str, values: Iterable[tuple[str, int]]) -> Metric:
-    family = GaugeMetricFamily(f"gateway_{name}", what, labels=["explorer"])
-    for explorer, value in values:
-        family.add_metric([explorer], value)
+def _of_each(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[tuple[str, int]]) -> Metric:
+    for label, value in values:
+        family.add_metric([label], value)
     return family
 
 
@@ -208,22 +204,15 @@ class Gateway:
                 app.router.add_post(f"{prefix}{path}", context.traced("chat", partial(apis.conversation, api)))
             app.router.add_post(f"{prefix}/v1/completions", context.traced("text_completion", apis.completions))
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
-            app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
+            app.router.add_get(f"{prefix}/v1/responses/{{response}}", apis.stored)
+            app.router.add_delete(f"{prefix}/v1/responses/{{response}}", apis.delete)
+            app.router.add_get(f"{prefix}/v1/models", apis.models)
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", apis.models)
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)
         app.router.add_post("/commit", contributions.commit)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", GatewayFigures(self._door, context, contributions).answer)
         return app
-
-    async def _models(self, request: web.Request) -> web.Response:
-        del request
-        return json_response(models_body(self._own.served))
-
-    async def _model(self, request: web.Request) -> web.Response:
-        if (asked := request.match_info["model"]) != self._own.served:
-            raise UnknownModelError(f"the model {asked[:200]!r} is not served here; {self._own.served!r} is")
-        return json_response(model_body(asked))
 
     async def _health(self, request: web.Request) -> web.Response:
         del request

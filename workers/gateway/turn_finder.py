@@ -100,12 +100,7 @@ class TurnLog:
             workflow=self.workflow,
             explorer=self.gateway,
             incarnation=self.incarnation,
-            answers=[
-                Answer(
-                    question=question_of(prompt),
-                    responses=drawn_responses(drawings),
-                )
-            ],
+            answers=[Answer(question=question_of(prompt), responses=drawn_responses(drawings))],
             answer_id=answer_id,
             prompt=kept_prompt,
         )

@@ -16,19 +16,15 @@ from typing import Any, ClassVar
 
 from opentelemetry import trace
 
+from schemas.experience import Rollout
 from schemas.sampling import Sampling
 from schemas.task import Task
-from trinity_bus.rollout import (
-    Conversation,
-    PartialRunsError,
-    Rollout,
-    RolloutContext,
-    SingleRunWorkflow,
-    ToolTimeoutError,
-    ToolWorkflow,
-    register,
-)
+from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
+from trinity_bus.rollout.registry import register
+from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.threads import within
+from trinity_bus.rollout.tools import ToolTimeoutError
+from trinity_bus.rollout.workflow import PartialRunsError, RolloutContext
 from trinity_bus.sandbox import Sandbox
 
 CHUNK = 8 << 20

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from trinity_bus.rollout import RolloutContext
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.testing import ScriptedEngine
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from schemas import Answer, PartialResponses, Turn
 from schemas.codec import decode, encode
 from schemas.turn import chain
-from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.rollout.workflow import RolloutContext
 
 
 def turn(number: int, attempt: int, after: int = 0, answers: list[Answer] | None = None) -> Turn:

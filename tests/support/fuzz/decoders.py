@@ -25,8 +25,8 @@ from trinity_bus.bus.read.received import header
 from trinity_bus.chat import wire
 from trinity_bus.chat.messages import Completion
 from trinity_bus.coordination import StateError
-from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
+from trinity_bus.rollout.workflow import WorkflowError
 from trinity_bus.runners import control, messages
 from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import FrameReader, ProtocolError

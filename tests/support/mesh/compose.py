@@ -73,9 +73,9 @@ def images() -> Images:
     wanted = defaults()
     for variable in PULLED:
         image = wanted[variable]
-        if not _is_here(image) and docker("pull", "--quiet", image, limit_s=600).returncode != 0:
+        if not image_is_here(image) and docker("pull", "--quiet", image, limit_s=600).returncode != 0:
             latest = f"{image.rsplit(':', 1)[0]}:latest"
-            if not _is_here(latest):
+            if not image_is_here(latest):
                 missing[variable] = image
                 continue
             docker("tag", latest, image)
@@ -96,7 +96,7 @@ def why_not() -> str | None:
     return None
 
 
-def _is_here(image: str) -> bool:
+def image_is_here(image: str) -> bool:
     return docker("image", "inspect", image).returncode == 0
 
 

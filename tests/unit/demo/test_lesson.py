@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from trinity_bus.rollout import get_workflow
 from trinity_bus.rollout.equivalence import CHECKER
+from trinity_bus.rollout.registry import get_workflow
 from trinity_bus.rollout.rewards import math_reward
 from trinity_bus.rollout.workflows import question_of
 from workers.demo.lesson import check_tasks, load_tasks, train_stream

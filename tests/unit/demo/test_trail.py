@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 
 from schemas import Task
+from schemas.experience import Rollout
 from tests.support.narrowing import some
 from trinity_bus.chat import renderer_for
 from trinity_bus.chat.encoding import load_tokenizer
 from trinity_bus.chat.rendering import DrawnTurn
-from trinity_bus.rollout import Rollout
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from workers.demo.model import make_model
 from workers.demo.subjects import CLOSE, OPEN, TOOLS

@@ -17,12 +17,14 @@ from schemas.topics import EXPERIENCES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
 from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.mesh.compose import docker, image_is_here, why_not
 from tests.support.mesh.processes import children_with
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.config import GatewaySettings, Settings, TasksetSettings
 from trinity_bus.runtime.http import session_key
 
+IMAGE = "python:3.12-slim-bookworm"
 CHECK = "grep -qx 42 /app/answer && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
 
 
@@ -70,12 +72,12 @@ def task(bench: Path, name: str, check: str = CHECK, config: str = "") -> None:
     (bench / name / "tests" / "test.sh").write_text(f"#!/bin/bash\n{check}")
 
 
-def trial(folder: Path, *, how: str = "", **sandbox: str) -> Path:
+def trial(folder: Path, *, how: str = "", environment: dict[str, Any] | None = None, **sandbox: str) -> Path:
     parts = "tests.support.gateway.harbor_parts"
     config = {
         "trials_dir": str(folder / "trials"),
         "agent": {"import_path": f"{parts}:AskingAgent", "model_name": "openai/policy", "kwargs": {"how": how}},
-        "environment": {"import_path": f"{parts}:FakeSandbox", "kwargs": sandbox},
+        "environment": environment or {"import_path": f"{parts}:FakeSandbox", "kwargs": sandbox},
     }
     path = folder / "trial.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -88,10 +90,10 @@ def described(folder: Path, more: str = "") -> Path:
 
 
 @asynccontextmanager
-async def mesh() -> AsyncIterator[Rig]:
+async def mesh(**gateway: Any) -> AsyncIterator[Rig]:
     pytest.importorskip("harbor", reason="Harbor has an environment of its own")
     # Its explorer says once that it is there, and Harbor takes long to import.
-    async with rig(explorer_silence_s=600.0) as here, FakeCoordinator(FakeBus(here.log)).running():
+    async with rig(explorer_silence_s=600.0, **gateway) as here, FakeCoordinator(FakeBus(here.log)).running():
         here.engines["explorer-0"].answer = "42"
         yield here
 
@@ -139,6 +141,29 @@ async def test_the_command_contributes_what_agents_in_sandboxes_have_said(tmp_pa
         for sample in group.samples():
             assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
         assert not any(KEY in path.read_text() for path in (tmp_path / "trials").rglob("*") if path.is_file())
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("separate", [False, True])
+async def test_an_agent_in_a_container_of_dockers_asks_the_gateway_and_its_verifier_rewards_it(
+    tmp_path: Path, *, separate: bool
+) -> None:
+    if (reason := why_not() or (None if image_is_here(IMAGE) else f"there is no image {IMAGE}")) is not None:
+        pytest.skip(f"not run: a trial in Docker: {reason}")
+    bridge = docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}").stdout.strip()
+    # What a container reaches is the address of its host's bridge, and not its loopback interface.
+    async with mesh(host=bridge) as here:
+        config = 'artifacts = ["/app/answer"]\n[verifier]\nenvironment_mode = "separate"\n' if separate else ""
+        task(tmp_path / "bench", "good", config=config)
+        (tmp_path / "bench" / "good" / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\nWORKDIR /app\n")
+        await run(here, described(tmp_path), trial(tmp_path, environment={"type": "docker"}))
+        (group,) = map(record_of, here.log.all(EXPERIENCES))
+        assert (group.task_id, group.rewards.tolist()) == ("h/0/good", [1.0, 1.0])
+        for sample in group.samples():
+            assert "".join(map(chr, sample.tokens)) == "user: 6*7=\nassistant: 42"
+        assert not docker("ps", "--all", "--quiet", "--filter", "name=^0-").stdout, "its containers are gone"
 
 
 # Harbor warns of what it calls itself.

@@ -9,11 +9,12 @@ import pytest
 from schemas.topics import TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import ASKED, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.chat import responses
 from trinity_bus.gateway import sessions
+from trinity_bus.runtime.http import session_key
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOLS: list[Any] = [
@@ -175,6 +176,70 @@ async def test_what_another_client_or_session_was_answered_or_what_was_not_store
         assert (await here.post("/feedback", reward=1, msg_ids=[secret.id]))[0] == 200
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_stored_response_is_had_again_and_deleted_by_its_id(session: str | None) -> None:
+    async with rig() as here, here.client(session=session) as client:
+        engine = here.engines["explorer-0"]
+        engine.answer = f"<think>Hm.</think>So: {CALL}"
+        first = await respond(client, tools=TOOLS, metadata={"a": "b"})
+        *_, last = [event async for event in await respond(client, stream=True, previous_response_id=first.id)]
+        second = last.response
+        for one in (first, second):
+            assert (await client.responses.retrieve(one.id)).to_dict() == one.to_dict()
+        # The agent that runs in a session has its own as well, by the session's key.
+        if session is not None:
+            async with here.client(session_key(KEY, session), session=session) as agent:
+                assert (await agent.responses.retrieve(first.id)).id == first.id
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            await client.responses.retrieve(first.id, stream=True)
+        held = here.gateway._sessions
+        before = held._tokens["me"]
+        await client.responses.delete(first.id)
+        assert held._tokens["me"] < before
+        ways: list[Any] = [client.responses.retrieve, client.responses.delete]
+        for again in ways:
+            with pytest.raises(openai.NotFoundError, match="is not known, or was not stored"):
+                await again(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await respond(client, previous_response_id=first.id)
+        # What continues it goes on, and it may still get its reward.
+        engine.answer = "yes"
+        await respond(client, "And?", previous_response_id=second.id)
+        assert prompts(here)[-1].endswith("user: And?\nassistant: ")
+        assert prompts(here)[-1].startswith("user: 6*7=\nassistant: ")
+        assert (await here.post("/feedback", reward=1, msg_ids=[first.id, second.id]))[1]["counted"] == 2
+
+
+async def test_a_response_that_is_anothers_or_of_another_session_or_not_stored_is_neither_had_nor_deleted() -> None:
+    async with rig() as here, here.client() as client, here.client(OTHERS_KEY) as other:
+        mine, secret, chat = await respond(client), await respond(client, store=False), await say(client)
+        async with here.client(session="s") as inside, here.client(session_key(KEY, "t"), session="t") as beside:
+            theirs = await respond(inside)
+            for asks, answer_id in (
+                (other, mine.id),
+                (inside, mine.id),
+                (beside, mine.id),
+                (beside, theirs.id),
+                (client, theirs.id),
+                (client, secret.id),
+                (client, chat.id),
+                (client, "resp_unknown"),
+            ):
+                ways: list[Any] = [asks.responses.retrieve, asks.responses.delete]
+                for way in ways:
+                    with pytest.raises(openai.NotFoundError, match="is not known, or was not stored"):
+                        await way(answer_id)
+            assert (await inside.responses.retrieve(theirs.id)).id == theirs.id
+        async with here.client(session_key(KEY, "t")) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.responses.retrieve(mine.id)
+        assert (await client.responses.retrieve(mine.id)).id == mine.id
+        await here.post("/feedback", reward=1, msg_ids=[mine.id])
+        here.gateway._sessions.settled(here.gateway._sessions.pending("me")[0])
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(mine.id)
+
+
 async def test_a_response_repeats_what_is_known_and_items_are_read_as_the_model_sees_them() -> None:
     async with rig() as here, here.client(session="s") as client:
         call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": " " * 999}
@@ -288,12 +353,12 @@ async def test_what_cannot_be_had_is_refused_by_its_name(field: str, asked: dict
 
 async def test_items_and_stored_responses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "MAX_ITEMS", 2)
-    monkeypatch.setattr(sessions, "MOST_TOLD", 400)
+    monkeypatch.setattr(sessions, "MOST_TOLD", 2000)
     async with rig(max_sessions=2) as here, here.client() as client:
         first = await respond(client)
         with pytest.raises(openai.BadRequestError, match="at most 2 objects"):
             await respond(client, [ASKED[0]] * 3)
-        long = await respond(client, "x" * 200)
+        long = await respond(client, "x" * 2000)
         with pytest.raises(openai.NotFoundError):
             await respond(client, previous_response_id=long.id)
         held = here.gateway._sessions

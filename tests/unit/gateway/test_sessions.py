@@ -7,7 +7,7 @@ from schemas.sampling import Sampling
 from trinity_bus.chat import renderer_for
 from trinity_bus.chat.messages import Completion
 from trinity_bus.gateway import sessions as session_book
-from trinity_bus.gateway.sessions import Dialogue, Sessions, Told, UnknownAnswerError, UnknownPreviousError
+from trinity_bus.gateway.sessions import Dialogue, Sessions, Told, UnknownAnswerError
 from trinity_bus.testing import CharacterTokenizer
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "6*7="}]
@@ -102,9 +102,9 @@ def test_an_answer_is_stored_while_its_conversation_stores_no_more_than_one_may(
     here = sessions()
     one = here.open("me", "a", 0)
     for answer in ("1", "2"):
-        here.answered(one, one.session, answer, [], Told(None, b" " * 500))
+        here.answered(one, one.session, answer, [], Told(None, b" " * 500, whole=b"{}"))
     assert here.continued("me", "1", "a", 0)[0] is one
-    with pytest.raises(UnknownPreviousError):
+    with pytest.raises(UnknownAnswerError):
         here.continued("me", "2", "a", 0)
 
 

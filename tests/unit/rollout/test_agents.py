@@ -16,9 +16,10 @@ from tests.support.fakes.turns import TurnLog
 from tests.support.narrowing import some
 from trinity_bus import PartialRunsError, Rollout, WorkflowError
 from trinity_bus.errors import TrinityError
-from trinity_bus.rollout import REGISTRY, Workflow
 from trinity_bus.rollout.agents import Endpoint, agent
+from trinity_bus.rollout.registry import REGISTRY
 from trinity_bus.rollout.scores import judged
+from trinity_bus.rollout.workflow import Workflow
 from trinity_bus.rollout.workflows import Answered
 from trinity_bus.testing import ScriptedEngine, run_workflow
 

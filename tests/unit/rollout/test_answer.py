@@ -16,8 +16,8 @@ from schemas.experience import ExperienceGroup
 from schemas.groups.trainable import Bounds
 from tests.support.fakes.experiences import kept_of
 from tests.support.fakes.mesh_records import dispatch
-from trinity_bus.rollout import WorkflowError
 from trinity_bus.rollout.answer import MAX_METRIC_NAME, decode_answer, encode_answer
+from trinity_bus.rollout.workflow import WorkflowError
 from trinity_bus.training.steps.choice import left_out
 
 ORDER = dispatch(run_id_base=4)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from schemas.task import Task
-from trinity_bus.rollout import Conversation, ToolError, ToolTimeoutError, ToolWorkflow
-from trinity_bus.rollout.tools import PythonTool, Toolbox
+from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
+from trinity_bus.rollout.tools import PythonTool, Toolbox, ToolError, ToolTimeoutError
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 CALLED: list[str] = []

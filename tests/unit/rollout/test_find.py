@@ -9,8 +9,7 @@ import pytest
 
 from tests.support import packages
 from trinity_bus.errors import ConfigError
-from trinity_bus.rollout import REGISTRY, UnknownWorkflow
-from trinity_bus.rollout.registry import find_workflow, load_installed
+from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, find_workflow, load_installed
 
 type Install = Callable[[str, str, str], None]
 

@@ -14,8 +14,8 @@ import pytest
 from schemas import Task
 from tests.support.gateway.rig import KEY, rig
 from trinity_bus.chat import Session, renderer_for
-from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.agents import Endpoint
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.testing import ScriptedEngine
 
 CALL = 'Well: <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'

@@ -11,7 +11,8 @@ import pytest
 from schemas import Task
 from tests.support.fakes.http import served_by
 from tests.support.mesh.processes import children_with
-from trinity_bus.rollout import Conversation, ToolTimeoutError, ToolWorkflow
+from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
+from trinity_bus.rollout.tools import ToolTimeoutError
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.testing import ScriptedEngine, run_workflow
 

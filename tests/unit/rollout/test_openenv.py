@@ -38,7 +38,7 @@ async def play(workflow: Guessing, *said: str, **data: Any) -> Any:
     return rollout, engine
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openenv") is None, reason="not run: openenv-core is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("openenv") is None, reason="not run: openenv is not installed")
 async def test_an_environment_of_the_real_package_is_played_and_its_rewards_are_summed() -> None:
     async with served_by("openenv_server.py") as (url, _):
         rollout, engine = await play(Told(url), "log", "bus", options={"word": "bus"})
@@ -46,7 +46,7 @@ async def test_an_environment_of_the_real_package_is_played_and_its_rewards_are_
         assert engine.requests[1].prompt.endswith("user: wrong\nassistant: ")
         assert (rollout.reward, rollout.metrics["turns"]) == (0.75, 2.0)
         np.testing.assert_array_equal(rollout.turn_rewards, [-0.25, 1.0])
-        # By default the model sees all fields; and each run before has given its session back.
+        # By default the model sees all fields of the environment's own; and each run before has given its session back.
         rollout, engine = await play(Guessing(url), "a", "b", "c")
         assert '{"told":"guess 5 letters, seed 7"}' in engine.requests[0].prompt
         assert rollout.reward == -0.75
@@ -62,7 +62,8 @@ async def test_an_environment_of_the_real_package_is_played_and_its_rewards_are_
 
 
 def observed(told: str = "go", reward: float | None = None, *, done: bool = False) -> str:
-    return json.dumps({"type": "observation", "data": {"observation": {"told": told}, "reward": reward, "done": done}})
+    observation = {"told": told, "metadata": {"answer": "kafka"}}
+    return json.dumps({"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}})
 
 
 @pytest.mark.parametrize(
@@ -123,5 +124,6 @@ async def test_one_that_cannot_be_reached_is_named_and_one_without_an_end_is_cut
     app = web.Application()
     app.router.add_get("/ws", go_on)
     async with listening(app, "127.0.0.1", 0, setting="a test", shutdown_s=0.1) as address:
-        rollout, _ = await play(Told(f"ws://{address}"), "a", "b", "c", "d")
+        rollout, engine = await play(Guessing(f"ws://{address}"), "a", "b", "c", "d")
+    assert engine.requests[0].prompt == 'system: Play.\nuser: {"told":"go"}\nassistant: ', "metadata are not for it"
     assert (rollout.reward, rollout.metrics["turns"], rollout.metrics["truncated"]) == (2.0, 4.0, 1.0)

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from schemas import Task
-from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.agents import Outcome, ProgramError, ProgramWorkflow
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 ASKS = """

@@ -5,7 +5,8 @@ import importlib.util
 import pytest
 
 from schemas import Task
-from trinity_bus.rollout import REGISTRY, workflows
+from trinity_bus.rollout import workflows
+from trinity_bus.rollout.registry import REGISTRY
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
 

@@ -7,8 +7,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from schemas import Task
+from schemas.experience import Rollout
 from trinity_bus.inference.errors import UnknownPoolError
-from trinity_bus.rollout import Rollout, RolloutContext
 from trinity_bus.rollout.scores import (
     RewardError,
     exact,
@@ -24,6 +24,7 @@ from trinity_bus.rollout.scores import (
     valid_json,
     weighted,
 )
+from trinity_bus.rollout.workflow import RolloutContext
 from trinity_bus.rollout.workflows import Answered, Reward, run_single_turn
 from trinity_bus.sandbox import SandboxLimits
 from trinity_bus.testing import ScriptedEngine, run_workflow

@@ -4,18 +4,11 @@ import asyncio
 
 import pytest
 
+from schemas.experience import Rollout
 from schemas.task import Task
-from trinity_bus.rollout import (
-    REGISTRY,
-    PartialRunsError,
-    Reusable,
-    Rollout,
-    RolloutContext,
-    SingleRunWorkflow,
-    WorkflowError,
-    reused,
-)
-from trinity_bus.rollout.workflow import MAX_STATE_BYTES
+from trinity_bus.rollout.registry import REGISTRY
+from trinity_bus.rollout.single_runs import Reusable, SingleRunWorkflow, reused
+from trinity_bus.rollout.workflow import MAX_STATE_BYTES, PartialRunsError, RolloutContext, WorkflowError
 
 TASK = Task(task_id="t", workflow="mine", prompt="x")
 

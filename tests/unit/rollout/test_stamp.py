@@ -3,10 +3,16 @@ from typing import Any
 import pytest
 
 from schemas import Sampling, Task
+from schemas.experience import Rollout
 from schemas.groups.grouping import build_group
 from schemas.groups.trainable import Bounds
-from trinity_bus.rollout import Rollout, RolloutContext, merge_sampling
-from trinity_bus.rollout.workflow import UnknownSamplingError, note_sampling, sampling_of_rest
+from trinity_bus.rollout.workflow import (
+    RolloutContext,
+    UnknownSamplingError,
+    merge_sampling,
+    note_sampling,
+    sampling_of_rest,
+)
 from trinity_bus.testing import ScriptedEngine, run_workflow
 from trinity_bus.training.steps.choice import left_out
 

@@ -7,9 +7,11 @@ import threading
 import pytest
 
 from schemas import Task
+from schemas.experience import Rollout
 from tests.support.fakes.silent_engine import SilentEngine
 from tests.support.mesh.waiting import until
-from trinity_bus.rollout import REGISTRY, Reusable, Rollout, reused
+from trinity_bus.rollout.registry import REGISTRY
+from trinity_bus.rollout.single_runs import Reusable, reused
 from trinity_bus.rollout.threads import BlockingContext, given_up
 from trinity_bus.testing import ScriptedEngine, run_workflow
 

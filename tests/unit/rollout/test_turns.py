@@ -9,8 +9,8 @@ from schemas.turn import chain
 from tests.support.fakes.experiences import kept_of
 from tests.support.fakes.turns import TurnLog, turn
 from trinity_bus.chat import Completion
-from trinity_bus.rollout import RolloutContext
 from trinity_bus.rollout.turns import RunTurns
+from trinity_bus.rollout.workflow import RolloutContext
 
 HOT = Sampling(temperature=1.0, seed=7)
 SAID = Completion([5, 6], [-0.5, -0.25], "stop", [(0, 3)], kept=bytearray(kept_of([5, 7], [6])))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from schemas import Task
-from trinity_bus.rollout import WorkflowError
+from trinity_bus.rollout.workflow import WorkflowError
 from trinity_bus.testing import OutOfAnswersError, ScriptedEngine, run_workflow
 
 pytest.importorskip("verifiers.v1", reason="not run: verifiers is not installed")

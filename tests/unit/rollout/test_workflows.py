@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 
+from schemas.experience import Rollout
 from schemas.message import FunctionSchema, Message, Tool
 from schemas.sampling import Sampling
 from schemas.task import Task
-from trinity_bus.rollout import (
-    REGISTRY,
-    Rollout,
+from trinity_bus.rollout.registry import REGISTRY, UnknownWorkflow, get_workflow, register
+from trinity_bus.rollout.workflow import (
     RolloutContext,
-    UnknownWorkflow,
     Workflow,
     WorkflowError,
-    get_workflow,
-    register,
+    merge_sampling,
+    prompt_tokens,
+    sampling_of_rest,
 )
-from trinity_bus.rollout.workflow import merge_sampling, prompt_tokens, sampling_of_rest
 from trinity_bus.testing import END, LOGPROB, CharacterTokenizer, Request, ScriptedEngine
 
 

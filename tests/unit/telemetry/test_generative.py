@@ -13,8 +13,8 @@ from schemas.task import Task
 from tests.support.gateway.rig import rig, say
 from tests.support.narrowing import some
 from tests.support.spans import recorded_spans
-from trinity_bus.rollout import Conversation, ToolWorkflow
 from trinity_bus.rollout.agents import AgentWorkflow, Endpoint
+from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
 from trinity_bus.telemetry import generative
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
