@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
@@ -60,9 +60,20 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ),
     ("cpu_offload_", "offload_"): "weights that are elsewhere are not exchanged with those of a version",
     ("kv_transfer_config", "kv_offloading_", "ec_transfer_config"): "what is cached must not outlive its version",
-    ("speculative_config", "spec_"): "what drafts tokens keeps the weights of the start while versions come",
+    ("enable_eplb", "eplb_config", "enable_elastic_ep", "elastic_ep_"): (
+        "a version is loaded into the experts' first places, and these move them"
+    ),
+    ("spec_",): "set speculative_config",
     ("disable_log_stats", "aggregate_engine_logging"): "the explorer counts and paces itself by its own",
 }
+
+
+def _drafts_have_no_weights(options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    drafts = options.get("speculative_config", {"method": "ngram"})
+    if not isinstance(drafts, dict) or drafts.get("method") != "ngram":
+        why = "what else drafts tokens keeps the weights of the start while versions come"
+        raise PydanticCustomError("drafts_have_weights", 'speculative_config needs method = "ngram": {why}', {"why": why})
+    return options
 
 
 class ExplorerSettings(Section):
@@ -133,9 +144,12 @@ class ExplorerSettings(Section):
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
-    engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS)] = Field(default={})
+    engine_options: Annotated[
+        Options, without(REFUSED_ENGINE_OPTIONS), AfterValidator(_drafts_have_no_weights)
+    ] = Field(default={})
     """Further arguments of vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32}``. Those that another setting
-    decides, or that would break a guarantee, are refused with the reason."""
+    decides, or that would break a guarantee, are refused with the reason. See docs/operations.md for those that were
+    tried."""
     quantization: Literal["fp8"] | None = None
     """Quantization of the weights in its own engine, made from each version when it arrives; needs GPUs that support
     it. The trainer shows the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""
