@@ -71,8 +71,8 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
 def _drafts_have_no_weights(options: dict[str, JsonValue]) -> dict[str, JsonValue]:
     drafts = options.get("speculative_config", {"method": "ngram"})
     if not isinstance(drafts, dict) or drafts.get("method") != "ngram":
-        why = "what else drafts tokens keeps the weights of the start while versions come"
-        raise PydanticCustomError("drafts_have_weights", 'speculative_config needs method = "ngram": {why}', {"why": why})
+        why = 'it needs method = "ngram": what else drafts tokens keeps the weights of the start while versions come'
+        raise PydanticCustomError("drafts_have_weights", "speculative_config: {why}", {"why": why})
     return options
 
 
@@ -144,9 +144,9 @@ class ExplorerSettings(Section):
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
-    engine_options: Annotated[
-        Options, without(REFUSED_ENGINE_OPTIONS), AfterValidator(_drafts_have_no_weights)
-    ] = Field(default={})
+    engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS), AfterValidator(_drafts_have_no_weights)] = (
+        Field(default={})
+    )
     """Further arguments of vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32}``. Those that another setting
     decides, or that would break a guarantee, are refused with the reason. See docs/operations.md for those that were
     tried."""

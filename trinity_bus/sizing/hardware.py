@@ -107,9 +107,8 @@ def _layouts(shape: ModelShape, gpus: int) -> Iterator[dict[str, int]]:
 def _explorer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
     if not hardware.explorer_gpus:
         return {}
-    for size, need in engines(shape, settings, hardware.explorer_gpus, hardware.explorer_bytes):
-        if need.fits:
-            break
+    sizes = list(engines(shape, settings, hardware.explorer_gpus, hardware.explorer_bytes))
+    size = next((size for size, need in sizes if need.fits), sizes[-1][0])
     return {"explorer.tensor_parallel_size": size} if size > 1 else {}
 
 

@@ -334,9 +334,9 @@ def test_drafted_tokens_are_as_likely_as_the_engine_says_and_each_is_of_its_vers
         runner.run(rig.engine.start())
         try:
             rig.sync(0)
-            for how in ({}, {"temperature": 0.5}):
-                drawn = rig.generate(repeating, 4, max_tokens=64, **how)
-                rig.assert_draws_from(0, drawn, prompt=repeating, **how)
+            for temperature in (1.0, 0.5):
+                drawn = rig.generate(repeating, 4, max_tokens=64, temperature=temperature)
+                rig.assert_draws_from(0, drawn, prompt=repeating, temperature=temperature)
             # What is likeliest repeats itself.
             rig.generate(repeating, 1, max_tokens=64, temperature=0.0)
             assert sum(accepted) > 8
