@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.event import Follows
@@ -63,17 +63,11 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("enable_eplb", "eplb_config", "enable_elastic_ep", "elastic_ep_"): (
         "a version is loaded into the experts' first places, and these move them"
     ),
-    ("spec_",): "set speculative_config",
+    ("speculative_config", "spec_"): (
+        "a model that drafts keeps the weights of the start, and where n-grams do, a request with top_k ends the engine"
+    ),
     ("disable_log_stats", "aggregate_engine_logging"): "the explorer counts and paces itself by its own",
 }
-
-
-def _drafts_have_no_weights(options: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    drafts = options.get("speculative_config", {"method": "ngram"})
-    if not isinstance(drafts, dict) or drafts.get("method") != "ngram":
-        why = 'it needs method = "ngram": what else drafts tokens keeps the weights of the start while versions come'
-        raise PydanticCustomError("drafts_have_weights", "speculative_config: {why}", {"why": why})
-    return options
 
 
 class ExplorerSettings(Section):
@@ -144,9 +138,7 @@ class ExplorerSettings(Section):
     """Threads of the engine's computation on a CPU."""
     cpu_cores: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
-    engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS), AfterValidator(_drafts_have_no_weights)] = (
-        Field(default={})
-    )
+    engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS)] = Field(default={})
     """Further arguments of vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32}``. Those that another setting
     decides, or that would break a guarantee, are refused with the reason. See docs/operations.md for those that were
     tried."""

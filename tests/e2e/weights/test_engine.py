@@ -72,7 +72,7 @@ type Model = Any
 class Rig:
     """An engine, a publisher, and the models whose weights are published."""
 
-    def __init__(self, folder: Path, runner: asyncio.Runner, **settings: Any) -> None:
+    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
         from transformers import AutoModelForCausalLM
 
         paths = [make_tiny_qwen3(folder / str(seed), seed=seed) for seed in range(2)]
@@ -92,7 +92,6 @@ class Rig:
                 seed=1,
                 cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
                 max_kept_tokens=4096,
-                **settings,
             ),
             SynchronizerSettings(sync_timeout_s=SYNC_S),
         )
@@ -315,40 +314,6 @@ def test_generation_goes_on_across_a_version_and_no_token_is_of_both(rig: Rig) -
         assert 0 < switch < len(completion.token_ids)
         assert rig.mismatch(0, completion)[:switch].max() < TOLERANCE
         assert rig.mismatch(1, completion)[switch:].max() < TOLERANCE
-
-
-def test_drafted_tokens_are_as_likely_as_the_engine_says_and_each_is_of_its_version(tmp_path: Path) -> None:
-    accepted: list[int] = []
-
-    def note(scheduler_stats: Any, *rest: Any, **more: Any) -> None:
-        if (drafts := getattr(scheduler_stats, "spec_decoding_stats", None)) is not None:
-            accepted.append(drafts.num_accepted_tokens)
-        TokenCounter.record(counter, scheduler_stats, *rest, **more)
-
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    repeating = [3, 4, 5, 6, 7, 8] * 8
-    with asyncio.Runner() as runner:
-        rig = Rig(tmp_path, runner, engine_options={"speculative_config": drafts})
-        counter = rig.engine._counter
-        counter.record = note  # type: ignore[method-assign]
-        runner.run(rig.engine.start())
-        try:
-            rig.sync(0)
-            for temperature in (1.0, 0.5):
-                drawn = rig.generate(repeating, 4, max_tokens=64, temperature=temperature)
-                rig.assert_draws_from(0, drawn, prompt=repeating, temperature=temperature)
-            # What is likeliest repeats itself.
-            rig.generate(repeating, 1, max_tokens=64, temperature=0.0)
-            assert sum(accepted) > 8
-            for completion in rig.run(across_a_version(rig)):
-                (_, _), (switch, _) = completion.versions
-                assert rig.mismatch(0, completion)[:switch].max() < TOLERANCE
-                assert rig.mismatch(1, completion)[switch:].max() < TOLERANCE
-            with pytest.raises(RequestRefusedError, match="min_p and logit_bias"):
-                rig.generate(min_p=0.1)
-        finally:
-            runner.run(rig.engine.stop())
-            rig.publisher.close()
 
 
 def test_a_cached_prefix_does_not_outlive_its_version(rig: Rig) -> None:

@@ -194,6 +194,7 @@ def test_an_explorer_follows_the_trainer_where_there_is_one() -> None:
         ("explorer.engine_options", "data_parallel_size_local", "start more explorers"),
         ("explorer.engine_options", "kv_offloading_size", "must not outlive its version"),
         ("explorer.engine_options", "enable_eplb", "and these move them"),
+        ("explorer.engine_options", "speculative_config", "a request with top_k ends the engine"),
         ("trainer.optimizer_options", "lr", "set trainer.learning_rate"),
         ("trainer.optimizer_options", "muon_momentum", "the state of AdamW"),
     ],
@@ -205,16 +206,8 @@ def test_options_that_would_break_a_promise_are_refused_with_the_reason(setting:
     assert why in wrong[setting]
 
 
-@pytest.mark.parametrize("drafts", [{"method": "eagle", "model": "/m"}, {"model": "/m"}, {"model": "ngram"}, 3])
-def test_nothing_drafts_tokens_by_weights_that_no_version_replaces(drafts: object) -> None:
-    settings, wrong = read_given({"explorer.engine_options": {"speculative_config": drafts}})
-    assert settings is None
-    assert "the weights of the start" in wrong["explorer.engine_options"]
-
-
 def test_other_options_are_passed_through() -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 3}
-    given = {"block_size": 32, "compilation_config": {"mode": 0, "sizes": [1, 2]}, "speculative_config": drafts}
+    given = {"block_size": 32, "compilation_config": {"mode": 0, "sizes": [1, 2]}}
     settings, wrong = read_given({"explorer.engine_options": given, "trainer.optimizer_options": {"adam_eps": 1e-6}})
     assert settings is not None, wrong
     assert settings.explorer.engine_options == given
