@@ -60,9 +60,7 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ),
     ("cpu_offload_", "offload_"): "weights that are elsewhere are not exchanged with those of a version",
     ("kv_transfer_config", "kv_offloading_", "ec_transfer_config"): "what is cached must not outlive its version",
-    ("enable_eplb", "eplb_config", "enable_elastic_ep", "elastic_ep_"): (
-        "a version is loaded into the experts' first places, and these move them"
-    ),
+    ("enable_eplb", "eplb_config", "enable_elastic_ep", "elastic_ep_"): "versions go to the experts' first places",
     ("speculative_config", "spec_"): (
         "a model that drafts keeps the weights of the start, and where n-grams do, a request with top_k ends the engine"
     ),
