@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trinity_bus.sizing.parameters import parameters, rank_parameters
+from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families import ModelShape
 
 _BFLOAT16: Final = 2
@@ -35,7 +35,7 @@ def moved(shape: ModelShape, *, divided: int, engines: int, engine_ranks: int) -
     whole = _BFLOAT16 * parameters(shape)
     largest = _BFLOAT16 * shape.vocabulary * shape.hidden
     # A layer, or the embedding, whichever is larger; one layer is what one stage of as many holds, without its ends.
-    stage = rank_parameters(shape, tensor=engine_ranks, pipeline=shape.layers, expert=1)
+    stage = parameters(shape, tensor=engine_ranks, pipeline=shape.layers)
     rows = {
         "a version": whole,
         "gathered by each rank of the trainer": whole * (divided - 1) / divided,

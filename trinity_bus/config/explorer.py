@@ -60,7 +60,10 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ),
     ("cpu_offload_", "offload_"): "weights that are elsewhere are not exchanged with those of a version",
     ("kv_transfer_config", "kv_offloading_", "ec_transfer_config"): "what is cached must not outlive its version",
-    ("speculative_config", "spec_"): "what drafts tokens keeps the weights of the start while versions come",
+    ("enable_eplb", "eplb_config", "enable_elastic_ep", "elastic_ep_"): "versions go to the experts' first places",
+    ("speculative_config", "spec_"): (
+        "a model that drafts keeps the weights of the start, and where n-grams do, a request with top_k ends the engine"
+    ),
     ("disable_log_stats", "aggregate_engine_logging"): "the explorer counts and paces itself by its own",
 }
 
@@ -135,7 +138,8 @@ class ExplorerSettings(Section):
     """Cores for the engine, such as ``0`` or ``0-3,8``; give several engines different ones. Unset: all."""
     engine_options: Annotated[Options, without(REFUSED_ENGINE_OPTIONS)] = Field(default={})
     """Further arguments of vLLM's ``AsyncEngineArgs``, such as ``{block_size = 32}``. Those that another setting
-    decides, or that would break a guarantee, are refused with the reason."""
+    decides, or that would break a guarantee, are refused with the reason. See docs/operations.md for those that were
+    tried."""
     quantization: Literal["fp8"] | None = None
     """Quantization of the weights in its own engine, made from each version when it arrives; needs GPUs that support
     it. The trainer shows the difference as ``mismatch_k3``. Unset: ``dtype``. Not yet run."""

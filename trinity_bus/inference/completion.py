@@ -11,7 +11,6 @@ from schemas.groups.vectors import UINT8
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
 
-EngineCompletion = Completion  # the name by which scripts that come with bug reports import it
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 # What each response to a request has got since the last call, with the versions of all that it has.
@@ -117,15 +116,12 @@ def _kept(drawn: Any, most_kept: int) -> bytearray | None:
 
 def routes_of(routes: Any, tokens: int) -> UInt8:
     """Return the experts that were chosen for each of ``tokens``; GenerationError: of others, or no such ones."""
-    if routes is None or routes.ndim != 3 or len(routes) != tokens or not _is_small(routes):
+    is_right = routes is not None and routes.ndim == 3 and len(routes) == tokens
+    if not is_right or routes.min(initial=0) < 0 or routes.max(initial=0) > np.iinfo(UINT8).max:
         found = "none" if routes is None else f"{list(routes.shape)} of {routes.dtype}"
         raise GenerationError(f"the engine gave routes {found}, where [{tokens}, layers, k] of 0 to 255 are needed")
     made: UInt8 = routes.astype(UINT8, copy=False)
     return made
-
-
-def _is_small(routes: Any) -> bool:
-    return int(routes.min(initial=0)) >= 0 and int(routes.max(initial=0)) <= np.iinfo(UINT8).max
 
 
 def version_spans(spans: Sequence[Any], first_version: int = UNKNOWN_VERSION) -> list[tuple[int, int]]:

@@ -123,10 +123,6 @@ class InferenceEngine:
         """Tokens of prompts that were found in the prefix cache, and not computed again, since the start."""
         return self._counter.cached
 
-    @property
-    def _keep_caches(self) -> bool:
-        return self._settings.caches == "kept"
-
     @functools.cached_property
     def _adapter(self) -> "LoRARequest | None":
         if not self._settings.serves_adapter:
@@ -323,7 +319,7 @@ class InferenceEngine:
 
         llm = self.llm
         # Prefixes are found by those alone who ask with the same salt.
-        salt = str(self._taken) if self._keep_caches else None
+        salt = str(self._taken) if self._settings.caches == "kept" else None
         try:
             parameters = vllm_parameters(arguments, stream=stream)
             prompt = tokens_input(list(prompt_token_ids), cache_salt=salt)
@@ -367,7 +363,7 @@ class InferenceEngine:
                 object_url=sync.object_url,
             )
             try:
-                outcome = await sync_weights(llm, control, source, keep_caches=self._keep_caches)
+                outcome = await sync_weights(llm, control, source, keep_caches=self._settings.caches == "kept")
             except EngineDeadError as error:
                 self._dead = error
                 if self._llm is not None and self._llm.errored:

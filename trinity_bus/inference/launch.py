@@ -63,6 +63,11 @@ _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  # by which a user has vLLM go beyond a model's positions
 _NO_COMPILER = ". There is no C compiler, or no Python.h: Triton builds with them while an engine runs"
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for adapters of
+# Arguments of the engine that are not passed through where it computes on CPUs, and why
+_NOT_ON_CPUS = {
+    "kv_cache_memory_bytes": "set explorer.cpu_kvcache_gib",
+    "enable_chunked_prefill": "there a prompt that is computed in pieces, of a request with a seed, ends the engine",
+}
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
 # where vLLM tells the exit code of an engine core that has ended while it started
 _FAILED = re.compile(r"Failed core proc\(s\): \{'\w+': (-?\d+)")
@@ -344,8 +349,8 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         )
     if on_cpu:
         config.cache_config.kv_cache_memory_bytes = cpu_cache_bytes(settings, _cached_bytes(config))
-        # A prompt of a request with a seed that is computed in pieces ends the engine on a CPU: vLLM takes the draw of
-        # all pieces but the last back by the generator's offset, which those of CPUs do not have.
+        # vLLM takes the draw of all pieces of a prompt but the last back by the generator's offset, which those of CPUs
+        # do not have.
         scheduler = config.scheduler_config
         scheduler.enable_chunked_prefill = False
         scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, config.model_config.max_model_len)
@@ -356,12 +361,10 @@ def _add_options(
     arguments: dict[str, Any], settings: ExplorerSettings, known: Collection[str], *, on_cpu: bool
 ) -> None:
     options = settings.engine_options
-    decided = {*arguments, *(["enable_chunked_prefill"] if on_cpu else [])}
-    wrong = unknown_options(options, known) or next(
-        (f"{name} cannot be set on {'a CPU' if on_cpu else 'a GPU'}" for name in options if name in decided), None
-    )
-    if wrong is not None:
+    if (wrong := unknown_options(options, known)) is not None:
         raise EngineStartError(f"explorer.engine_options: {wrong}, as an argument of vLLM's engine")
+    if on_cpu and (found := next((name for name in _NOT_ON_CPUS if name in options), None)) is not None:
+        raise EngineStartError(f"explorer.engine_options: {found} cannot be set on a CPU: {_NOT_ON_CPUS[found]}")
     arguments |= options
 
 

@@ -97,7 +97,11 @@ class _Session:
             stopped_at = time.perf_counter()
             await self._ask(self._llm.collective_rpc("trinity_transfer_load"))
         except WeightTransferError as error:
-            if await self._is_torn():
+            try:
+                is_torn = await self.cancel()
+            except WeightTransferError as unknown:
+                raise EngineDeadError(f"the engine cannot say what it has loaded: {unknown}") from unknown
+            if is_torn:
                 raise EngineDeadError(f"version {version} was loaded half way: {error}") from error
             await self._ask(self._llm.resume_generation())
             raise
@@ -105,15 +109,8 @@ class _Session:
         await self._ask(asyncio.gather(core.set_weight_version_async(str(version)), core.resume_scheduler_async()))
         return time.perf_counter() - stopped_at
 
-    async def _is_torn(self) -> bool:
-        # Ends the session, too.
-        try:
-            return await self.cancel()
-        except WeightTransferError as error:
-            raise EngineDeadError(f"the engine cannot say what it has loaded: {error}") from error
-
     async def cancel(self) -> bool:
-        # True where the weights are torn.
+        # Ends the session; true where the weights are torn.
         torn: list[bool] = await self._ask(self._llm.collective_rpc("trinity_transfer_cancel"))
         return any(torn)
 

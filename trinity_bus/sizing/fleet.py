@@ -1,22 +1,8 @@
 """How much a mesh does that so many GPUs are given to, and what it needs for that. Pure.
 
-With ``P`` parameters (``Pa`` of them for each token: all, but for experts), GPUs of ``F`` operations and ``M`` bytes a
-second, samples of ``p`` prompt and ``r`` response tokens:
-
-* **An explorer's engine** of ``t`` GPUs draws a token for each of ``b`` sequences in
-  ``max(2 Pa b / (0.4 F t), (2 P + b c k t) / (0.6 M t))`` seconds: operations, or weights and the KV cache read
-  (Pope et al., arXiv:2211.05102, section 2). ``c = p + r / 2`` tokens are cached of each, of ``k`` bytes on a GPU, and
-  ``b`` is as many as the cache has room for, ``explorer.max_num_seqs`` at most. Prompts cost ``2 Pa p / (0.4 F t)``
-  each; they are computed once for the runs of a task.
-* **A trainer's GPU** does ``(6 + 2 with recompute + 2 with a reference) Pa`` operations a token
-  (Kaplan et al., arXiv:2001.08361, section 2.1), at ``0.4 F``.
-* **Shares.** Of all ways to divide the GPUs the one with the most samples a second is taken. Without staleness
-  explorers and trainer take turns, with it they overlap; of an explorer's time that share is used which
-  ``benchmarks/scheduling.py`` measures with its trajectories of very different lengths.
-* **Bytes.** A task is written to ``tasks``, and in its order to ``rollouts``; a sample's tokens take what
-  ``benchmarks/codec.py`` measures.
-* **Versions.** A version leaves the trainer's machine once for each explorer, one after the other; once in all where
-  explorers pass it on (``memory`` with ``sync_fan_out``), and a chunk's time later at each that it is passed on to.
+The formulas and their sources are in docs/sizing.md. Of all ways to divide the GPUs the one with the most samples a
+second is taken: without staleness explorers and trainer take turns, with it they overlap. A trainer's GPU does two more
+operations a parameter and token with recompute, and two more with a reference model.
 
 Estimates before there is a machine: whoever has measured tokens a second gives them instead.
 """
@@ -28,8 +14,8 @@ from typing import Final
 from schemas.topics import EXPERIENCES
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, powers_of_two
-from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
+from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, engines, powers_of_two
+from trinity_bus.sizing.memory import GIB, trainer_memory
 from trinity_bus.sizing.parameters import parameters
 from trinity_bus.training.families import ModelShape
 from trinity_bus.weights.layout import chunk_bytes
@@ -209,22 +195,18 @@ def active_parameters(shape: ModelShape) -> int:
 
 
 def _engine(ask: SizingInput) -> EngineSize:
-    shape, gpu_bytes = ask.shape, round(ask.gpu.memory_gib * GIB)
     cached = ask.prompt_tokens + ask.response_tokens / 2
     found = None
-    for tensor in powers_of_two(_MOST_TENSOR):
-        if shape.heads % tensor:
+    most = ask.settings.explorer.max_num_seqs
+    for tensor, need in engines(ask.shape, ask.settings, _MOST_TENSOR, round(ask.gpu.memory_gib * GIB)):
+        if not need.fits:
             continue
-        explorer = ask.settings.explorer.model_copy(update={"tensor_parallel_size": tensor})
-        need = explorer_memory(shape, ask.settings.model_copy(update={"explorer": explorer}), gpu_bytes)
         *fixed, cache = need.items
         per_token = cache.size / ask.settings.mesh.max_model_len
         room = (need.available or 0) - sum(item.size for item in fixed)
-        if not need.fits:
-            continue
-        sequences = min(explorer.max_num_seqs, int(room / (per_token * cached)))
+        sequences = min(most, int(room / (per_token * cached)))
         found = _drawn(ask, tensor, max(1, sequences), per_token)
-        if sequences == explorer.max_num_seqs or 2 * room > (need.available or 0):
+        if sequences == most or 2 * room > (need.available or 0):
             break
     if found is None:
         raise SizeError(

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing.memory import GIB, explorer_memory, trainer_memory
+from trinity_bus.sizing.memory import GIB, MemoryNeed, explorer_memory, trainer_memory
 from trinity_bus.training import layout_rules
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.families import ModelShape
@@ -107,12 +107,19 @@ def _layouts(shape: ModelShape, gpus: int) -> Iterator[dict[str, int]]:
 def _explorer(shape: ModelShape, settings: Sections, hardware: Hardware) -> Mapping[str, object]:
     if not hardware.explorer_gpus:
         return {}
-    sizes = [size for size in powers_of_two(hardware.explorer_gpus) if shape.heads % size == 0]
-    for size in sizes:
-        explorer = settings.explorer.model_copy(update={"tensor_parallel_size": size})
-        if explorer_memory(shape, settings.model_copy(update={"explorer": explorer}), hardware.explorer_bytes).fits:
-            break
+    sizes = list(engines(shape, settings, hardware.explorer_gpus, hardware.explorer_bytes))
+    size = next((size for size, need in sizes if need.fits), sizes[-1][0])
     return {"explorer.tensor_parallel_size": size} if size > 1 else {}
+
+
+def engines(
+    shape: ModelShape, settings: Sections, most: int, gpu_bytes: int | None
+) -> Iterator[tuple[int, MemoryNeed]]:
+    """Yield engines of one GPU, two, four and so on that can divide the model, and what each of their GPUs needs."""
+    for size in powers_of_two(most):
+        if shape.heads % size == 0:
+            explorer = settings.explorer.model_copy(update={"tensor_parallel_size": size})
+            yield size, explorer_memory(shape, settings.model_copy(update={"explorer": explorer}), gpu_bytes)
 
 
 def powers_of_two(most: int) -> Iterator[int]:

@@ -20,7 +20,8 @@ checkpoint           weights and optimizer, of the whole model, on the rank  ``t
                      that gathers it of several; one rank copies nothing
 activations          T L (4 h + (6 (a + g) d + 3 f e) / t) times 2 or 4, of  Korthikanti et al., arXiv:2205.05198,
                      T tokens at once; the plain engine keeps 8 h and 4 f;   section 4, counted for SwiGLU and for
-                     with ``recompute`` T L h and one layer                  sequences that are padded in attention
+                     with ``recompute`` T L h and one layer; in bfloat16 on  sequences that are padded in attention,
+                     a CPU 4 (a + g) d / t bytes more                        which is float32 there beside bfloat16
 logits               5 chunks of 16 Mi, whatever the micro-batch             ``training/megatron/logprobs.py``
 ===================  ======================================================  =========================================
 
@@ -60,7 +61,7 @@ from typing import Final
 from trinity_bus.config import ExplorerSettings, TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing.parameters import adapter_parameters, parameters, rank_parameters
+from trinity_bus.sizing.parameters import adapter_parameters, parameters
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.steps.packing import LOGITS_AT_ONCE, ON_GPU
 
@@ -229,17 +230,18 @@ def _fixed(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None) -> li
 
 
 def _of_rank(shape: ModelShape, own: TrainerSettings) -> int:
-    return rank_parameters(
-        shape, tensor=own.tensor_parallel, pipeline=own.pipeline_parallel, expert=own.expert_parallel
-    )
+    return parameters(shape, tensor=own.tensor_parallel, pipeline=own.pipeline_parallel, expert=own.expert_parallel)
 
 
 def _per_token(shape: ModelShape, own: TrainerSettings, gpu_bytes: int | None, *, recompute: bool) -> tuple[int, str]:
     t, width, is_plain = own.tensor_parallel, _trained_bytes(own, gpu_bytes), own.engine == "torch"
-    split = 6 * (shape.heads + shape.groups) * shape.head_dim
-    split += (4 if is_plain else 3) * shape.intermediate * max(1, shape.experts_per_token)
+    attended = (shape.heads + shape.groups) * shape.head_dim
+    split = 6 * attended + (4 if is_plain else 3) * shape.intermediate * max(1, shape.experts_per_token)
     whole = (8 if is_plain else 4) * shape.hidden // (t if own.sequence_parallel else 1)
     layer = width * (whole + split // t)
+    if gpu_bytes is None and width == 2:
+        # Queries, keys, values and what comes of them, in float32
+        layer += 4 * attended // t
     # As many micro-batches are under way in a pipeline as it has stages: its first rank holds all layers' worth.
     if recompute:
         size = width * shape.hidden * shape.layers + layer
@@ -253,7 +255,7 @@ def explorer_memory(shape: ModelShape, settings: Sections, gpu_bytes: int | None
         return _explorer_on_cpus(shape, settings)
     own, t = settings.explorer, settings.explorer.tensor_parallel_size
     width, per_token = _explored_bytes(settings, on_cpu=False), _cached_bytes(shape, settings, on_cpu=False)
-    count, length = rank_parameters(shape, tensor=t, pipeline=1, expert=1), settings.mesh.max_model_len
+    count, length = parameters(shape, tensor=t), settings.mesh.max_model_len
     # Of one layer at a time: nothing is kept for a backward pass.
     layer = width * (2 * shape.hidden + 2 * shape.intermediate // t)
     logits = 4 * own.max_num_seqs * shape.vocabulary // t

@@ -20,12 +20,8 @@ from typing import Final
 from trinity_bus.training.families import ModelShape
 
 
-def parameters(shape: ModelShape) -> int:
-    return rank_parameters(shape, tensor=1, pipeline=1, expert=1)
-
-
-def rank_parameters(shape: ModelShape, *, tensor: int, pipeline: int, expert: int) -> int:
-    """Return how many parameters the rank holds that has the most: one of the last stage, or of the first."""
+def parameters(shape: ModelShape, *, tensor: int = 1, pipeline: int = 1, expert: int = 1) -> int:
+    """Return how many parameters a model has, or the rank that has the most: one of the last stage, or of the first."""
     h, d = shape.hidden, shape.head_dim
     attention = h * (shape.heads + 2 * shape.groups) * d + shape.heads * d * h
     if shape.qkv_bias:

@@ -147,9 +147,9 @@ def test_another_type_than_the_trainers_is_said_once(caplog: pytest.LogCaptureFi
     [
         ({"block_size": 32}, True, None),
         ({"blok_size": 32}, True, "blok_size is none; did you mean block_size?"),
-        ({"kv_cache_memory_bytes": 1}, True, "kv_cache_memory_bytes cannot be set on a CPU"),
+        ({"kv_cache_memory_bytes": 1}, True, "kv_cache_memory_bytes cannot be set on a CPU: set explorer.cpu_kvcache"),
         ({"kv_cache_memory_bytes": 1}, False, None),
-        ({"enable_chunked_prefill": True}, True, "enable_chunked_prefill cannot be set on a CPU"),
+        ({"enable_chunked_prefill": True}, True, "enable_chunked_prefill cannot be set on a CPU: there a prompt"),
         ({"enable_chunked_prefill": True}, False, None),
     ],
 )

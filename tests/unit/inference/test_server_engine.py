@@ -73,7 +73,7 @@ class FakeServer:
             app.router.add_post(path, self.complete)
         if self.dev_routes:
             app.router.add_get("/weight_info", self.told)
-            app.router.add_get("/get_model_info", self.told)
+            app.router.add_get("/model_info", self.told)
             for path in ("/pause", "/collective_rpc", "/update_weight_version", "/resume", "/update_weights_from_disk"):
                 app.router.add_post(path, self.weights)
             app.router.add_post("/abort_requests", self.abort)
@@ -131,7 +131,7 @@ class FakeServer:
             choice |= {"weight_versions": spans} if self.tells_versions else {}
         else:
             told = {"token_logprobs": [likely] * len(drawn), "top_logprobs": [{"a": top[0], "b": top[1]}]}
-            if body.get("echo"):
+            if body.get("echo") and body["logprobs"]:
                 told["token_logprobs"] = [None, *[-0.25] * len(body["prompt"])]
         choice |= {"logprobs": told} if self.logprobs else {}
         if not whole.get("stream"):

@@ -83,6 +83,13 @@ def test_less_is_kept_of_what_is_computed_again_and_of_what_is_split() -> None:
     assert split < kept
 
 
+def test_attention_on_a_cpu_keeps_float32_beside_bfloat16() -> None:
+    tokens = {"trainer__micro_batch_tokens": 4096, "mesh__dtype": "bfloat16"}
+    of_cpu, of_gpu = (sizes(trainer_memory(QWEN25_7B, settings(**tokens), memory)) for memory in (None, 80 * GIB))
+    # 28 layers of 28 heads and 4 key-value heads of 128
+    assert of_cpu["activations"] - of_gpu["activations"] == 4096 * 28 * 4 * (28 + 4) * 128
+
+
 def test_the_cache_of_a_token_is_as_large_as_its_keys_and_values() -> None:
     found = explorer_memory(QWEN25_7B, settings(mesh__max_model_len=4096), 80 * GIB)
     # 28 layers, 4 key-value heads of 128, 2 bytes, keys and values.

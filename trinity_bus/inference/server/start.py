@@ -67,7 +67,8 @@ class ServerKind:
         one: dict[str, Any] = {"n": 1, "max_tokens": 1, "temperature": 1.0}
         if self.path == _GENERATE:
             return self.body(model, token_ids, {**one, "top_k": 1, "prompt_logprobs": 0})
-        return {**self.body(model, token_ids, one), "echo": True}
+        # SGLang tells nothing of a prompt where no likely tokens are asked for.
+        return {**self.body(model, token_ids, one), "logprobs": 1, "echo": True}
 
     def reload(self, folder: str, label: str, *, keep_caches: bool) -> list[tuple[str, dict[str, Any]]]:
         """Return by which requests, path and body, it takes the weights in a folder, and knows them by a label."""
@@ -96,7 +97,7 @@ KINDS: Final[Mapping[str, ServerKind]] = {
         "with VLLM_SERVER_DEV_MODE=1 in its environment, reachable by its explorer alone",
         _GENERATE,
     ),
-    "sglang": ServerKind("sglang", _BOTH, "/get_model_info", needs="in a version that has /get_model_info"),
+    "sglang": ServerKind("sglang", _BOTH, "/model_info", needs="in a version that has /model_info"),
 }
 
 
