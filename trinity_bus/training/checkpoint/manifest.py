@@ -53,6 +53,7 @@ _TELLS_WHERE_AND_WHEN = {
     "role",
     "shadows",
     "checkpoint_dir",
+    "checkpoint_url",
     "publish",
     "adapter_rank",
     "checkpoint_interval",
