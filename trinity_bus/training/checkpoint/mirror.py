@@ -55,9 +55,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import batched
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from trinity_bus import awake
 from trinity_bus.errors import SupersededError
@@ -110,6 +111,12 @@ class StoredFile(_Stored):
     size: Annotated[int, Field(ge=0)]
     pieces: tuple[Digest, ...]
 
+    @model_validator(mode="after")
+    def _as_many_as_it_takes(self) -> Self:
+        if len(self.pieces) != -(-self.size // PIECE):
+            raise PydanticCustomError("pieces", "a file has other pieces than its size takes")
+        return self
+
     def spans(self) -> Iterator[tuple[str, int]]:
         """Return each piece's digest and size."""
         for place, digest in enumerate(self.pieces):
@@ -131,6 +138,16 @@ class Index(_Stored):
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     notes: dict[NoteName, str]
     checkpoints: dict[Annotated[int, Field(ge=0)], StoredCheckpoint]
+
+
+def read_index(content: bytes, where: str) -> Index:
+    try:
+        return Index.model_validate_json(content)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{where} is no index of checkpoints ({error.errors()[0]['msg']}): it is damaged, or of a newer program; "
+            "remove it to go on from the index before it, if there is one"
+        ) from error
 
 
 def _order(life: str) -> tuple[int, str]:
@@ -155,15 +172,8 @@ class CheckpointsThere:
         for life in _lives(self.store):
             name = f"{_LIVES}{life}"
             content = self._read({name: _MOST_BYTES})[name]
-            if content == _CLAIM:
-                continue
-            try:
-                return life, Index.model_validate_json(content)
-            except ValidationError as error:
-                raise CheckpointError(
-                    f"{self.url}/{name} is no index of checkpoints ({error.errors()[0]['msg']}): it is damaged, or of "
-                    "a newer program; remove it to go on from the index before it, if there is one"
-                ) from error
+            if content != _CLAIM:
+                return life, read_index(content, f"{self.url}/{name}")
         return None
 
     def index(self) -> tuple[str, Index]:
@@ -207,11 +217,10 @@ class CheckpointsThere:
 
     def fetch_notes(self, index: Index, directory: Path) -> None:
         self.ensure_run(index, directory)
-        for name, content in {**dict.fromkeys(NOTES), **index.notes, RUN: index.run}.items():
-            if content is None:
-                (directory / name).unlink(missing_ok=True)
-            else:
-                replace(directory / name, content)
+        for name in NOTES:
+            (directory / name).unlink(missing_ok=True)
+        for name, content in {**index.notes, RUN: index.run}.items():
+            replace(directory / name, content)
 
     def ensure_run(self, index: Index, directory: Path) -> None:
         if (directory / RUN).exists() and read_run(directory) != index.run:

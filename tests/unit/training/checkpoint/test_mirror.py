@@ -469,6 +469,9 @@ def test_a_checkpoint_that_has_lost_a_piece_leaves_the_index(place: Place, caplo
     assert "lack pieces" in caplog.text
 
 
+SHORT = {"life": f"00000001-{'0' * 32}", "written": 0, "needs": 0, "files": {"x": {"size": 9, "pieces": []}}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -478,6 +481,7 @@ def test_a_checkpoint_that_has_lost_a_piece_leaves_the_index(place: Place, caplo
         {"checkpoints": {"1": {"life": "../../x", "written": 0, "needs": 0, "files": {}}}},
         {"checkpoints": {"1": {"life": f"00000001-{'0' * 32}", "written": 0, "needs": 0, "files": {"../x": {}}}}},
         {"checkpoints": {"-1": {"life": f"00000001-{'0' * 32}", "written": 0, "needs": 0, "files": {}}}},
+        {"checkpoints": {"1": SHORT}},
         {"more": 1},
     ],
 )
