@@ -34,11 +34,10 @@ from trinity_bus.weights.tensor_file import BASE, TensorFile, identity
 from workers.preconditions import object_url, pull_certificate
 
 if TYPE_CHECKING:
-    from trinity_bus.training.engines.megatron_engine import MegatronEngine
-    from trinity_bus.training.engines.torch_engine import TorchEngine
-if TYPE_CHECKING:
     import torch
 
+    from trinity_bus.training.engines.megatron_engine import MegatronEngine
+    from trinity_bus.training.engines.torch_engine import TorchEngine
     from trinity_bus.weights.checkpoint import CheckpointPublisher
     from trinity_bus.weights.objects import ObjectPublisher
     from trinity_bus.weights.pull.server import WeightServer

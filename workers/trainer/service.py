@@ -42,8 +42,7 @@ that a crash can take back; with ``staged`` at once, and the steps since the new
 A sample that no model could be trained on is left out (``training/steps/choice.py``). A batch that cannot be trained on
 as its manifest says stops the trainer with the reason; it is passed over when an operator says so, in a step that
 changes no weights.
-A loss that learns from examples, and one that follows another trainer (``workers/trainer/without_batches.py``), publish
-nothing: ``workers/trainer/without_batches.py``. Stages
+A loss that learns from examples, and one that follows another trainer, publish nothing (``without_batches.py``). Stages
 (``trinity_bus/training/stages.py``) are trainers of examples one after another, and perhaps one as above as the last:
 each begins with the newest checkpoint of the one before it, which is its last.
 

@@ -67,11 +67,14 @@ async def test_one_that_fails_ends_at_once_with_its_own_error(stage: Stage, monk
     def gone(*_: object) -> None:
         raise ObjectStoreError("it is gone")
 
-    with pytest.raises(BaseExceptionGroup) as raised:
+    async def train() -> None:
         async with _mirrored(stage):
             monkeypatch.setattr(ObjectStore, "write", gone)
             save(stage.directory, 1)
             raise RuntimeError("the engine fails")
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await train()
     assert "the engine fails" in str(first_error(raised.value))
 
 
