@@ -5,8 +5,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from trinity_bus.config import Settings
+from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.errors import SupersededError
 from trinity_bus.runtime.object_store import ObjectStore, ObjectStoreError
 from trinity_bus.runtime.service import first_error
@@ -98,3 +99,10 @@ async def test_without_a_url_nothing_is_copied(tmp_path: Path) -> None:
     async with _mirrored(stage):
         save(tmp_path, 1)
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000001"}
+
+
+def test_a_url_is_no_folder_and_has_no_credentials() -> None:
+    with pytest.raises(ValidationError, match=r"trainer\.checkpoint_url takes a URL"):
+        TrainerSettings.model_validate({"checkpoint_dir": "s3://bucket/run"})
+    with pytest.raises(ValidationError):
+        TrainerSettings.model_validate({"checkpoint_url": "s3://key:secret@bucket"})
