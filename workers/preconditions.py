@@ -177,6 +177,8 @@ def _trainer(settings: Sections) -> Iterator[str]:
     yield from _lacking(settings, sync_policy, lambda _: pull_certificate(settings.synchronizer))
     if settings.synchronizer.sync_method == "object":
         yield from _lacking(settings, lambda _: object_url(settings.synchronizer))
+    if (url := own.checkpoint_url) is not None:
+        yield from _lacking(settings, lambda _: ensure_known(url))
 
 
 def _launched(settings: Sections) -> None:

@@ -14,6 +14,8 @@ from trinity_bus.config.values import (
     Count,
     HostName,
     InstanceName,
+    LocalFolder,
+    ObjectUrl,
     Options,
     PortRange,
     Seconds,
@@ -50,8 +52,12 @@ class TrainerSettings(Section):
     shadows: InstanceName = "trainer-0"
     """With ``role=shadow``: the name of the other trainer; with stages followed by a slash and the stage's name."""
     model_path: str | None = of_mesh("model_path")
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: LocalFolder | None = None
     """Folder of checkpoints; a restarted trainer continues from the newest."""
+    checkpoint_url: ObjectUrl | None = None
+    """Where the newest checkpoint is copied as well, such as ``s3://bucket/run``, beside training. A trainer that is
+    started on another machine, with an empty ``checkpoint_dir``, continues from there. Each run needs its own.
+    Credentials come from the environment, as for ``synchronizer.object_url``."""
     publish: Literal["durable", "staged"] = "durable"
     """When a version is available. ``durable``: when its checkpoint is complete. ``staged``: at once, with a checkpoint
     every ``checkpoint_interval`` steps; after a crash the steps since then are trained again from the log."""

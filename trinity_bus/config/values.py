@@ -47,6 +47,13 @@ def _existing_file(path: Path) -> Path:
     return path
 
 
+def _local(value: object) -> object:
+    # As a path it would be a folder of that name.
+    if "://" in str(value):
+        raise PydanticCustomError("no_folder", "expected a folder of this machine; trainer.checkpoint_url takes a URL")
+    return value
+
+
 def _server(value: str, *, expected: LiteralString = "expected host:port") -> str:
     match = _SERVER.match(value)
     if match is None or not 0 < int(match[2]) < 1 << 16:
@@ -86,6 +93,7 @@ type HostName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^
 type Server = Annotated[str, AfterValidator(_server)]
 # of fsspec; credentials and options are the business of its libraries
 type ObjectUrl = Annotated[str, Field(max_length=1024, pattern=r"^[a-z][a-z0-9]*://[^\s?#@*\[\]]+$")]
+type LocalFolder = Annotated[Path, BeforeValidator(_local)]
 type Servers = Annotated[str, AfterValidator(_servers)]
 type PortRange = Annotated[str, AfterValidator(_port_range)]
 

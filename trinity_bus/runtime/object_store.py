@@ -4,21 +4,38 @@ An object is there whole or not at all, is read up to a size that its reader say
 read and write is the store's affair: the libraries find credentials in their environment variables and files, and the
 URL has none. They raise errors of many kinds, some of no common base, which are one kind here, that names the URL.
 
-Failures: ``ObjectStoreError`` where the store is gone, refuses, gives more than was asked for, or has no such object.
-``ConfigError`` where no installed package knows such URLs.
+What is larger is cut into *pieces* whose names are what they hold, and one more object, written after them, that names
+them. ``PatientStore`` writes such things, and removes what nothing names any more.
+
+Failures: ``ObjectStoreError`` where the store is gone, refuses, or gives more than was asked for, and
+``MissingObjectError`` where it has no such object. ``ConfigError`` where no installed package knows such URLs.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import batched
 from typing import Final
 
+from trinity_bus import awake
 from trinity_bus.errors import ConfigError, TrinityError
 
+log = logging.getLogger(__name__)
+
+PIECE: Final = 4 << 20
+AT_ONCE: Final = 8  # pieces that are in memory, and on their way together
 _PARTIAL: Final = ".partial"
+_FIRST_PAUSE_S: Final = 0.5
 
 
 class ObjectStoreError(TrinityError, OSError):
     """Objects cannot be read, written or listed. What was there is still there."""
+
+
+class MissingObjectError(ObjectStoreError):
+    """There is no such object, or no such bucket. To try again is of no use."""
 
 
 def ensure_known(url: str) -> None:
@@ -70,11 +87,12 @@ class ObjectStore:
                 self._files.pipe_file(path + _PARTIAL, data)
                 self._files.mv(path + _PARTIAL, path)
 
-    def names(self) -> list[str]:
-        """Return what is there, however deep, be it an object or the rest of one that was being written."""
+    def names(self, *folders: str) -> list[str]:
+        """Return what is there, in these folders or anywhere, be it an object or the rest of a half-written one."""
         with self._errors():
             self._files.invalidate_cache()
-            return [path.removeprefix(self._path + "/") for path in self._files.find(self._path)]
+            found = (path for folder in folders or ("",) for path in self._files.find(self._of(folder).rstrip("/")))
+            return [path.removeprefix(self._path + "/") for path in found]
 
     def remove(self, names: list[str]) -> None:
         with self._errors():
@@ -89,4 +107,62 @@ class ObjectStore:
         try:
             yield
         except Exception as error:
-            raise ObjectStoreError(f"{self.url}: {type(error).__name__}: {error}") from error
+            kind = MissingObjectError if isinstance(error, FileNotFoundError) else ObjectStoreError
+            raise kind(f"{self.url}: {type(error).__name__}: {error}") from error
+
+
+class PatientStore(ObjectStore):
+    """A store that may be too busy, or gone for a while, and what one process writes and removes there.
+
+    ``tried``, ``put`` and ``send`` raise ObjectStoreError when it was gone for longer than ``outage_s``, and after
+    ``close``.
+    """
+
+    def __init__(self, url: str, outage_s: float) -> None:
+        super().__init__(url)
+        self.written: set[str] = set()  # by this process, and not removed
+        self._outage_s = outage_s
+        self._closed = threading.Event()
+
+    def tried[R](self, act: Callable[[], R]) -> R:
+        deadline, pause_s = awake.now() + self._outage_s, _FIRST_PAUSE_S
+        while not self.is_closed:
+            try:
+                return act()
+            except MissingObjectError:
+                raise
+            except ObjectStoreError as error:
+                if awake.now() + pause_s > deadline:
+                    raise
+                log.warning("tried again in %g s: %s", pause_s, error)
+            awake.wait_in_thread(self._closed.wait, pause_s)
+            pause_s *= 2
+        raise ObjectStoreError(f"{self.url}: this process ends, and does no more there")
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        self.tried(lambda: self.write(objects))
+        self.written.update(objects)
+
+    def send(self, pieces: Iterable[tuple[str, Callable[[], bytes]]]) -> None:
+        """Write the pieces that this process has not written yet, whoever else may have."""
+        lacking = (piece for piece in pieces if piece[0] not in self.written)
+        for window in batched(lacking, AT_ONCE):
+            self.put({name: content() for name, content in window})
+
+    def keep_only(self, needed: AbstractSet[str], there: Iterable[str], naming: str) -> None:
+        """Remove the rest of what is ``there``: first what is in the folder ``naming``, which names pieces."""
+        old = sorted((self.written | set(there)) - needed)
+        self.written &= needed
+        try:
+            self.remove([name for name in old if name.startswith(naming)])
+            self.remove([name for name in old if not name.startswith(naming)])
+        except ObjectStoreError as error:
+            log.warning("what is old cannot be removed, which is tried again when more is written: %s", error)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """End what is being tried, soon."""
+        self._closed.set()

@@ -25,8 +25,8 @@ from trinity_bus.errors import ConfigError
 
 NAME: Final = "stage"
 _OF_THE_SERVICE: Final = frozenset(
-    {"name", "role", "shadows", "stages", "model_path", "checkpoint_dir", "heartbeat_s", "host", "weights_port"}
-    | {"ranks_host", "ranks_port", "ranks_key"}
+    {"name", "role", "shadows", "stages", "model_path", "heartbeat_s", "host", "weights_port"}
+    | {"checkpoint_dir", "checkpoint_url", "ranks_host", "ranks_port", "ranks_key"}
 )
 
 
@@ -38,6 +38,12 @@ class Stage:
     # Of its checkpoints
     directory: Path
     is_last: bool
+
+    @property
+    def url(self) -> str | None:
+        """Where its checkpoints are copied to."""
+        url = self.settings.trainer.checkpoint_url
+        return url if url is None or not self.name else f"{url.rstrip('/')}/{self.name}"
 
     @property
     def writer(self) -> str:

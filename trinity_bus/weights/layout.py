@@ -29,6 +29,8 @@ import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
+# Hashed at once for the checksum: no chunk is larger, and each divides it
+from trinity_bus.runtime.object_store import PIECE
 from trinity_bus.weights.errors import ManifestError, WeightTransferError
 
 if TYPE_CHECKING:
@@ -101,7 +103,6 @@ def plan(metas: Iterable[TensorMeta], bucket_bytes: int) -> list[Bucket]:
 
 
 HASH_BYTES: Final = 16
-PIECE: Final = 4 << 20  # Hashed at once for the checksum: no chunk is larger, and each divides it
 MAX_CHUNKS: Final = 1 << 21  # of a version: more than one of ``MAX_TOTAL_BYTES`` and ``MAX_TENSORS`` has
 _FINEST: Final = 256 << 10  # Small, because a version is late by one chunk for each member that passes it on
 # Chunks of one size that may come before: then they are twice as large. 235 B parameters in bf16 have 370,000 so.

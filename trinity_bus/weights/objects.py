@@ -30,23 +30,21 @@ one name can remove pieces that the other one relies on; the folder's lock keeps
 
 import contextlib
 import hashlib
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from schemas.model_version import ModelVersion
-from trinity_bus import awake
-from trinity_bus.runtime.object_store import ObjectStore, ObjectStoreError
+from trinity_bus.runtime.object_store import AT_ONCE, PIECE, ObjectStore, PatientStore
 from trinity_bus.weights.errors import LinkError, ManifestError, TensorFileError, WeightTransferError
 from trinity_bus.weights.layout import (
     MAX_MANIFEST_BYTES,
     MAX_TENSORS,
     MAX_TOTAL_BYTES,
-    PIECE,
     Span,
     TransferManifest,
     pieces,
@@ -57,16 +55,12 @@ from trinity_bus.weights.transport import Method, Source
 if TYPE_CHECKING:
     import torch
 
-_log = logging.getLogger(__name__)
-
 _VERSIONS: Final = "versions/"
 _DIGEST_BYTES: Final = 32
 # Of a version's object: every bucket has at most one piece that is not full
 _MOST_BYTES: Final = MAX_MANIFEST_BYTES + 1 + _DIGEST_BYTES * (MAX_TOTAL_BYTES // PIECE + MAX_TENSORS)
-AT_ONCE: Final = 8  # pieces that are in memory, and on their way together
 _RUN: Final = "/[0-9a-f]{32}"  # below the address that is configured
 _CHECKSUM: Final = re.compile("[0-9a-f]{64}")
-_FIRST_PAUSE_S: Final = 0.5
 
 
 def _version_name(version: int, checksum: str) -> str:
@@ -96,16 +90,13 @@ class ObjectPublisher:
         dtype: str | None = None,
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=1, dtype=dtype)
-        self._store = ObjectStore(url)
+        self._store = PatientStore(url, timeout_s)
         self._keep = keep
-        self._timeout_s = timeout_s
         self._kept = -1
         self._staged: dict[int, tuple[Staged, contextlib.ExitStack]] = {}  # and not written yet
         self._writing = threading.Lock()
-        self._closed = threading.Event()
         # All objects of each version, in the order in which they were published
         self._versions: dict[tuple[int, str], frozenset[str]] = {}
-        self._written: set[str] = set()  # by this life, and not removed
 
     @property
     def address(self) -> tuple[str, int]:
@@ -134,8 +125,8 @@ class ObjectPublisher:
                 return
             staged, held = found
             with held:
-                there = set(self._tried(self._store.names))
-                self._written &= there
+                there = set(self._store.tried(self._store.names))
+                self._store.written &= there
                 self._write(staged)
                 self._remove_old(there)
 
@@ -148,51 +139,22 @@ class ObjectPublisher:
         del announced, traceparent
 
     def close(self) -> None:
-        """End what is being written, soon."""
-        self._closed.set()
+        self._store.close()
 
     def _write(self, staged: Staged) -> None:
         manifest, spans = staged.manifest, pieces(map(len, staged.buffers))
         names = [_piece_name(digest) for digest in _digests(staged.piece_digests)]
-        missing = {name: span for name, span in zip(names, spans, strict=True) if name not in self._written}
-        for window in batched(missing.items(), AT_ONCE):
-            self._put({name: _piece(staged, name, span) for name, span in window})
+        self._store.send((name, partial(_piece, staged, name, span)) for name, span in zip(names, spans, strict=True))
         name = _version_name(manifest.version, manifest.checksum)
-        self._put({name: manifest.to_json() + b"\n" + staged.piece_digests})
+        self._store.put({name: manifest.to_json() + b"\n" + staged.piece_digests})
         key = manifest.version, manifest.checksum
         self._versions.pop(key, None)
         self._versions[key] = frozenset([name, *names])
 
-    def _tried[R](self, act: Callable[[], R]) -> R:
-        # Stores are too busy now and then, or gone for a while.
-        deadline, pause_s = awake.now() + self._timeout_s, _FIRST_PAUSE_S
-        while not self._closed.is_set():
-            try:
-                return act()
-            except ObjectStoreError as error:
-                if awake.now() + pause_s > deadline:
-                    raise
-                _log.warning("publishing is tried again in %g s: %s", pause_s, error)
-            awake.wait_in_thread(self._closed.wait, pause_s)
-            pause_s *= 2
-        raise WeightTransferError("the trainer ends, and a version is not published")
-
-    def _put(self, objects: dict[str, bytes]) -> None:
-        self._tried(lambda: self._store.write(objects))
-        self._written.update(objects)
-
     def _remove_old(self, there: set[str]) -> None:
         newest = list(self._versions)[-self._keep :]
         self._versions = {key: names for key, names in self._versions.items() if key in newest or key[0] == self._kept}
-        needed = frozenset[str]().union(*self._versions.values())
-        old = sorted((self._written | there) - needed)
-        self._written &= needed
-        try:
-            # No version is there without its pieces.
-            self._store.remove([name for name in old if name.startswith(_VERSIONS)])
-            self._store.remove([name for name in old if not name.startswith(_VERSIONS)])
-        except ObjectStoreError as error:
-            _log.warning("old versions cannot be removed, which is tried again after the next one: %s", error)
+        self._store.keep_only(frozenset[str]().union(*self._versions.values()), there, _VERSIONS)
 
 
 def _piece(staged: Staged, name: str, span: Span) -> bytes:

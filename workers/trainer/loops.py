@@ -164,7 +164,9 @@ class Trainer:
         # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
         if self._passes_over:
             return 0
-        return self._around.steps.records.needs_from(await asyncio.to_thread(oldest_need, self._around.directory))
+        is_mirrored = self._settings.checkpoint_url is not None
+        oldest = await asyncio.to_thread(oldest_need, self._around.directory, mirrored=is_mirrored)
+        return self._around.steps.records.needs_from(oldest)
 
     async def _heartbeats(self) -> None:
         host, port = self._publisher.address

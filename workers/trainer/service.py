@@ -2,7 +2,9 @@
 
 ::
 
-    start:  lock checkpoint_dir -> load the model -> load the newest checkpoint, of this run -> stage its weights
+    start:  lock checkpoint_dir -> fetch the newest checkpoint, where checkpoint_url has what the folder has not
+               (trinity_bus/training/checkpoint/mirror.py)
+            -> load the model -> load the newest checkpoint, of this run -> stage its weights
             -> StepTrained(step, version, publish) -> read `batches` from the checkpoint's offset
                (which versions are published: trinity_bus/coordination/sync_policy.py; the first and the last
                always)
@@ -63,6 +65,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import first_error
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training.checkpoint.mirror import CheckpointMirror
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.objectives import Need
@@ -102,13 +105,44 @@ async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, rank
             log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
         with checkpoint.exclusive(stage.directory):
             watch_folder("checkpoints", stage.directory)
-            if stage.settings.trainer.role == "shadow":
-                await _shadow(topic, stage, ranks)
-                return
-            if topic is BATCHES:
+            if topic is BATCHES and stage.settings.trainer.role != "shadow":
                 await _follow_batches(stage, policy, ranks)
                 return
-            model = await _learn_from(topic, stage, ranks)
+            async with _mirrored(stage):
+                if stage.settings.trainer.role == "shadow":
+                    await _shadow(topic, stage, ranks)
+                    return
+                model = await _learn_from(topic, stage, ranks)
+
+
+@asynccontextmanager
+async def _mirrored(stage: Stage) -> AsyncIterator[None]:
+    """Copy checkpoints to ``trainer.checkpoint_url``, the last one too, unless an error ends the block."""
+    if stage.url is None:
+        yield
+        return
+    mirror = CheckpointMirror(stage.directory, stage.url, keep=stage.settings.trainer.keep_checkpoints)
+    try:
+        await asyncio.to_thread(mirror.open)
+    except BaseException:
+        mirror.finish(at_once=True)
+        raise
+    running = asyncio.create_task(asyncio.to_thread(mirror.run))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            # It is to go on when these tasks are cancelled.
+            tasks.create_task(_ended(running))
+            yield
+            mirror.finish()
+    except BaseException as error:
+        mirror.finish(at_once=first_error(error) is not None)
+        raise
+    finally:
+        await running
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    await asyncio.shield(task)
 
 
 @asynccontextmanager
@@ -164,9 +198,10 @@ def learned_from(stage: Stage) -> Topic:
 
 async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
     while True:
-        rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
         try:
-            await _run(stage, policy, rollback, ranks)
+            async with _mirrored(stage):
+                rollback = await asyncio.to_thread(checkpoint.finish_rollback, stage.directory)
+                await _run(stage, policy, rollback, ranks)
         except BaseExceptionGroup as group:
             ended = first_error(group)
             if not isinstance(ended, LineageEndedError):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from tests.support.faults.transfers import weights_of
+from trinity_bus.runtime import object_store
 from trinity_bus.runtime.object_store import ObjectStore
 from trinity_bus.weights import objects
 
@@ -20,7 +21,7 @@ if __name__ == "__main__":
         sys.stdin.read()
 
     ObjectStore.write = write_and_stay  # type: ignore[method-assign, assignment]
-    objects.AT_ONCE = 1  # type: ignore[misc]
+    object_store.AT_ONCE = 1  # type: ignore[misc]
     publisher = objects.ObjectPublisher(sys.argv[1], bucket_bytes=1 << 12)
     publisher.stage(1, weights_of(1).items())
     publisher.durable(1)

@@ -26,6 +26,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/runners/service.py": "frames of runners",
     "trinity_bus/runtime/frames.py": "pieces of frames",
     "trinity_bus/training/checkpoint/manifest.py": "manifests of checkpoints",
+    "trinity_bus/training/checkpoint/mirror.py": "indexes of checkpoints",
     "trinity_bus/weights/layout.py": "manifests of weights",
     "trinity_bus/weights/tensor_file.py": "tensor files",
     "trinity_bus/weights/wire.py": "requests for weights",

@@ -37,6 +37,7 @@ from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.testing import CharacterTokenizer
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, read_progress
 from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
+from trinity_bus.training.checkpoint.mirror import Index, StoredCheckpoint, StoredFile, read_index
 from trinity_bus.training.errors import CheckpointError
 from workers.gateway.contributions import Commit, Feedback, read_said
 
@@ -142,6 +143,7 @@ def outside(folder: Path) -> Iterator[Decoder]:
     yield "tool calls of models", _tool_calls, (), [text.encode() for text in _WRITTEN], 0.5
     yield "state of coordinators", _state, (StateError,), list(_states()), 0.4
     yield "manifests of checkpoints", partial(_progress, folder), (CheckpointError,), list(_manifests()), 0.3
+    yield "indexes of checkpoints", partial(read_index, where="s3://bucket"), (CheckpointError,), list(_indexes()), 0.3
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -262,6 +264,14 @@ def _manifests() -> Iterator[bytes]:
     manifest = Manifest(**_WRITER.model_dump(), format=FORMAT, progress=TrainingProgress(step=7, version=7), files={})
     yield manifest.model_dump_json().encode()
     yield manifest.sealed().model_dump_json().encode()
+
+
+def _indexes() -> Iterator[bytes]:
+    file = StoredFile(size=7, pieces=("ab" * 32,))
+    stored = StoredCheckpoint(life=f"00000001-{'0' * 32}", written=1.5, needs=9, files={"model.safetensors": file})
+    for checkpoints in ({}, {7: stored}):
+        index = Index(run="0" * 32, notes={".told": "{}"}, checkpoints=checkpoints)
+        yield index.model_dump_json().encode()
 
 
 def _progress(folder: Path, value: bytes) -> None:

@@ -75,6 +75,7 @@ WITHOUT: dict[str, dict[str, Any]] = {"mesh": {"adapter_rank": 0}, "synchronizer
         ("trainer", {"synchronizer": OBJECT}, None),
         ("trainer", {"synchronizer": {"sync_method": "object"}}, "synchronizer.object_url"),
         ("explorer", {"synchronizer": OBJECT | {"object_url": "nothing://b"}}, "trinity-bus[objects]"),
+        ("trainer", {"trainer": {"lora_rank": 8, "checkpoint_url": "nothing://b"}}, "trinity-bus[objects]"),
         ("explorer", {"explorer": {"engine_url": "http://there:1"}}, "a server takes versions from checkpoints"),
         ("explorer", WITHOUT | {"explorer": {"engine_router": "http://there:1"}}, "name the servers behind it"),
     ],

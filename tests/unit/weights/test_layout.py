@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trinity_bus.runtime.object_store import PIECE
 from trinity_bus.weights import layout
 from trinity_bus.weights.errors import ManifestError
 from trinity_bus.weights.layout import (
@@ -18,7 +19,6 @@ from trinity_bus.weights.layout import (
     ITEM_SIZES,
     MAX_CHUNKS,
     MAX_MANIFEST_BYTES,
-    PIECE,
     Bucket,
     ContentHash,
     TensorMeta,

@@ -16,10 +16,10 @@ from schemas import ModelVersion
 from tests.support.faults.transfers import announcement, assert_takes, settled, weights_of
 from trinity_bus.config import SynchronizerSettings
 from trinity_bus.errors import ConfigError
-from trinity_bus.runtime.object_store import ObjectStore, ObjectStoreError
+from trinity_bus.runtime import object_store
+from trinity_bus.runtime.object_store import PIECE, ObjectStore, ObjectStoreError
 from trinity_bus.weights import objects, receiver
 from trinity_bus.weights.errors import TensorFileError
-from trinity_bus.weights.layout import PIECE
 from trinity_bus.weights.objects import ObjectPublisher
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
@@ -180,7 +180,7 @@ def test_old_versions_go_and_neither_the_served_one_nor_pieces_that_others_need(
     mesh.publish(6, weights_of(5))
     assert mesh.versions() == [5, 6]
     kept = {name for name in mesh.store.names() if name.startswith("pieces/")}
-    assert kept == {name for name in mesh.publisher._written if name.startswith("pieces/")}
+    assert kept == {name for name in mesh.publisher._store.written if name.startswith("pieces/")}
     assert "FileNotFoundError" in mesh.take(first).error
 
 
@@ -262,7 +262,7 @@ def test_publishing_is_tried_again_until_the_time_limit(mesh: Mesh, monkeypatch:
         original(self, found)
 
     monkeypatch.setattr(ObjectStore, "write", failing)
-    monkeypatch.setattr(objects, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(object_store, "_FIRST_PAUSE_S", 0.01)
     assert mesh.take(mesh.publish(0, weights_of(0))).state == "ready"
     left[0] = 1000
     mesh.restarted(timeout_s=0.2)

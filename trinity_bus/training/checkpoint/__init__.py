@@ -9,6 +9,7 @@
         .run                        the name of the run, given at its first start: see ``run_name``
         .follows                    on whose steps a shadow or a replay trains: see ``note_follows``
         .told                       steps that were told of before they were in a checkpoint: see ``note_told``
+        .mirror                     of what ``trainer.checkpoint_url`` was a copy: see ``mirror``
         .partial-step-00000012/     being written; worthless after a crash, removed at the next start
         step-00000011/              whole, durable
             progress.json           steps, version, the offset of the next batch, of which run; size and digest of

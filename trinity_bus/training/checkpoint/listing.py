@@ -28,6 +28,7 @@ from typing import Final, Literal
 from trinity_bus.runtime.plain_files import within, write_plain
 from trinity_bus.training.checkpoint.folders import CONFIG, INDEX, PARTIAL, PROGRESS, STATE, newest_first, step_of
 from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
+from trinity_bus.training.checkpoint.notes import read_mirror
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.errors import CheckpointError
 
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    folder: Path
+    where: str
+    written: float
     step: int
     # None where it cannot be read
     manifest: Manifest | None
@@ -63,13 +65,16 @@ def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
                 verify(folder)
         except CheckpointError as error:
             problem = str(error)
-        found.append(Listed(folder, step, manifest, problem))
+        found.append(Listed(str(folder), folder.stat().st_mtime, step, manifest, problem))
     return found
 
 
-def oldest_need(directory: Path) -> int:
-    """Offset in ``batches`` from which on the oldest checkpoint would go on; 0, all of it, where that is not known."""
-    needs = []
+def oldest_need(directory: Path, *, mirrored: bool = False) -> int:
+    """Offset in ``batches`` from which on the oldest checkpoint would go on; 0, all of it, where that is not known.
+
+    ``mirrored``: those at ``trainer.checkpoint_url`` count as well.
+    """
+    needs = [read_mirror(directory).needs] if mirrored else []
     for folder in newest_first(directory):
         try:
             match json.loads((folder / PROGRESS).read_bytes()):

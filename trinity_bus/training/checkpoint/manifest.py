@@ -43,6 +43,7 @@ _TELLS_WHERE_AND_WHEN = {
     "role",
     "shadows",
     "checkpoint_dir",
+    "checkpoint_url",
     "publish",
     "adapter_rank",
     "checkpoint_interval",

@@ -14,9 +14,12 @@ from trinity_bus.training.checkpoint.manifest import Shaping, TrainingProgress
 from trinity_bus.training.errors import CheckpointError
 
 _TOLD: Final = ".told"
-_RUN: Final = ".run"
+RUN: Final = ".run"
 _ROLLBACK: Final = ".rollback"
 _FOLLOWS: Final = ".follows"
+_MIRROR: Final = ".mirror"
+# What a copy of the directory needs, beside the run's name and its checkpoints
+NOTES: Final = (_TOLD, _ROLLBACK, _FOLLOWS)
 
 
 class AnnouncedSteps(BaseModel):
@@ -45,6 +48,17 @@ class Follows(BaseModel):
     settings: Shaping | None = None
 
 
+class MirrorNote(BaseModel):
+    """``.mirror``: what is known here of ``trainer.checkpoint_url``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # That this folder was of
+    lives: tuple[str, ...] = ()
+    # Offset in ``batches`` from which on the oldest checkpoint there would go on
+    needs: int = 0
+
+
 class _RollbackNote(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -54,13 +68,13 @@ class _RollbackNote(BaseModel):
 
 def run_name(directory: Path) -> str:
     """Return what this directory's run is called, in records that outlive a process; it is given a name at first."""
-    if not (directory / _RUN).exists():
-        replace(directory / _RUN, uuid.uuid4().hex)
+    if not (directory / RUN).exists():
+        replace(directory / RUN, uuid.uuid4().hex)
     return read_run(directory)
 
 
 def read_run(directory: Path) -> str:
-    path = directory / _RUN
+    path = directory / RUN
     try:
         name = path.read_text()
     except OSError as error:
@@ -102,15 +116,24 @@ def finish_rollback(directory: Path) -> Rollback | None:
     if note is None:
         return None
     if not note.done:
-        for folder in newest_first(directory):
-            if step_of(folder) > note.rollback.to:
-                discarded = folder.with_name(f"discarded-{folder.name}")
-                shutil.rmtree(discarded, ignore_errors=True)
-                folder.rename(discarded)
-        (directory / _TOLD).unlink(missing_ok=True)
-        flush(directory)
-        replace(directory / _ROLLBACK, note.model_copy(update={"done": True}).model_dump_json())
+        discard(directory, after=note.rollback.to)
+        _write_rollback(directory, note.model_copy(update={"done": True}))
     return note.rollback
+
+
+def discard(directory: Path, *, after: int) -> None:
+    """Put the checkpoints of later steps aside, and forget what was told of steps."""
+    for folder in newest_first(directory):
+        if step_of(folder) > after:
+            discarded = folder.with_name(f"discarded-{folder.name}")
+            shutil.rmtree(discarded, ignore_errors=True)
+            folder.rename(discarded)
+    (directory / _TOLD).unlink(missing_ok=True)
+    flush(directory)
+
+
+def _write_rollback(directory: Path, note: _RollbackNote) -> None:
+    replace(directory / _ROLLBACK, note.model_dump_json())
 
 
 def note_told(directory: Path, progress: TrainingProgress) -> None:
@@ -122,6 +145,15 @@ def read_told(directory: Path) -> AnnouncedSteps:
     return (
         _read(AnnouncedSteps, directory / _TOLD, "; remove it to go on from the newest checkpoint") or AnnouncedSteps()
     )
+
+
+def note_mirror(directory: Path, note: MirrorNote) -> None:
+    replace(directory / _MIRROR, note.model_dump_json())
+
+
+def read_mirror(directory: Path) -> MirrorNote:
+    way = "; remove it to go on from what is at trainer.checkpoint_url"
+    return _read(MirrorNote, directory / _MIRROR, way) or MirrorNote()
 
 
 def _read[M: BaseModel](kind: type[M], path: Path, way: str = "") -> M | None:

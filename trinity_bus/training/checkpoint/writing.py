@@ -71,13 +71,19 @@ def commit(directory: Path, progress: TrainingProgress, written_by: WrittenBy, *
         **written_by.model_dump(),
     )
     (partial / PROGRESS).write_text(manifest.sealed().model_dump_json(indent=2) + "\n")
+    reveal(partial, folder)
+    for old in newest_first(directory)[keep:]:
+        _remove(old)
+    return folder
+
+
+def reveal(partial: Path, folder: Path) -> Path:
+    """Make what was written durable, and then visible, under the name of ``folder``, which is returned."""
     for path in partial.iterdir():
         flush(path)
     flush(partial)
     partial.rename(folder)
-    flush(directory)
-    for old in newest_first(directory)[keep:]:
-        _remove(old)
+    flush(folder.parent)
     return folder
 
 

@@ -23,7 +23,7 @@ def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
         *("name", "role", "shadows", "host", "weights_port", "ranks_host", "ranks_port", "ranks_key", "bucket_mib"),
         *("heartbeat_s", "token_figures", "total_steps", "export_dir", "model_path", "max_tokens", "dtype", "engine"),
         *("checkpoint_dir", "publish", "adapter_rank", "checkpoint_interval", "keep_checkpoints", "save_as_hf"),
-        *("objective_options", "optimizer_options", "stages"),
+        *("objective_options", "optimizer_options", "stages", "checkpoint_url"),
     }
     own = {f"trainer.{name}" for name in TrainerSettings.model_fields if name not in others}
     assert set(shaping()) == own | {"mesh.model", "mesh.max_model_len", "mesh.max_tokens"}
