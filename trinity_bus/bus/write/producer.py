@@ -31,7 +31,6 @@ from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError
-from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -46,7 +45,7 @@ from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
 from trinity_bus.bus.write.cloud_events import dead_letter_headers, record_headers
-from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
+from trinity_bus.bus.write.delivery import Outgoing, Placed, Queued, check, end_send_span, start_send_span, tell_sent
 from trinity_bus.bus.write.outages import (
     CANCELLED_S,
     CLOSE_S,
@@ -59,7 +58,7 @@ from trinity_bus.bus.write.outages import (
     is_ended,
     limit_outages,
 )
-from trinity_bus.bus.write.producer_client import partitions_known, started_client
+from trinity_bus.bus.write.producer_client import started_client
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
@@ -83,6 +82,7 @@ class Producer:
         self._settings = settings
         self._client_id = client_id
         self._running: AIOKafkaProducer | None = None
+        self._queued: Queued | None = None
         self._watch: asyncio.Task[None] | None = None
         self._turn_at = 0.0
         self._sticky: dict[str, StickyPartitions] = {}
@@ -92,12 +92,13 @@ class Producer:
     async def start(self) -> None:
         """Connect. With a transactional id, fence earlier producers of that id and abort what they left open."""
         client = await started_client(self._settings, self._client_id, self.transactional_id)
-        self._running = client
+        self._running, self._queued = client, Queued(client, self._settings)
         self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._outage_s))
 
     async def stop(self) -> None:
         """Make durable what was sent, then disconnect. What is not committed is not waited for."""
         client, self._running = self._running, None
+        self._queued = None
         if client is None:
             return
         if self._watch is not None:
@@ -192,35 +193,34 @@ class Producer:
             context = traceparent or current_traceparent()
             if context is not None:
                 all_headers.append((TRACEPARENT, context.encode()))
-        limit = self._settings.max_message_bytes(topic)
         if partition is None:
             partition = self._partition_of(topic, raw_key, value)
-        if self._outgoing is not None and span is None:
-            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
-            return await self._outgoing.add(topic, partition, raw_key, value, all_headers)
-        name = topic.full_name(self._settings.namespace)
-        delivery = Delivery(topic, f"send to {name}", span)
         try:
-            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
-            sending = await self._queue(name, raw_key, value, partition, all_headers)
+            placed = await self._add(topic, partition, raw_key, value, all_headers)
         except BaseException as error:
-            delivery.refused(error)
+            tell_sent(topic, 1, error)
+            if span is not None:
+                end_send_span(span, None, error)
             raise
-        delivery.accepted(sending)
-        if self._outgoing is not None:
-            self._outgoing.sent.append(delivery.position)
-        return delivery.position
+        if span is not None and span.is_recording():
+            placed.trace(span)
+        return placed
+
+    async def _add(
+        self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> Placed:
+        limit = self._settings.max_message_bytes(topic)
+        check(topic, key, value, partition, headers, max_message_bytes=limit)
+        place = TopicPartition(topic.full_name(self._settings.namespace), partition)
+        return await (self._outgoing or self._open_queue()).add(topic, place, key, value, headers)
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
         """Send many keys with their values to one partition, without headers, as part of the open transaction."""
         if self._outgoing is None:
             raise BusError(f"send to {topic.name}: many records at once need an open transaction")
-        limit = self._settings.max_message_bytes(topic)
         for key, value in entries:
             await self._let_others_run()
-            raw_key = key.encode()
-            check(topic, raw_key, value, partition, [], max_message_bytes=limit)
-            await self._outgoing.add(topic, partition, raw_key, value, [])
+            await self._add(topic, partition, key.encode(), value, [])
 
     def announce(self, topic: Topic) -> None:
         """Have the brokers prepare the open transaction, for a body that is about to wait for something else.
@@ -329,22 +329,6 @@ class Producer:
         await outgoing.hand_over()
         await asyncio.gather(*outgoing.sent)
 
-    async def _queue(
-        self, name: str, key: bytes | None, value: bytes | None, partition: int, headers: list[tuple[str, bytes]]
-    ) -> asyncio.Future[RecordMetadata]:
-        # Waits while the queue is full, through an outage if need be.
-        await partitions_known(self._connected(), name, self._settings, partition)
-        while True:
-            with kafka_errors(f"send to {name}"):
-                try:
-                    sending: asyncio.Future[RecordMetadata] = await self._connected().send(
-                        name, value, key, partition=partition, headers=headers
-                    )
-                except KafkaTimeoutError:
-                    log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
-                else:
-                    return sending
-
     @property
     def _outage_s(self) -> float:
         return self._settings.outage_s
@@ -355,10 +339,18 @@ class Producer:
             await asyncio.sleep(0)
             self._turn_at = time.perf_counter() + SLICE_S
 
+    def _open_queue(self) -> Queued:
+        if self._queued is None:
+            raise self._not_started()
+        return self._queued
+
     def _connected(self) -> AIOKafkaProducer:
         if self._running is None:
-            raise BusError(f"producer {self._client_id} is not started, or is stopped")
+            raise self._not_started()
         return self._running
+
+    def _not_started(self) -> BusError:
+        return BusError(f"producer {self._client_id} is not started, or is stopped")
 
 
 def _look_at(position: asyncio.Future[Position]) -> None:
