@@ -53,13 +53,17 @@ class QueueOnly:
         return batch
 
 
+def queue_of(client: Any) -> Queued:
+    return Queued(lambda: client, SETTINGS)
+
+
 async def add(to: Queued | Outgoing, *values: bytes) -> Sequence[Any]:
-    return [await to.add(EXPLORER_EVENTS, PLACE, b"key", value, []) for value in values]
+    return [await to.add(EXPLORER_EVENTS, PLACE, (b"key", value, [])) for value in values]
 
 
 async def test_records_share_a_batch_until_it_is_taken_and_none_is_put_into_it_then() -> None:
     client = QueueOnly()
-    queued = Queued(client, SETTINGS)
+    queued = queue_of(client)
     first = await add(queued, b"1", b"2", b"3")
     taken = client.take()
     # The batch has its sequence numbers now, for three records, and is not built yet.
@@ -68,11 +72,13 @@ async def test_records_share_a_batch_until_it_is_taken_and_none_is_put_into_it_t
     taken.done(base_offset=7)
     client.take().done(base_offset=12)
     assert [(await placed).offset for placed in (*first, *second)] == [7, 8, 9, 12, 13]
+    await asyncio.sleep(0)
+    assert queued._newest == {}, "what is durable is not kept"
 
 
 async def test_whoever_finds_no_room_waits_in_turn_and_a_cancelled_one_loses_its_own_record_alone() -> None:
     client = QueueOnly()
-    queued = Queued(client, SETTINGS)
+    queued = queue_of(client)
     await add(queued, bytes(ROOM))
     waiting = [asyncio.create_task(add(queued, value)) for value in (b"1", b"2", b"3")]
     await asyncio.sleep(0)
@@ -90,7 +96,7 @@ async def test_whoever_finds_no_room_waits_in_turn_and_a_cancelled_one_loses_its
 @pytest.mark.parametrize("patience", [0, 1])
 async def test_everyone_is_told_of_a_batch_that_never_will_be_durable(patience: int) -> None:
     client = QueueOnly()
-    placed = await add(Queued(client, SETTINGS), b"1", b"2")
+    placed = await add(queue_of(client), b"1", b"2")
     told = [asyncio.ensure_future(one) for one in placed * patience]
     gone = asyncio.ensure_future(placed[0])
     await asyncio.sleep(0)

@@ -3,26 +3,17 @@
 Spans of sends are made by hand, because they must cover all of that. Only records that begin or end a unit of work get
 one: tasks and experiences. Heartbeats, batches and changelogs would bury the trace.
 
-A record costs a few microseconds: it is put into the batch of its partition, and all of a batch share one future. The
-client library would make one for each record, with the callbacks that belong to it, which took most of a send's time.
+A record goes into the batch of its partition, and all of a batch share one future. The client library makes one for
+each record, with its callbacks, which took most of a send. Outside of transactions a batch is handed over with its
+first record, and takes more until it is sent; those of a transaction are collected, and handed over together::
 
-Outside of transactions a batch is handed over with its first record, and takes more as long as it waits to be sent::
+    add() --> QUEUED, in the newest batch (waits while that is full) ----------> SENT --durable--> its position is known
+    add() --> COLLECTED, in the batch of its partition --hand_over()--> QUEUED ----^ '--refused--> SendError
+                  '--the transaction ends without hand_over(), because its body has raised-------> SendError
 
-    add() --> QUEUED, in the newest batch of its partition --the client takes it--> SENT --durable--> position known
-      ^                                                                              '--refused--> SendError
-      '--waits while that is full
-
-Those of an open transaction are collected into one batch for each partition, and handed over together::
-
-    add() --> COLLECTED, in the batch of its partition --hand_over()--> SENT --durable--> its position is known
-                  |                                                       '--refused----> SendError
-                  '--the transaction ends without hand_over(), because its body has raised--> SendError
-
-So all partitions of a transaction are added to it with one request and written with one, where
-records that come one by one cost a request for each partition that is new; ``announce`` makes that first request while
-something else is waited for.
-
-A batch that is full is handed over, with all others, before the next record is taken: that bounds the memory.
+So all partitions of a transaction are added to it with one request and written with one, where records that come one by
+one cost a request for each partition that is new; ``announce`` makes that first request while something else is waited
+for. A batch that is full is handed over, with all others, before the next record is taken: that bounds the memory.
 """
 
 import asyncio
@@ -36,7 +27,6 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError
 from aiokafka.structs import RecordMetadata
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -52,23 +42,19 @@ from trinity_bus.bus.write.producer_client import partitions_known
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry import metrics
+from trinity_bus.telemetry import metrics, parent_context
 
 log = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 512  # more than a batch header and a record header take on the wire
 
 
-def check(
-    topic: Topic,
-    key: bytes | None,
-    value: bytes | None,
-    partition: int | None,
-    headers: list[tuple[str, bytes]],
-    *,
-    max_message_bytes: int,
-) -> None:
+type Parts = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]  # of a record: key, value, headers
+
+
+def check(topic: Topic, partition: int | None, parts: Parts, *, max_message_bytes: int) -> None:
     """Refuse what the broker would refuse, before anything is queued. Raises RecordTooLargeError or SendError."""
+    key, value, headers = parts
     if key is None and value is None:
         raise SendError(f"send to {topic.name}: a record needs a key or a value")
     if partition is not None and not 0 <= partition < topic.partitions and not topic.grows:
@@ -102,7 +88,7 @@ def start_send_span(
     client_id: str,
     key: str | None,
     record: Record | ExperienceGroup,
-    parent: Context | None,
+    parent: str | None,
 ) -> Span | None:
     """Return a started ``send <topic>`` span, where sends to this topic have one."""
     if topic.name not in _TRACED:
@@ -118,7 +104,8 @@ def start_send_span(
     }
     if key is not None:
         attributes[names.MESSAGING_KAFKA_MESSAGE_KEY] = key
-    return _TRACER.start_span(f"send {topic.name}", context=parent, kind=SpanKind.PRODUCER, attributes=attributes)
+    context = None if parent is None else parent_context(parent)
+    return _TRACER.start_span(f"send {topic.name}", context=context, kind=SpanKind.PRODUCER, attributes=attributes)
 
 
 def end_send_span(span: Span, first: Position | None, error: BaseException | None, index: int = 0) -> None:
@@ -143,9 +130,6 @@ def _work(record: Record | ExperienceGroup) -> dict[str, AttributeValue]:
     if isinstance(record, Task):
         return {names.RL_TASK_ID: record.task_id, names.RL_BATCH_TYPE: record.batch_type}
     return {}
-
-
-type Headers = list[tuple[str, bytes]]
 
 
 class Placed:
@@ -178,8 +162,9 @@ class OutgoingBatch:
         self._waiting: list[asyncio.Future[None]] = []
         self._began = time.perf_counter()
 
-    def append(self, key: bytes | None, value: bytes | None, headers: Headers) -> Placed | None:
+    def append(self, parts: Parts) -> Placed | None:
         """Take a record, if there is room; there is for the first."""
+        key, value, headers = parts
         if self.builder.append(timestamp=None, key=key, value=value, headers=headers) is None:
             return None
         return Placed(self, self.builder.record_count() - 1)
@@ -210,17 +195,13 @@ class OutgoingBatch:
         first = self.first.result()
         return Position(partition=first.partition, offset=first.offset + index)
 
-    def fail(self, error: BaseException) -> None:
-        self._end(None, error)
-
     def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
-        self._end(*_outcome(sending, f"send to {self.place.topic}"))
+        self.end(*_outcome(sending, f"send to {self.place.topic}"))
 
-    def _end(self, first: Position | None, error: BaseException | None) -> None:
+    def end(self, first: Position | None, error: BaseException | None) -> None:
         for index, span in self.spans:
             end_send_span(span, first, error, index)
-        tell_sent(self._topic, self.builder.record_count(), error)
-        metrics.SEND_DURATION.record(time.perf_counter() - self._began, _attributes(self._topic, error))
+        _tell(self._topic, self.builder.record_count(), self._began, error)
         if not self.first.done():
             if first is not None:
                 self.first.set_result(first)
@@ -232,45 +213,53 @@ class OutgoingBatch:
         self._waiting.clear()
 
 
-def tell_sent(topic: Topic, records: int, error: BaseException | None) -> None:
-    metrics.SENT_MESSAGES.add(records, _attributes(topic, error))
+def refused(topic: Topic, span: Span | None, began: float, error: BaseException) -> None:
+    """Note that a record is in no batch."""
+    _tell(topic, 1, began, error)
+    if span is not None:
+        end_send_span(span, None, error)
 
 
-def _attributes(topic: Topic, error: BaseException | None) -> dict[str, str]:
-    return metrics.messaging("send", topic.name, None if error is None else type(error).__name__)
+def _tell(topic: Topic, records: int, began: float, error: BaseException | None) -> None:
+    attributes = metrics.messaging("send", topic.name, None if error is None else type(error).__name__)
+    metrics.SENT_MESSAGES.add(records, attributes)
+    metrics.SEND_DURATION.record(time.perf_counter() - began, attributes)
 
 
 class Queued:
     """The records of a producer outside of transactions."""
 
-    def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
-        self._client = client
+    def __init__(self, client: Callable[[], AIOKafkaProducer], settings: KafkaSettings) -> None:
+        self._client = client  # raises BusError where there is none
         self._settings = settings
         self._newest: dict[TopicPartition, OutgoingBatch] = {}
         self._opening: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def add(
-        self, topic: Topic, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> Placed:
+    async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
         """Queue a record, behind all that were added before."""
-        placed = self._append(place, key, value, headers)
+        client = self._client()
+        placed = self._append(client, place, parts)
         if placed is not None:
             return placed
         # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then.
         async with self._opening[place]:
-            placed = self._append(place, key, value, headers)
+            placed = self._append(client, place, parts)
             if placed is None:
-                batch = OutgoingBatch(topic, place, self._client.create_batch())
-                placed = batch.append(key, value, headers)
-                await batch.send(self._client, self._settings)
+                batch = OutgoingBatch(topic, place, client.create_batch())
+                placed = batch.append(parts)
+                await batch.send(client, self._settings)
                 self._newest[place] = batch
+                batch.first.add_done_callback(lambda _: self._forget(batch))
         return placed
 
-    def _append(self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Headers) -> Placed | None:
+    def _forget(self, batch: OutgoingBatch) -> None:
+        # Its bytes would be kept until the next record for the same partition.
+        if self._newest.get(batch.place) is batch:
+            del self._newest[batch.place]
+
+    def _append(self, client: AIOKafkaProducer, place: TopicPartition, parts: Parts) -> Placed | None:
         batch = self._newest.get(place)
-        if batch is None or not is_newest(self._client, place, batch.builder):
-            return None
-        return batch.append(key, value, headers)
+        return batch.append(parts) if batch and is_newest(client, place, batch.builder) else None
 
 
 class Outgoing:
@@ -283,16 +272,14 @@ class Outgoing:
         self._handing_over = asyncio.Lock()
         self.sent: list[asyncio.Future[Position]] = []  # the first position of each batch that was handed over
 
-    async def add(
-        self, topic: Topic, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> Placed:
+    async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
         """Take a record. Whoever awaits the returned position inside the transaction has everything handed over."""
         while True:
             batch = self._collected.get(place)
             if batch is None:
                 batch = self._collected[place] = OutgoingBatch(topic, place, self._client.create_batch())
                 batch.hand_over = self.hand_over
-            placed = batch.append(key, value, headers)
+            placed = batch.append(parts)
             if placed is not None:
                 return placed
             await self.hand_over()
@@ -312,7 +299,7 @@ class Outgoing:
                 try:
                     await batch.send(self._client, self._settings)
                 except BaseException as error:
-                    batch.fail(error)
+                    batch.end(None, error)
                     raise
 
     def forget(self) -> None:
@@ -320,5 +307,6 @@ class Outgoing:
         for batch in self._collected.values():
             batch.hand_over = None
             self.sent.append(batch.first)
-            batch.fail(SendError(f"send to {batch.place.topic}: the transaction was aborted before it was sent"))
+            why = f"send to {batch.place.topic}: the transaction was aborted before it was sent"
+            batch.end(None, SendError(why))
         self._collected.clear()

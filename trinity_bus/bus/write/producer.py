@@ -45,7 +45,7 @@ from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
 from trinity_bus.bus.write.cloud_events import dead_letter_headers, record_headers
-from trinity_bus.bus.write.delivery import Outgoing, Placed, Queued, check, end_send_span, start_send_span, tell_sent
+from trinity_bus.bus.write.delivery import Outgoing, Parts, Placed, Queued, check, refused, start_send_span
 from trinity_bus.bus.write.outages import (
     CANCELLED_S,
     CLOSE_S,
@@ -63,7 +63,6 @@ from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
-from trinity_bus.telemetry.spans import parent_context
 from trinity_bus.telemetry.spans import traceparent as current_traceparent
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class Producer:
         self._settings = settings
         self._client_id = client_id
         self._running: AIOKafkaProducer | None = None
-        self._queued: Queued | None = None
+        self._queued = Queued(self._connected, settings)
         self._watch: asyncio.Task[None] | None = None
         self._turn_at = 0.0
         self._sticky: dict[str, StickyPartitions] = {}
@@ -92,24 +91,20 @@ class Producer:
     async def start(self) -> None:
         """Connect. With a transactional id, fence earlier producers of that id and abort what they left open."""
         client = await started_client(self._settings, self._client_id, self.transactional_id)
-        self._running, self._queued = client, Queued(client, self._settings)
-        self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._outage_s))
+        self._running = client
+        self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._settings.outage_s))
 
     async def stop(self) -> None:
         """Make durable what was sent, then disconnect. What is not committed is not waited for."""
         client, self._running = self._running, None
-        self._queued = None
         if client is None:
             return
         if self._watch is not None:
             self._watch.cancel()
         transactional = self.transactional_id is not None
-        limit_s = LEAVE_S if transactional else min(CLOSE_S, self._outage_s)
+        limit_s = LEAVE_S if transactional else min(CLOSE_S, self._settings.outage_s)
         try:
-            async with (
-                awake.timeout(limit_s),
-                bounded_shutdown(client.client),
-            ):
+            async with awake.timeout(limit_s), bounded_shutdown(client.client):
                 await client.stop()
         except (TimeoutError, asyncio.CancelledError) as error:
             await give_up(client, KafkaTimeoutError("the producer was closed"))
@@ -158,9 +153,8 @@ class Producer:
         """
         value = encode(record) if encoded is None else encoded
         full_name = topic.full_name(self._settings.namespace)
-        parent = None if traceparent is None else parent_context(traceparent)
         span = start_send_span(
-            topic, full_name=full_name, client_id=self._client_id, key=key, record=record, parent=parent
+            topic, full_name=full_name, client_id=self._client_id, key=key, record=record, parent=traceparent
         )
         if span is not None:
             traceparent = current_traceparent(span)
@@ -195,24 +189,20 @@ class Producer:
                 all_headers.append((TRACEPARENT, context.encode()))
         if partition is None:
             partition = self._partition_of(topic, raw_key, value)
+        began = time.perf_counter()
         try:
-            placed = await self._add(topic, partition, raw_key, value, all_headers)
+            placed = await self._add(topic, partition, (raw_key, value, all_headers))
         except BaseException as error:
-            tell_sent(topic, 1, error)
-            if span is not None:
-                end_send_span(span, None, error)
+            refused(topic, span, began, error)
             raise
         if span is not None and span.is_recording():
             placed.trace(span)
         return placed
 
-    async def _add(
-        self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
-    ) -> Placed:
-        limit = self._settings.max_message_bytes(topic)
-        check(topic, key, value, partition, headers, max_message_bytes=limit)
+    async def _add(self, topic: Topic, partition: int, parts: Parts) -> Placed:
+        check(topic, partition, parts, max_message_bytes=self._settings.max_message_bytes(topic))
         place = TopicPartition(topic.full_name(self._settings.namespace), partition)
-        return await (self._outgoing or self._open_queue()).add(topic, place, key, value, headers)
+        return await (self._outgoing or self._queued).add(topic, place, parts)
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
         """Send many keys with their values to one partition, without headers, as part of the open transaction."""
@@ -220,7 +210,7 @@ class Producer:
             raise BusError(f"send to {topic.name}: many records at once need an open transaction")
         for key, value in entries:
             await self._let_others_run()
-            await self._add(topic, partition, key.encode(), value, [])
+            await self._add(topic, partition, (key.encode(), value, []))
 
     def announce(self, topic: Topic) -> None:
         """Have the brokers prepare the open transaction, for a body that is about to wait for something else.
@@ -276,7 +266,7 @@ class Producer:
                     log.warning("%s; this producer is of no more use", error)
                 raise
             except BaseException:
-                await self._end(client, abort(client, self._outage_s))
+                await self._end(client, abort(client, self._settings.outage_s))
                 raise
             finally:
                 self._outgoing = None
@@ -284,7 +274,7 @@ class Producer:
                 for position in outgoing.sent:
                     # Their errors are this transaction's, and it has one already; else asyncio would report each.
                     position.add_done_callback(_look_at)
-            await self._end(client, commit(client, self._outage_s))
+            await self._end(client, commit(client, self._settings.outage_s))
 
     async def _end(self, client: AIOKafkaProducer, ending: Coroutine[Any, Any, None]) -> None:
         # Commit or abort. Whatever comes of it but the broker's answer is the end of this client.
@@ -329,28 +319,16 @@ class Producer:
         await outgoing.hand_over()
         await asyncio.gather(*outgoing.sent)
 
-    @property
-    def _outage_s(self) -> float:
-        return self._settings.outage_s
-
     async def _let_others_run(self) -> None:
         # While there is room in the queue, nothing else in a send turns the event loop.
         if time.perf_counter() > self._turn_at:
             await asyncio.sleep(0)
             self._turn_at = time.perf_counter() + SLICE_S
 
-    def _open_queue(self) -> Queued:
-        if self._queued is None:
-            raise self._not_started()
-        return self._queued
-
     def _connected(self) -> AIOKafkaProducer:
         if self._running is None:
-            raise self._not_started()
+            raise BusError(f"producer {self._client_id} is not started, or is stopped")
         return self._running
-
-    def _not_started(self) -> BusError:
-        return BusError(f"producer {self._client_id} is not started, or is stopped")
 
 
 def _look_at(position: asyncio.Future[Position]) -> None:
