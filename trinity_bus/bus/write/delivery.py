@@ -238,19 +238,18 @@ class Queued:
     async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
         """Queue a record, behind all that were added before."""
         client = self._client()
-        placed = self._append(client, place, parts)
-        if placed is not None:
+        if (placed := self._append(client, place, parts)) is not None:
             return placed
         # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then.
         async with self._opening[place]:
-            placed = self._append(client, place, parts)
-            if placed is None:
-                batch = OutgoingBatch(topic, place, client.create_batch())
-                placed = batch.append(parts)
-                await batch.send(client, self._settings)
-                self._newest[place] = batch
-                batch.first.add_done_callback(lambda _: self._forget(batch))
-        return placed
+            if (placed := self._append(client, place, parts)) is not None:
+                return placed
+            batch = OutgoingBatch(topic, place, client.create_batch())
+            batch.append(parts)
+            await batch.send(client, self._settings)
+            self._newest[place] = batch
+            batch.first.add_done_callback(lambda _: self._forget(batch))
+            return Placed(batch, 0)
 
     def _forget(self, batch: OutgoingBatch) -> None:
         # Its bytes would be kept until the next record for the same partition.

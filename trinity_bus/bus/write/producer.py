@@ -311,8 +311,11 @@ class Producer:
         if sticky is None:
             first = partition_of(self._client_id, topic.partitions)
             sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
-        known = self._connected().client.cluster.partitions_for_topic(topic.full_name(self._settings.namespace))
-        return sticky.place(len(value or b""), awake.now(), len(known or ()))
+        return sticky.place(len(value or b""), awake.now(), lambda: self._known_partitions(topic))
+
+    def _known_partitions(self, topic: Topic) -> int:
+        name = topic.full_name(self._settings.namespace)
+        return len(self._connected().client.cluster.partitions_for_topic(name) or ())
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
         # A commit of the client's does not look at what failed.
@@ -321,7 +324,10 @@ class Producer:
 
     async def _let_others_run(self) -> None:
         # While there is room in the queue, nothing else in a send turns the event loop.
-        if time.perf_counter() > self._turn_at:
+        now = time.perf_counter()
+        if now > self._turn_at:
+            # Others that send in this very turn go on: one is enough to end it.
+            self._turn_at = now + SLICE_S
             await asyncio.sleep(0)
             self._turn_at = time.perf_counter() + SLICE_S
 
