@@ -307,15 +307,12 @@ class Producer:
     def _partition_of(self, topic: Topic, key: bytes | None, value: bytes | None) -> int:
         if key is not None and not topic.any_partition:
             return partition_of(key, topic.partitions)
+        cluster, name = self._connected().client.cluster, topic.full_name(self._settings.namespace)
         sticky = self._sticky.get(topic.name)
         if sticky is None:
             first = partition_of(self._client_id, topic.partitions)
             sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
-        return sticky.place(len(value or b""), awake.now(), lambda: self._known_partitions(topic))
-
-    def _known_partitions(self, topic: Topic) -> int:
-        name = topic.full_name(self._settings.namespace)
-        return len(self._connected().client.cluster.partitions_for_topic(name) or ())
+        return sticky.place(len(value or b""), awake.now(), lambda: len(cluster.partitions_for_topic(name) or ()))
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
         # A commit of the client's does not look at what failed.
