@@ -25,7 +25,7 @@ each key. Each costs the client a tenth of a millisecond and the broker about as
 too. Over many moments all partitions get the same.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Final
 
@@ -115,19 +115,22 @@ class StickyPartitions:
         self._bytes = 0
         self._grown_at: float | None = None
 
-    def place(self, size: int, now: float, known: int) -> int:
+    def place(self, size: int, now: float, known: Callable[[], int]) -> int:
         """Return the partition of a record of ``size`` bytes."""
         # ``known``: how many partitions the topic has by now; more than before are used a while later, when each broker
         # knows of them.
+        if now >= self._until or self._bytes + size > MOMENT_BYTES:
+            self._look(now, known())
+            self._current = (self._current + 1) % self._partitions
+            self._until = now + MOMENT_S
+            self._bytes = 0
+        self._bytes += size
+        return self._current
+
+    def _look(self, now: float, known: int) -> None:
         if known <= self._partitions:
             self._grown_at = None
         elif self._grown_at is None:
             self._grown_at = now
         elif now >= self._grown_at + SETTLE_S:
             self._partitions, self._grown_at = known, None
-        if now >= self._until or self._bytes + size > MOMENT_BYTES:
-            self._current = (self._current + 1) % self._partitions
-            self._until = now + MOMENT_S
-            self._bytes = 0
-        self._bytes += size
-        return self._current

@@ -116,10 +116,12 @@ def _reduced(key: str, values: list[float]) -> float:
     return _QUIET(_REDUCTIONS[aggregation])(np.array(values))
 
 
-@_QUIET
 def calculate_task_level_metrics(metrics: Sequence[Mapping[str, Any]], is_eval: bool) -> Metrics:
-    if not is_eval:
-        return aggregate_run_level_metrics(metrics)
+    return _eval_metrics(metrics) if is_eval else aggregate_run_level_metrics(metrics)
+
+
+@_QUIET
+def _eval_metrics(metrics: Sequence[Mapping[str, Any]]) -> Metrics:
     result: Metrics = {}
     for key, values in _columns(metrics).items():
         name, aggregation = split_suffix(key)

@@ -31,11 +31,11 @@ from workers.coordinator.pending_commit import is_input_error
 def test_a_record_over_the_limit_is_refused_by_name(record_mib: int) -> None:
     limit = KafkaSettings(max_record_mib=record_mib).max_message_bytes(EXPERIENCES)
     assert limit == min(record_mib << 20, EXPERIENCES.max_message_bytes)
-    check(EXPERIENCES, b"k", bytes(limit - RECORD_OVERHEAD_BYTES - 1), None, [], max_message_bytes=limit)
+    check(EXPERIENCES, None, (b"k", bytes(limit - RECORD_OVERHEAD_BYTES - 1), []), max_message_bytes=limit)
     with pytest.raises(RecordTooLargeError, match=rf"over the limit of topic experiences, {limit:,} bytes"):
-        check(EXPERIENCES, b"k", bytes(limit - RECORD_OVERHEAD_BYTES), None, [], max_message_bytes=limit)
+        check(EXPERIENCES, None, (b"k", bytes(limit - RECORD_OVERHEAD_BYTES), []), max_message_bytes=limit)
     with pytest.raises(RecordTooLargeError):
-        check(EXPERIENCES, b"k", b"", None, [("h", bytes(limit))], max_message_bytes=limit)
+        check(EXPERIENCES, None, (b"k", b"", [("h", bytes(limit))]), max_message_bytes=limit)
 
 
 def test_what_every_topic_needs_besides_large_groups_batches_and_steps_fits_the_smallest_records() -> None:
@@ -50,12 +50,12 @@ def test_what_every_topic_needs_besides_large_groups_batches_and_steps_fits_the_
 
 def test_a_record_needs_a_place_and_a_content() -> None:
     with pytest.raises(SendError, match="partition 8 is not one of its 8"):
-        check(TASKS, b"k", b"v", 8, [], max_message_bytes=1 << 20)
+        check(TASKS, 8, (b"k", b"v", []), max_message_bytes=1 << 20)
     # Topics that take more partitions may have more by now than they were made with.
-    check(EXPERIENCES, b"k", b"v", 8, [], max_message_bytes=1 << 20)
+    check(EXPERIENCES, 8, (b"k", b"v", []), max_message_bytes=1 << 20)
     with pytest.raises(SendError, match="a key or a value"):
-        check(BATCHES, None, None, None, [], max_message_bytes=1 << 20)
-    check(BATCHES, b"k", None, 0, [], max_message_bytes=1 << 20)
+        check(BATCHES, None, (None, None, []), max_message_bytes=1 << 20)
+    check(BATCHES, 0, (b"k", None, []), max_message_bytes=1 << 20)
 
 
 SMALL = f"its max.message.bytes is 1000 and must be at least {TASKS.max_message_bytes}, or "

@@ -29,7 +29,7 @@ from trinity_bus.bus.client import internals
 
 ATTRIBUTES = {
     "admin": "_client _send_request",
-    "batch": "_ctime _drain_waiter",
+    "batch": "_builder _ctime _drain_waiter",
     "client": "_conns _get_conn _sync_task _topics bootstrap force_metadata_update send",
     "connection": "_closed_fut _protocol close connect connected",
     "consumer": "_client _request_timeout_ms",

@@ -162,29 +162,29 @@ async def test_an_outcome_that_stays_unknown_is_told() -> None:
 
 def test_what_comes_within_a_moment_goes_together_and_the_next_moment_elsewhere() -> None:
     sticky = StickyPartitions(8, first=3)
-    first = {sticky.place(100, 1.0 + MOMENT_S * share, 8) for share in (0.0, 0.5, 0.9)}
-    second = sticky.place(100, 1.0 + MOMENT_S, 8)
+    first = {sticky.place(100, 1.0 + MOMENT_S * share, lambda: 8) for share in (0.0, 0.5, 0.9)}
+    second = sticky.place(100, 1.0 + MOMENT_S, lambda: 8)
     assert len(first) == 1
     assert second not in first
 
 
 def test_all_partitions_get_the_same_large_records_at_once_and_producers_begin_at_different_ones() -> None:
     sticky = StickyPartitions(8, first=5)
-    counts = Counter(sticky.place(100, moment * MOMENT_S * 1.01, 8) for moment in range(800))
+    counts = Counter(sticky.place(100, moment * MOMENT_S * 1.01, lambda: 8) for moment in range(800))
     assert counts == dict.fromkeys(range(8), 100)
     sticky = StickyPartitions(4, first=0)
-    assert len({sticky.place(MOMENT_BYTES, 1.0, 4) for _ in range(4)}) == 4
-    assert {StickyPartitions(8, first).place(1, 0.0, 8) for first in range(8)} == set(range(8))
+    assert len({sticky.place(MOMENT_BYTES, 1.0, lambda: 4) for _ in range(4)}) == 4
+    assert {StickyPartitions(8, first).place(1, 0.0, lambda: 8) for first in range(8)} == set(range(8))
     assert {topic.name for topic in TOPICS if topic.any_partition} == {"experiences", "results"}
 
 
 def test_partitions_that_are_added_are_used_when_every_broker_knows_them() -> None:
     sticky = StickyPartitions(2, first=0)
-    before = {sticky.place(1, now / 10, 4) for now in range(round(SETTLE_S * 10))}
+    before = {sticky.place(1, now / 10, lambda: 4) for now in range(round(SETTLE_S * 10))}
     assert before == {0, 1}
-    assert {sticky.place(1, SETTLE_S + now / 10, 4) for now in range(8)} == {0, 1, 2, 3}
+    assert {sticky.place(1, SETTLE_S + now / 10, lambda: 4) for now in range(8)} == {0, 1, 2, 3}
     # None is ever taken away: a broker that lags behind says less for a moment.
-    assert {sticky.place(1, SETTLE_S + 1 + now / 10, 2) for now in range(8)} == {0, 1, 2, 3}
+    assert {sticky.place(1, SETTLE_S + 1 + now / 10, lambda: 2) for now in range(8)} == {0, 1, 2, 3}
 
 
 SENT: dict[str, Any] = {"full_name": "trinity.tasks", "client_id": "me", "key": "t1", "parent": None}

@@ -149,10 +149,7 @@ _SetQuotas = _request(
         ("entries", Array(_ENTITY, ("ops", Array(("key", _TEXT), ("value", Float64), ("remove", Boolean))))),
         ("validate_only", Boolean),
     ),
-    Schema(
-        ("throttle_time_ms", Int32),
-        ("entries", Array(("error_code", Int16), ("error_message", _TEXT), _ENTITY)),
-    ),
+    Schema(("throttle_time_ms", Int32), ("entries", Array(("error_code", Int16), ("error_message", _TEXT), _ENTITY))),
     flexible=False,
 )
 _SetCredentials = _request(
@@ -164,10 +161,7 @@ _SetCredentials = _request(
             name=_COMPACT_TEXT, mechanism=Int8, iterations=Int32, salt=CompactBytes, salted_password=CompactBytes
         ),
     ),
-    _schema(
-        throttle_time_ms=Int32,
-        results=_rows(user=_COMPACT_TEXT, error_code=Int16, error_message=_COMPACT_TEXT),
-    ),
+    _schema(throttle_time_ms=Int32, results=_rows(user=_COMPACT_TEXT, error_code=Int16, error_message=_COMPACT_TEXT)),
 )
 
 

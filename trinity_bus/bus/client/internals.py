@@ -245,6 +245,13 @@ def add_to_transaction(producer: AIOKafkaProducer, partition: TopicPartition) ->
     transaction_of(producer).maybe_add_partition_to_txn(partition)
 
 
+def is_newest(producer: AIOKafkaProducer, partition: TopicPartition, batch: BatchBuilder) -> bool:
+    """Whether a batch that was handed over waits to be sent, and no other behind it: so it may take more records."""
+    # One that was taken to be sent has its sequence numbers already, and is built a moment later.
+    queued = producer._message_accumulator._batches.get(partition)
+    return bool(queued) and queued[-1]._builder is batch
+
+
 def pending_offsets(manager: TransactionManager) -> int:
     return len(manager._pending_txn_offsets)
 

@@ -66,10 +66,7 @@ async def _stop(client: AIOKafkaConsumer) -> None:
 
 
 async def log_offsets(
-    client: AIOKafkaConsumer,
-    settings: KafkaSettings,
-    which: LogPlace,
-    asked: Sequence[TopicPartition],
+    client: AIOKafkaConsumer, settings: KafkaSettings, which: LogPlace, asked: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
     """Return the first offset that is kept of each partition, or the end of its committed or of all records."""
     ask = {

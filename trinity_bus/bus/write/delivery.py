@@ -1,33 +1,32 @@
-"""One send, from the hand-over to the client until its record is durable or is known never to be.
+"""Records on their way: in which batch each of them is, until that is durable or is known never to be.
 
 Spans of sends are made by hand, because they must cover all of that. Only records that begin or end a unit of work get
 one: tasks and experiences. Heartbeats, batches and changelogs would bury the trace.
 
-The records of an open transaction are collected into one batch for each partition, and handed over together.
+A record goes into the batch of its partition, and all of a batch share one future. The client library makes one for
+each record, with its callbacks, which took most of a send. Outside of transactions a batch is handed over with its
+first record, and takes more until it is sent; those of a transaction are collected, and handed over together::
 
-::
+    add() --> QUEUED, in the newest batch (waits while that is full) ----------> SENT --durable--> its position is known
+    add() --> COLLECTED, in the batch of its partition --hand_over()--> QUEUED ----^ '--refused--> SendError
+                  '--the transaction ends without hand_over(), because its body has raised-------> SendError
 
-    add() --> COLLECTED, in the batch of its partition --hand_over()--> SENT --durable--> its position is known
-                  |                                                       '--refused----> SendError
-                  '--the transaction ends without hand_over(), because its body has raised--> SendError
-
-So all partitions of a transaction are added to it with one request and written with one, where
-records that come one by one cost a request for each partition that is new; ``announce`` makes that first request while
-something else is waited for. And a record costs a few microseconds, where one that is sent by itself costs two futures
-and a callback.
-
-A batch that is full is handed over, with all others, before the next record is taken: that bounds the memory.
+So all partitions of a transaction are added to it with one request and written with one, where records that come one by
+one cost a request for each partition that is new; ``announce`` makes that first request while something else is waited
+for. A batch that is full is handed over, with all others, before the next record is taken: that bounds the memory.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaTimeoutError
 from aiokafka.structs import RecordMetadata
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -38,63 +37,24 @@ from schemas.task import Task
 from schemas.topic import Topic
 from schemas.topics import EXPERIENCES, TASKS
 from trinity_bus.bus.client.connection import kafka_errors, translated
-from trinity_bus.bus.client.internals import BatchBuilder, add_to_transaction
+from trinity_bus.bus.client.internals import BatchBuilder, add_to_transaction, is_newest
 from trinity_bus.bus.write.producer_client import partitions_known
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordTooLargeError, SendError
 from trinity_bus.telemetry import conventions as names
-from trinity_bus.telemetry import metrics
+from trinity_bus.telemetry import metrics, parent_context
+
+log = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 512  # more than a batch header and a record header take on the wire
 
 
-class Delivery:
-    """Ends the span, keeps the metrics and resolves ``position`` when the client knows the outcome."""
-
-    def __init__(self, topic: Topic, doing: str, span: Span | None) -> None:
-        self.position: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        self._topic = topic.name
-        self._doing = doing
-        self._span = span
-        self._records = 1
-        self._started = time.perf_counter()
-
-    def accepted(self, sending: asyncio.Future[RecordMetadata], records: int = 1) -> None:
-        # ``records``: how many it stands for, with the first's position.
-        self._records = records
-        sending.add_done_callback(self._settle)
-
-    def refused(self, error: BaseException) -> None:
-        self._tell(None, error)
-
-    def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
-        position, error = _outcome(sending, self._doing)
-        self._tell(position, error)
-        if self.position.done():
-            return
-        if position is not None:
-            self.position.set_result(position)
-        elif error is not None:
-            self.position.set_exception(error)
-
-    def _tell(self, position: Position | None, error: BaseException | None) -> None:
-        if self._span is not None:
-            end_send_span(self._span, position, error)
-        attributes = metrics.messaging("send", self._topic, None if error is None else type(error).__name__)
-        metrics.SENT_MESSAGES.add(self._records, attributes)
-        metrics.SEND_DURATION.record(time.perf_counter() - self._started, attributes)
+type Parts = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]  # of a record: key, value, headers
 
 
-def check(
-    topic: Topic,
-    key: bytes | None,
-    value: bytes | None,
-    partition: int | None,
-    headers: list[tuple[str, bytes]],
-    *,
-    max_message_bytes: int,
-) -> None:
+def check(topic: Topic, partition: int | None, parts: Parts, *, max_message_bytes: int) -> None:
     """Refuse what the broker would refuse, before anything is queued. Raises RecordTooLargeError or SendError."""
+    key, value, headers = parts
     if key is None and value is None:
         raise SendError(f"send to {topic.name}: a record needs a key or a value")
     if partition is not None and not 0 <= partition < topic.partitions and not topic.grows:
@@ -128,7 +88,7 @@ def start_send_span(
     client_id: str,
     key: str | None,
     record: Record | ExperienceGroup,
-    parent: Context | None,
+    parent: str | None,
 ) -> Span | None:
     """Return a started ``send <topic>`` span, where sends to this topic have one."""
     if topic.name not in _TRACED:
@@ -144,14 +104,15 @@ def start_send_span(
     }
     if key is not None:
         attributes[names.MESSAGING_KAFKA_MESSAGE_KEY] = key
-    return _TRACER.start_span(f"send {topic.name}", context=parent, kind=SpanKind.PRODUCER, attributes=attributes)
+    context = None if parent is None else parent_context(parent)
+    return _TRACER.start_span(f"send {topic.name}", context=context, kind=SpanKind.PRODUCER, attributes=attributes)
 
 
-def end_send_span(span: Span, position: Position | None, error: BaseException | None) -> None:
-    # with where the record lies, or with why it does not
-    if position is not None:
-        span.set_attribute(names.MESSAGING_DESTINATION_PARTITION_ID, str(position.partition))
-        span.set_attribute(names.MESSAGING_KAFKA_OFFSET, position.offset)
+def end_send_span(span: Span, first: Position | None, error: BaseException | None, index: int = 0) -> None:
+    # with where the record lies, so many after the first, or with why it does not
+    if first is not None:
+        span.set_attribute(names.MESSAGING_DESTINATION_PARTITION_ID, str(first.partition))
+        span.set_attribute(names.MESSAGING_KAFKA_OFFSET, first.offset + index)
     if error is not None:
         span.set_attribute(names.ERROR_TYPE, type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, str(error)))
@@ -171,92 +132,180 @@ def _work(record: Record | ExperienceGroup) -> dict[str, AttributeValue]:
     return {}
 
 
-type Headers = list[tuple[str, bytes]]
-
-
-class Outgoing:
-    def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
-        self._client = client
-        self._settings = settings
-        self._collected: dict[tuple[str, int], OutgoingBatch] = {}
-        self._handing_over = asyncio.Lock()
-        self.sent: list[asyncio.Future[Position]] = []  # the first position of each batch that was handed over
-
-    async def add(
-        self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> "Placed":
-        """Take a record. Whoever awaits the returned position inside the transaction has everything handed over."""
-        place = topic.name, partition
-        while True:
-            batch = self._collected.get(place)
-            if batch is None:
-                batch = self._collected[place] = OutgoingBatch(topic, partition, self._client.create_batch(), self)
-            # The first record of a batch is always taken.
-            if batch.builder.append(timestamp=None, key=key, value=value, headers=headers) is not None:
-                return Placed(batch, batch.builder.record_count() - 1)
-            await self.hand_over()
-
-    def announce(self, topic: Topic) -> None:
-        """Have the partitions of what was collected, and that of this topic, added to the transaction already."""
-        for name, partition in {*self._collected, (topic.name, 0)}:
-            add_to_transaction(self._client, TopicPartition(f"{self._settings.namespace}.{name}", partition))
-
-    async def hand_over(self) -> None:
-        """Give everything that was collected to the client."""
-        async with self._handing_over:
-            collected, self._collected = self._collected, {}
-            for batch in collected.values():
-                self.sent.append(await batch.send(self._client, self._settings))
-
-    def forget(self) -> None:
-        """Note that the transaction is over: what was not handed over never will be."""
-        for batch in self._collected.values():
-            batch.forgotten = True
-        self._collected.clear()
-
-
-class OutgoingBatch:
-    def __init__(self, topic: Topic, partition: int, builder: BatchBuilder, outgoing: Outgoing) -> None:
-        self.topic = topic
-        self.builder = builder
-        self.forgotten = False
-        self._partition = partition
-        self._outgoing = outgoing
-        self._first: asyncio.Future[Position] | None = None
-
-    async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> asyncio.Future[Position]:
-        # Returns the future position of its first record.
-        name = self.topic.full_name(settings.namespace)
-        await partitions_known(client, name, settings, self._partition)
-        delivery = Delivery(self.topic, f"send to {name}", None)
-        self._first = delivery.position
-        self.builder.close()
-        with kafka_errors(f"send to {name}"):
-            sending = await client.send_batch(self.builder, name, partition=self._partition)
-        delivery.accepted(sending, self.builder.record_count())
-        return delivery.position
-
-    async def first(self) -> Position:
-        # Raises SendError where the record never will be durable.
-        if self._first is None and not self.forgotten:
-            await self._outgoing.hand_over()
-        if self._first is None:
-            raise SendError(f"send to {self.topic.name}: the transaction was aborted before it was sent")
-        return await asyncio.shield(self._first)
-
-
 class Placed:
-    """Awaitable for the position of a record in a batch."""
+    """Awaitable for the position of a record in a batch; raises SendError if it never will be durable."""
 
     __slots__ = ("_batch", "_index")
 
-    def __init__(self, batch: OutgoingBatch, index: int) -> None:
+    def __init__(self, batch: "OutgoingBatch", index: int) -> None:
         self._batch = batch
         self._index = index
 
     def __await__(self) -> Generator[Any, None, Position]:
-        return self._position().__await__()
+        return self._batch.position(self._index).__await__()
 
-    async def _position(self) -> Position:
-        first = await self._batch.first()
-        return Position(partition=first.partition, offset=first.offset + self._index)
+    def trace(self, span: Span) -> None:
+        """Have a span end when it is known how the send has ended."""
+        self._batch.spans.append((self._index, span))
+
+
+class OutgoingBatch:
+    """Ends its spans, keeps the metrics and resolves ``first`` when the client knows the outcome."""
+
+    def __init__(self, topic: Topic, place: TopicPartition, builder: BatchBuilder) -> None:
+        self.place = place
+        self.builder = builder
+        self.spans: list[tuple[int, Span]] = []
+        self.first: asyncio.Future[Position] = asyncio.get_running_loop().create_future()  # the position of its first
+        self.hand_over: Callable[[], Awaitable[None]] | None = None  # as long as it is collected
+        self._topic = topic
+        self._waiting: list[asyncio.Future[None]] = []
+        self._began = time.perf_counter()
+
+    def append(self, parts: Parts) -> Placed | None:
+        """Take a record, if there is room; there is for the first."""
+        key, value, headers = parts
+        if self.builder.append(timestamp=None, key=key, value=value, headers=headers) is None:
+            return None
+        return Placed(self, self.builder.record_count() - 1)
+
+    async def send(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
+        """Give it to the client. Waits while the queue is full, through an outage if need be."""
+        name, partition = self.place
+        self.hand_over = None
+        await partitions_known(client, name, settings, partition)
+        while True:
+            with kafka_errors(f"send to {name}"):
+                try:
+                    sending = await client.send_batch(self.builder, name, partition=partition)
+                except KafkaTimeoutError:
+                    log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
+                else:
+                    break
+        sending.add_done_callback(self._settle)
+
+    async def position(self, index: int) -> Position:
+        if self.hand_over is not None:
+            await self.hand_over()
+        if not self.first.done():
+            # A future that several tasks await would be cancelled for all of them, with any of them.
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+        first = self.first.result()
+        return Position(partition=first.partition, offset=first.offset + index)
+
+    def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
+        self.end(*_outcome(sending, f"send to {self.place.topic}"))
+
+    def end(self, first: Position | None, error: BaseException | None) -> None:
+        for index, span in self.spans:
+            end_send_span(span, first, error, index)
+        _tell(self._topic, self.builder.record_count(), self._began, error)
+        if not self.first.done():
+            if first is not None:
+                self.first.set_result(first)
+            elif error is not None:
+                self.first.set_exception(error)
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+
+def refused(topic: Topic, span: Span | None, began: float, error: BaseException) -> None:
+    """Note that a record is in no batch."""
+    _tell(topic, 1, began, error)
+    if span is not None:
+        end_send_span(span, None, error)
+
+
+def _tell(topic: Topic, records: int, began: float, error: BaseException | None) -> None:
+    attributes = metrics.messaging("send", topic.name, None if error is None else type(error).__name__)
+    metrics.SENT_MESSAGES.add(records, attributes)
+    metrics.SEND_DURATION.record(time.perf_counter() - began, attributes)
+
+
+class Queued:
+    """The records of a producer outside of transactions."""
+
+    def __init__(self, client: Callable[[], AIOKafkaProducer], settings: KafkaSettings) -> None:
+        self._client = client  # raises BusError where there is none
+        self._settings = settings
+        self._newest: dict[TopicPartition, OutgoingBatch] = {}
+        self._opening: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
+        """Queue a record, behind all that were added before."""
+        client = self._client()
+        if (placed := self._append(client, place, parts)) is not None:
+            return placed
+        # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then.
+        async with self._opening[place]:
+            if (placed := self._append(client, place, parts)) is not None:
+                return placed
+            batch = OutgoingBatch(topic, place, client.create_batch())
+            batch.append(parts)
+            await batch.send(client, self._settings)
+            self._newest[place] = batch
+            batch.first.add_done_callback(lambda _: self._forget(batch))
+            return Placed(batch, 0)
+
+    def _forget(self, batch: OutgoingBatch) -> None:
+        # Its bytes would be kept until the next record for the same partition.
+        if self._newest.get(batch.place) is batch:
+            del self._newest[batch.place]
+
+    def _append(self, client: AIOKafkaProducer, place: TopicPartition, parts: Parts) -> Placed | None:
+        batch = self._newest.get(place)
+        return batch.append(parts) if batch and is_newest(client, place, batch.builder) else None
+
+
+class Outgoing:
+    """The records of an open transaction."""
+
+    def __init__(self, client: AIOKafkaProducer, settings: KafkaSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._collected: dict[TopicPartition, OutgoingBatch] = {}
+        self._handing_over = asyncio.Lock()
+        self.sent: list[asyncio.Future[Position]] = []  # the first position of each batch that was handed over
+
+    async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
+        """Take a record. Whoever awaits the returned position inside the transaction has everything handed over."""
+        while True:
+            batch = self._collected.get(place)
+            if batch is None:
+                batch = self._collected[place] = OutgoingBatch(topic, place, self._client.create_batch())
+                batch.hand_over = self.hand_over
+            placed = batch.append(parts)
+            if placed is not None:
+                return placed
+            await self.hand_over()
+
+    def announce(self, topic: Topic) -> None:
+        """Have the partitions of what was collected, and that of this topic, added to the transaction already."""
+        for place in {*self._collected, TopicPartition(topic.full_name(self._settings.namespace), 0)}:
+            add_to_transaction(self._client, place)
+
+    async def hand_over(self) -> None:
+        """Give everything that was collected to the client."""
+        async with self._handing_over:
+            while self._collected:
+                _, batch = self._collected.popitem()
+                batch.builder.close()
+                self.sent.append(batch.first)
+                try:
+                    await batch.send(self._client, self._settings)
+                except BaseException as error:
+                    batch.end(None, error)
+                    raise
+
+    def forget(self) -> None:
+        """Note that the transaction is over: what was not handed over never will be."""
+        for batch in self._collected.values():
+            batch.hand_over = None
+            self.sent.append(batch.first)
+            why = f"send to {batch.place.topic}: the transaction was aborted before it was sent"
+            batch.end(None, SendError(why))
+        self._collected.clear()

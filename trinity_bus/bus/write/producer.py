@@ -31,7 +31,6 @@ from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError
-from aiokafka.structs import RecordMetadata
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -46,7 +45,7 @@ from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
 from trinity_bus.bus.write.cloud_events import dead_letter_headers, record_headers
-from trinity_bus.bus.write.delivery import Delivery, Outgoing, check, start_send_span
+from trinity_bus.bus.write.delivery import Outgoing, Parts, Placed, Queued, check, refused, start_send_span
 from trinity_bus.bus.write.outages import (
     CANCELLED_S,
     CLOSE_S,
@@ -59,12 +58,11 @@ from trinity_bus.bus.write.outages import (
     is_ended,
     limit_outages,
 )
-from trinity_bus.bus.write.producer_client import partitions_known, started_client
+from trinity_bus.bus.write.producer_client import started_client
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, SendError
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import metrics
-from trinity_bus.telemetry.spans import parent_context
 from trinity_bus.telemetry.spans import traceparent as current_traceparent
 
 log = logging.getLogger(__name__)
@@ -83,6 +81,7 @@ class Producer:
         self._settings = settings
         self._client_id = client_id
         self._running: AIOKafkaProducer | None = None
+        self._queued = Queued(self._connected, settings)
         self._watch: asyncio.Task[None] | None = None
         self._turn_at = 0.0
         self._sticky: dict[str, StickyPartitions] = {}
@@ -93,7 +92,7 @@ class Producer:
         """Connect. With a transactional id, fence earlier producers of that id and abort what they left open."""
         client = await started_client(self._settings, self._client_id, self.transactional_id)
         self._running = client
-        self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._outage_s))
+        self._watch = asyncio.create_task(limit_outages(client, self._client_id, self._settings.outage_s))
 
     async def stop(self) -> None:
         """Make durable what was sent, then disconnect. What is not committed is not waited for."""
@@ -103,12 +102,9 @@ class Producer:
         if self._watch is not None:
             self._watch.cancel()
         transactional = self.transactional_id is not None
-        limit_s = LEAVE_S if transactional else min(CLOSE_S, self._outage_s)
+        limit_s = LEAVE_S if transactional else min(CLOSE_S, self._settings.outage_s)
         try:
-            async with (
-                awake.timeout(limit_s),
-                bounded_shutdown(client.client),
-            ):
+            async with awake.timeout(limit_s), bounded_shutdown(client.client):
                 await client.stop()
         except (TimeoutError, asyncio.CancelledError) as error:
             await give_up(client, KafkaTimeoutError("the producer was closed"))
@@ -157,9 +153,8 @@ class Producer:
         """
         value = encode(record) if encoded is None else encoded
         full_name = topic.full_name(self._settings.namespace)
-        parent = None if traceparent is None else parent_context(traceparent)
         span = start_send_span(
-            topic, full_name=full_name, client_id=self._client_id, key=key, record=record, parent=parent
+            topic, full_name=full_name, client_id=self._client_id, key=key, record=record, parent=traceparent
         )
         if span is not None:
             traceparent = current_traceparent(span)
@@ -192,35 +187,30 @@ class Producer:
             context = traceparent or current_traceparent()
             if context is not None:
                 all_headers.append((TRACEPARENT, context.encode()))
-        limit = self._settings.max_message_bytes(topic)
         if partition is None:
             partition = self._partition_of(topic, raw_key, value)
-        if self._outgoing is not None and span is None:
-            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
-            return await self._outgoing.add(topic, partition, raw_key, value, all_headers)
-        name = topic.full_name(self._settings.namespace)
-        delivery = Delivery(topic, f"send to {name}", span)
+        began = time.perf_counter()
         try:
-            check(topic, raw_key, value, partition, all_headers, max_message_bytes=limit)
-            sending = await self._queue(name, raw_key, value, partition, all_headers)
+            placed = await self._add(topic, partition, (raw_key, value, all_headers))
         except BaseException as error:
-            delivery.refused(error)
+            refused(topic, span, began, error)
             raise
-        delivery.accepted(sending)
-        if self._outgoing is not None:
-            self._outgoing.sent.append(delivery.position)
-        return delivery.position
+        if span is not None and span.is_recording():
+            placed.trace(span)
+        return placed
+
+    async def _add(self, topic: Topic, partition: int, parts: Parts) -> Placed:
+        check(topic, partition, parts, max_message_bytes=self._settings.max_message_bytes(topic))
+        place = TopicPartition(topic.full_name(self._settings.namespace), partition)
+        return await (self._outgoing or self._queued).add(topic, place, parts)
 
     async def send_all(self, topic: Topic, entries: Iterable[tuple[str, bytes | None]], *, partition: int) -> None:
         """Send many keys with their values to one partition, without headers, as part of the open transaction."""
         if self._outgoing is None:
             raise BusError(f"send to {topic.name}: many records at once need an open transaction")
-        limit = self._settings.max_message_bytes(topic)
         for key, value in entries:
             await self._let_others_run()
-            raw_key = key.encode()
-            check(topic, raw_key, value, partition, [], max_message_bytes=limit)
-            await self._outgoing.add(topic, partition, raw_key, value, [])
+            await self._add(topic, partition, (key.encode(), value, []))
 
     def announce(self, topic: Topic) -> None:
         """Have the brokers prepare the open transaction, for a body that is about to wait for something else.
@@ -276,7 +266,7 @@ class Producer:
                     log.warning("%s; this producer is of no more use", error)
                 raise
             except BaseException:
-                await self._end(client, abort(client, self._outage_s))
+                await self._end(client, abort(client, self._settings.outage_s))
                 raise
             finally:
                 self._outgoing = None
@@ -284,7 +274,7 @@ class Producer:
                 for position in outgoing.sent:
                     # Their errors are this transaction's, and it has one already; else asyncio would report each.
                     position.add_done_callback(_look_at)
-            await self._end(client, commit(client, self._outage_s))
+            await self._end(client, commit(client, self._settings.outage_s))
 
     async def _end(self, client: AIOKafkaProducer, ending: Coroutine[Any, Any, None]) -> None:
         # Commit or abort. Whatever comes of it but the broker's answer is the end of this client.
@@ -317,41 +307,24 @@ class Producer:
     def _partition_of(self, topic: Topic, key: bytes | None, value: bytes | None) -> int:
         if key is not None and not topic.any_partition:
             return partition_of(key, topic.partitions)
+        cluster, name = self._connected().client.cluster, topic.full_name(self._settings.namespace)
         sticky = self._sticky.get(topic.name)
         if sticky is None:
             first = partition_of(self._client_id, topic.partitions)
             sticky = self._sticky[topic.name] = StickyPartitions(topic.partitions, first)
-        known = self._connected().client.cluster.partitions_for_topic(topic.full_name(self._settings.namespace))
-        return sticky.place(len(value or b""), awake.now(), len(known or ()))
+        return sticky.place(len(value or b""), awake.now(), lambda: len(cluster.partitions_for_topic(name) or ()))
 
     async def _make_durable(self, outgoing: Outgoing) -> None:
         # A commit of the client's does not look at what failed.
         await outgoing.hand_over()
         await asyncio.gather(*outgoing.sent)
 
-    async def _queue(
-        self, name: str, key: bytes | None, value: bytes | None, partition: int, headers: list[tuple[str, bytes]]
-    ) -> asyncio.Future[RecordMetadata]:
-        # Waits while the queue is full, through an outage if need be.
-        await partitions_known(self._connected(), name, self._settings, partition)
-        while True:
-            with kafka_errors(f"send to {name}"):
-                try:
-                    sending: asyncio.Future[RecordMetadata] = await self._connected().send(
-                        name, value, key, partition=partition, headers=headers
-                    )
-                except KafkaTimeoutError:
-                    log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
-                else:
-                    return sending
-
-    @property
-    def _outage_s(self) -> float:
-        return self._settings.outage_s
-
     async def _let_others_run(self) -> None:
         # While there is room in the queue, nothing else in a send turns the event loop.
-        if time.perf_counter() > self._turn_at:
+        now = time.perf_counter()
+        if now > self._turn_at:
+            # Others that send in this very turn go on: one is enough to end it.
+            self._turn_at = now + SLICE_S
             await asyncio.sleep(0)
             self._turn_at = time.perf_counter() + SLICE_S
 

@@ -155,16 +155,16 @@ class Unfilled:
             self._total.add(-counted.amount.count, -counted.amount.size)
 
     def excess(self) -> Batch | None:
-        use: Counter[str] = Counter()  # of each owner
         if self._total.size > self._max_bytes:
-            for one in self._counted.values():
-                use[one.batch.owner] += one.amount.size
+            uses = [(one.batch.owner, one.amount.size) for one in self._counted.values()]
         elif self._total.count > self._max_tasks:
-            for one in self._counted.values():
-                use[one.batch.owner] += one.amount.count
+            uses = [(one.batch.owner, one.amount.count) for one in self._counted.values()]
         elif len(self._counted) > self._max_batches:
-            use.update(one.batch.owner for one in self._counted.values())
-        if not use:
+            uses = [(one.batch.owner, 1) for one in self._counted.values()]
+        else:
             return None
+        use: Counter[str] = Counter()  # of each owner
+        for owner, amount in uses:
+            use[owner] += amount
         heaviest = max(use, key=lambda owner: (use[owner], owner))
         return next(one.batch for one in self._counted.values() if one.batch.owner == heaviest)

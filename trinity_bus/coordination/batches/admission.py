@@ -19,12 +19,7 @@ from trinity_bus.coordination.sync_policy import SyncPolicy
 
 class Admission:
     def __init__(
-        self,
-        max_inflight_batches: int,
-        policy: SyncPolicy,
-        counters: Counters,
-        *,
-        max_unfilled_bytes: int,
+        self, max_inflight_batches: int, policy: SyncPolicy, counters: Counters, *, max_unfilled_bytes: int
     ) -> None:
         self.filling: dict[BatchType, Batch] = {}  # the batches that take tasks that name none
         self._max_inflight_batches = max_inflight_batches

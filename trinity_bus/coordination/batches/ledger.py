@@ -65,10 +65,7 @@ class Ledger:
         self.shares = Shares(self.counters, "turns")  # attempts that run, of each producer
         self.usage = Usage()
         self.admission = Admission(
-            settings.max_inflight_batches,
-            policy,
-            self.counters,
-            max_unfilled_bytes=settings.max_open_bytes,
+            settings.max_inflight_batches, policy, self.counters, max_unfilled_bytes=settings.max_open_bytes
         )
         self.pages = TaskPages(store)
         self._results = ResultPages(store)

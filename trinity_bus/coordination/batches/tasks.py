@@ -24,15 +24,7 @@ from msgspec import Struct, field
 
 from schemas import ManifestEntry, Position, Task
 from schemas.record import Metrics
-from trinity_bus.coordination.batches.parts import (
-    AVERAGE,
-    Attempt,
-    Part,
-    PartAnswer,
-    Stretch,
-    split,
-    stretches,
-)
+from trinity_bus.coordination.batches.parts import AVERAGE, Attempt, Part, PartAnswer, Stretch, split, stretches
 from trinity_bus.coordination.inputs import Origin
 from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.codec import Value

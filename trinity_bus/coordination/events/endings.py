@@ -85,7 +85,9 @@ class Endings(Handler):
         elapsed = self._dispatcher.timed(attempt, self._clock.now)
         task, part = self._dispatcher.stop(attempt)
         batch_type = self._ledger.batches[task.batch_id].batch_type
-        error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
+        error = ""
+        if event.status != "completed":
+            error = short_error(event.error or f"{event.completed_runs} of {event.total_runs} runs completed")
         rest: list[Part] = []
         if done:
             detail = f"attempt {attempt.number} on {attempt.explorer}: {error}"
@@ -107,14 +109,7 @@ class Endings(Handler):
             self._retry(task, rest, error)
 
     def attempt_failed(
-        self,
-        attempt: Attempt,
-        error: str,
-        fact: Fact,
-        *,
-        took_s: float = 0.0,
-        cancel: bool = False,
-        timed: bool = True,
+        self, attempt: Attempt, error: str, fact: Fact, *, took_s: float = 0.0, cancel: bool = False, timed: bool = True
     ) -> None:
         """End a running attempt without an answer: retry its part, or fail it.
 
