@@ -107,7 +107,7 @@ def begin_rollback(directory: Path, rollback: Rollback) -> None:
     """
     if of_step(directory, rollback.to) is None:
         raise CheckpointError("its checkpoint is gone; trainer.keep_checkpoints says how many are kept")
-    replace(directory / _ROLLBACK, _RollbackNote(rollback=rollback, done=False).model_dump_json())
+    _write_rollback(directory, _RollbackNote(rollback=rollback, done=False))
 
 
 def finish_rollback(directory: Path) -> Rollback | None:
