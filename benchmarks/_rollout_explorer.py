@@ -52,10 +52,16 @@ class TimedEngine(InferenceEngine):
     spent: defaultdict[int, list[float]]
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
         began = time.perf_counter()
-        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent)
+        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent, trained=trained)
         self.spent[len(prompt_token_ids)].append(time.perf_counter() - began)
         return drawn
 

@@ -38,9 +38,15 @@ class ZeroCostEngine:
         self.death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
-        del prompt_token_ids, sampling, traceparent
+        del prompt_token_ids, sampling, traceparent, trained
         if self._think_s:
             await asyncio.sleep(self._think_s)
         self.tokens_generated += n
@@ -54,8 +60,9 @@ class ZeroCostEngine:
         traceparent: str | None = None,
         *,
         every: int = 1,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        del every
+        del every, trained
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield i, one
 

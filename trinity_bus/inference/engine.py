@@ -41,7 +41,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
-from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
+from trinity_bus.inference.sampling import MOST_KEPT, SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.memory import unfreeze_gc
@@ -205,14 +205,21 @@ class InferenceEngine:
         return self._dead
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
-        Their logprobs are those of the distribution that each token was drawn from. RequestRefusedError: the prompt is
-        too long, or a parameter out of range. GenerationError: a response was begun and not finished. EngineDeadError.
+        Their logprobs are those of the distribution that each token was drawn from; where they are to be ``trained``,
+        it is told which tokens that has. RequestRefusedError: the prompt is too long, or a parameter out of range.
+        GenerationError: a response was begun and not finished. EngineDeadError.
         """
-        arguments = self._arguments(sampling, n)
+        arguments = self._arguments(sampling, n, trained=trained)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
             final = await self._last(prompt_token_ids, arguments)
             if final is None or len(final.outputs) != n:
@@ -231,9 +238,10 @@ class InferenceEngine:
         traceparent: str | None = None,
         *,
         every: int = 1,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
-        arguments = self._arguments(sampling, n)
+        arguments = self._arguments(sampling, n, trained=trained)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
             unfinished = n
             lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
@@ -269,9 +277,9 @@ class InferenceEngine:
         with request_span(self.model_name, len(token_ids), SCORING, None):
             return scores_of(await self._last(token_ids, SCORING), token_ids)[start - 1 :]
 
-    def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
+    def _arguments(self, sampling: Sampling, n: int, *, trained: bool) -> dict[str, Any]:
         own = self._settings
-        most = min(own.max_kept_tokens, self._vocabulary)
+        most = min(MOST_KEPT, self._vocabulary) if trained else 0
         return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens, most_kept=most)
 
     def _most_kept(self, arguments: Mapping[str, Any]) -> int:

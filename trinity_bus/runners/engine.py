@@ -32,9 +32,15 @@ class ExplorerEngine(Protocol):
         """How busy it is; None where it does not tell."""
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> Sequence[Completion]:
-        """Draw ``n`` responses; cancelled, the engine stops drawing them."""
+        """Draw ``n`` responses; cancelled, it stops. ``trained``: whether they may be, so ``kept`` is to be told."""
 
     def stream(
         self,
@@ -44,6 +50,7 @@ class ExplorerEngine(Protocol):
         traceparent: str | None = None,
         *,
         every: int = 1,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``.
 

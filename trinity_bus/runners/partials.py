@@ -213,7 +213,8 @@ NOTHING_EARLIER = EarlierResponses((), (), Bounds(0, 0), 0)
 class ResponseDrawer:
     """Draws what an attempt asks of its explorer's engine, and has it written with ``write``."""
 
-    def __init__(self, earlier: EarlierResponses, write: Write, settings: ExplorerSettings) -> None:
+    def __init__(self, earlier: EarlierResponses, write: Write, settings: ExplorerSettings, *, trained: bool) -> None:
+        self._trained = trained
         self._earlier = earlier
         self._write = write
         self._settings = settings
@@ -229,7 +230,7 @@ class ResponseDrawer:
         most = sampling.max_tokens or 0
         is_written = engine.tells_versions and 0 < self._settings.turn_tokens < most and can_go_on(sampling)
         if not is_written:
-            return await engine.generate(prompt, sampling, n, traceparent)
+            return await engine.generate(prompt, sampling, n, traceparent, trained=self._trained)
         question = question_of_prompt(prompt, sampling, n)
         room = min(most, self._settings.max_model_len - len(prompt))
         drawn = [self._earlier.take(question, room) for _ in range(n)]
@@ -292,7 +293,7 @@ class ResponseDrawer:
         drawing: Sequence[ResponseInProgress],
         traceparent: str | None,
     ) -> None:
-        parts = engine.stream(prompt, sampling, len(drawing), traceparent, every=self._piece)
+        parts = engine.stream(prompt, sampling, len(drawing), traceparent, every=self._piece, trained=self._trained)
         async with aclosing(parts):
             async for index, more in parts:
                 one = drawing[index]

@@ -36,6 +36,8 @@ class FakeEngine(ZeroCostEngine):
         self.prompts: list[list[int]] = []
         self.parents: list[str | None] = []
         """The trace context of each prompt."""
+        self.trained: list[bool] = []
+        """Of each prompt, whether what is drawn may be."""
         self.reason = "stop"
         """Why answers end, whatever their length."""
         self.hang_after: int | None = None
@@ -45,8 +47,15 @@ class FakeEngine(ZeroCostEngine):
         self.on_sync: Callable[[ModelVersion], Any] = lambda _: None
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
+        self.trained.append(trained)
         self.prompts.append(list(prompt_token_ids))
         self.parents.append(traceparent)
         self.waiting += 1
@@ -73,8 +82,10 @@ class FakeEngine(ZeroCostEngine):
         traceparent: str | None = None,
         *,
         every: int = 1,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
+        self.trained.append(trained)
         self.prompts.append(list(prompt_token_ids))
         self.parents.append(traceparent)
         prompt = "".join(map(chr, prompt_token_ids))

@@ -49,7 +49,13 @@ class WordsEngine(ZeroCostEngine):
     """Says what ``answer_to`` says, with the version that it serves when it is asked."""
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
         version, tokenizer = self.model_version, CharacterTokenizer()
         await asyncio.sleep(random.uniform(0, float(os.environ.get("FAKE_ENGINE_DELAY_S", "0"))))  # noqa: S311 - delays
@@ -66,13 +72,19 @@ class CountingEngine(FakeEngine):
         self._prefix, self._hang_at, self.requests = prefix, hang_at, 0
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> list[Completion]:
         if self.requests == self._hang_at:
             await asyncio.Event().wait()
         self.answer = f"{self._prefix}{self.requests}"
         self.requests += 1
-        return await super().generate(prompt_token_ids, sampling, n, traceparent)
+        return await super().generate(prompt_token_ids, sampling, n, traceparent, trained=trained)
 
 
 class DyingProducer(Producer):

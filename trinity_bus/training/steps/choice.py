@@ -9,9 +9,8 @@ reason                 the sample
 of ``FlawKind``        no model of this shape can be trained on it: see ``schemas.groups.trainable``
 ``limited_sampling``   it was drawn from another distribution than the softmax at its temperature, and not from that
                        over known tokens: by penalties and the like, or by top-p, top-k or min-p of an engine that has
-                       not told which tokens these kept (``explorer.max_kept_tokens``). So its log-probabilities are
-                       not those that a trainer computes; trained on all the same with
-                       ``trainer.limited_sampling=train``
+                       not told which tokens these kept. So its log-probabilities are not those that a trainer
+                       computes; trained on all the same with ``trainer.limited_sampling=train``
 ``greedy``             it was drawn at temperature 0: the likeliest tokens, with no probability to speak of
 ``baseline``           the same, where the advantage compares the others with it
 ``empty``              it has no response
@@ -88,7 +87,7 @@ _OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
 _DETAILS = {
     Unfit.LIMITED_SAMPLING: (
         "it was drawn with a penalty or the like; or with top-p, top-k or min-p, and nobody knows which tokens these "
-        "have kept: there were more than explorer.max_kept_tokens, or its engine or workflow does not tell"
+        "have kept: there were too many, or its engine or workflow does not tell (docs/objectives.md)"
     ),
     Unfit.GREEDY: "it was drawn at temperature 0",
     Unfit.BASELINE: "it was drawn at temperature 0, and the others are compared with it",
