@@ -225,7 +225,7 @@ def logits(subject: Subject) -> None:
 
     with torch.no_grad():
         outputs = engine.run(mine, collect, token_weight=0.0, forward_only=True)
-        assert bool(outputs) == (engine.layout.stages - 1 in engine.layout.own_stages)
+        assert bool(outputs) == (engine.layout.pipeline_rank == engine.layout.pipeline_parallel - 1)
         for indices, arrays, found in outputs:
             rows = np.arange(len(arrays.tokens))[engine._own_tokens(arrays)]
             expected = torch.full((len(arrays.tokens), VOCABULARY), torch.nan)
