@@ -547,7 +547,7 @@ def test_who_watches_is_told_of_each_token_once_as_the_whole_response_has_it(rig
                 look()
 
         async with beside(go_on_looking()):
-            return await rig.engine.generate(PROMPT, sampling, len(told), watch=ask.append)
+            return await rig.engine.generate(PROMPT, sampling, len(told), watch=ask.append, trained=True)
 
     drawn = rig.run(draw(Sampling(max_tokens=120, temperature=2.0, top_k=4)))
     assert looks > len(told)
@@ -555,7 +555,9 @@ def test_who_watches_is_told_of_each_token_once_as_the_whole_response_has_it(rig
         count = len(one.token_ids)
         assert count > len(whole.token_ids) - 10 or not whole.finish_reason
         assert (one.token_ids, one.logprobs) == (whole.token_ids[:count], whole.logprobs[:count])
-        assert bytes(one.kept or b"") == bytes(whole.kept or b"")[: len(one.kept or b"")]
+        assert one.kept
+        assert whole.kept
+        assert bytes(one.kept) == bytes(whole.kept)[: len(one.kept)]
 
 
 def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_generating(rig: Rig) -> None:
