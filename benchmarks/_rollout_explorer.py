@@ -60,9 +60,10 @@ class TimedEngine(InferenceEngine):
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         began = time.perf_counter()
-        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent, watch=watch)
+        drawn = await super().generate(prompt_token_ids, sampling, n, traceparent, watch=watch, trained=trained)
         self.spent[len(prompt_token_ids)].append(time.perf_counter() - began)
         return drawn
 

@@ -85,9 +85,9 @@ class Sampling(Record):
     """After so many tokens of reasoning its end is forced."""
 
     @property
-    def softmax(self) -> tuple[float | None, ...]:
-        """From which softmax tokens are drawn, where nothing alters it; lengths, stops and seeds do not."""
-        return self.temperature, self.top_p, self.top_k, self.min_p
+    def softmax(self) -> tuple[float | None, float, int, float]:
+        """From which softmax tokens are drawn, where nothing alters it; lengths, stops, seeds and no limits do not."""
+        return self.temperature, 1.0 if self.top_p is None else self.top_p, max(self.top_k or 0, 0), self.min_p or 0.0
 
     @property
     def altered_by(self) -> tuple[str, ...]:

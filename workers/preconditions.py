@@ -6,6 +6,7 @@ A service asks :func:`ensure` before it does anything else; ``trinity-bus config
 knows that they are to run here: ``config check``, ``doctor``, ``up`` and the console.
 """
 
+import logging
 import os
 import re
 import ssl
@@ -31,6 +32,8 @@ from trinity_bus.sizing.memory import HostMemory, host_memory
 from trinity_bus.training.families import ModelShape, read_shape
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.ranks.launch import launch_of
+
+_log = logging.getLogger(__name__)
 
 
 def initial_model(path: str | None) -> Path:
@@ -277,6 +280,21 @@ def memory(services: Sequence[str], settings: Sections) -> HostMemory | None:
 
 
 def ensure(service: str, settings: Sections) -> None:
-    """Raise WrongSettingsError with all settings with which a service cannot start."""
+    """Raise WrongSettingsError with all settings with which a service cannot start; warn of what it leaves out."""
     if found := problems(service, settings):
         raise WrongSettingsError(found)
+    if (lost := left_out(service, settings)) is not None:
+        _log.warning("%s", lost)
+
+
+def left_out(service: str, settings: Sections) -> str | None:
+    """Return which samples are left out of training with these settings, where it is they that leave them out."""
+    own, limited = settings.explorer, settings.trainer.limited_sampling
+    asks_servers = own.engine_url is not None and own.is_in_own_pool and own.follows != "none"
+    if service not in ("explorer", "trainer") or not asks_servers or limited == "train":
+        return None
+    return (
+        f"explorer.engine_url is set, and trainer.limited_sampling is {limited}: samples drawn with top_p, top_k or "
+        "min_p are left out of training unless the servers tell which tokens these kept, as vllm serve "
+        "--return-sampling-mask does on GPUs (docs/pools.md); an explorer's own engine always does"
+    )

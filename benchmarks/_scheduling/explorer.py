@@ -47,16 +47,24 @@ class ZeroCostEngine:
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
-        del prompt_token_ids, sampling, traceparent, watch
+        del prompt_token_ids, sampling, traceparent, watch, trained
         if self._think_s:
             await asyncio.sleep(self._think_s)
         self.tokens_generated += n
         return [Completion([ord("4")], [-0.5], "stop", [(0, self.model_version)])] * n
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
+        del trained
         for i, one in enumerate(await self.generate(prompt_token_ids, sampling, n, traceparent)):
             yield i, one
 

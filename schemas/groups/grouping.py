@@ -216,4 +216,4 @@ def _row_of(how: Sampling | None) -> tuple[float, ...]:
         return (1.0 if how.temperature is None else how.temperature, *(np.nan,) * 3)
     if how is None or how.temperature is None:
         return (np.nan,) * 4
-    return (how.temperature, 1.0 if how.top_p is None else how.top_p, max(how.top_k or 0, 0), how.min_p or 0.0)
+    return how.temperature, *how.softmax[1:]

@@ -62,14 +62,15 @@ def encode_kept(sets: KeptTokens) -> bytes:
 def decode_kept(kept: Any, tokens: int) -> KeptTokens:
     """Return the sets of ``tokens`` response tokens from a buffer of bytes."""
     numbers = _numbers(np.frombuffer(kept, np.uint8))
-    heads, at = np.empty(tokens, np.int64), 0
+    # Each set says where the next one begins: a list is walked faster than an array.
+    walked, heads, at = numbers.tolist(), list[int](), 0
     for token in range(tokens):
-        if at >= len(numbers):
+        if at >= len(walked):
             raise ValueError(f"sets of kept tokens of {token} of {tokens} response tokens")
-        heads[token] = at
-        at += 1 + numbers.item(at)
-    if at != len(numbers):
-        raise ValueError(f"sets of kept tokens with {at} numbers of {tokens} response tokens, in {len(numbers)}")
+        heads.append(at)
+        at += 1 + walked[at]
+    if at != len(walked):
+        raise ValueError(f"sets of kept tokens with {at} numbers of {tokens} response tokens, in {len(walked)}")
     counts = numbers[heads]
     firsts = (np.cumsum(counts) - counts)[counts > 0]
     distances = np.delete(numbers, heads)
@@ -115,8 +116,11 @@ def _numbers(octets: NDArray[np.uint8]) -> _Int64:
     longest = int(sizes.max(initial=0))
     if longest > _MAX_NUMBER_BYTES:
         raise ValueError(f"sets of kept tokens with a number of {longest} bytes")
-    numbers = np.zeros(len(ends), np.int64)
-    for place in range(longest):
-        here = sizes > place
-        numbers[here] |= (octets[(ends - sizes)[here] + place].astype(np.int64) & 127) << 7 * place
+    if longest <= 1:
+        return octets.astype(np.int64)
+    starts = ends - sizes
+    numbers = octets[starts].astype(np.int64) & 127
+    for place in range(1, longest):
+        here = np.flatnonzero(sizes > place)
+        numbers[here] |= (octets[starts[here] + place].astype(np.int64) & 127) << 7 * place
     return numbers

@@ -110,12 +110,12 @@ async def test_a_stream_holds_what_was_asked_for_or_fails(lie: list[Any], model:
 )
 async def test_an_answer_is_what_was_asked_for_or_fails(body: bytes, model: Path) -> None:
     server = Liar(more={"routed_experts": ROUTES})
-    async with engine_on(server, model, capture_routes=True, max_kept_tokens=9) as engine:
+    async with engine_on(server, model, capture_routes=True) as engine:
         server.lie = web.Response(body=json.dumps({"choices": [choice(2, routed_experts=ROUTES)]}).encode())
-        assert await engine.generate(PROMPT, TWO)
+        assert await engine.generate(PROMPT, TWO, trained=True)
         server.lie = web.Response(body=body)
         with pytest.raises(GenerationError):
-            await engine.generate(PROMPT, TWO)
+            await engine.generate(PROMPT, TWO, trained=True)
 
 
 async def test_what_was_made_small_is_not_made_large_again(model: Path) -> None:

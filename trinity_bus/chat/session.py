@@ -285,7 +285,7 @@ class Session:
         after = prompt.after
         if after is not None and len(after.sample.turn_starts) == after.turn:
             before = after.sample.sampling
-            if sampling is None or before is None or before.softmax == sampling.softmax:
+            if (before and before.softmax) == (sampling and sampling.softmax):
                 return after.sample, prompt.token_ids[after.end :]
         if after is not None or prompt.known in self._asked:
             self.branches += 1

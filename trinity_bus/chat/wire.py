@@ -46,6 +46,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="draw"):
     sampling: bytes  # a ``Sampling``, as JSON
     n: int = 1
     stream: bool = False
+    trained: bool = False  # whether it may be, so that it is told from which tokens each was drawn
 
 
 class ChatAsk(msgspec.Struct, frozen=True, array_like=True, tag="chat"):

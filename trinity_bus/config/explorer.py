@@ -38,7 +38,7 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
     ("seed",): "set explorer.seed",
     ("gpu_memory_utilization",): "set explorer.gpu_memory_utilization",
     ("enable_return_routed_experts",): "set explorer.capture_routes",
-    ("max_logprobs", "return_sampling_mask"): "set explorer.max_kept_tokens",
+    ("max_logprobs", "return_sampling_mask"): "they tell from which tokens top-p, top-k and min-p had one drawn",
     ("enable_lora", "max_loras", "max_lora_", "max_cpu_loras", "lora_target_modules", "fully_sharded_loras"): (
         "set mesh.adapter_rank"
     ),
@@ -123,10 +123,6 @@ class ExplorerSettings(Section):
     capture_routes: bool = False
     """Record which experts the engine's routers chose for each token, for ``trainer.router_replay``: layers times
     experts per token bytes. Only on GPUs, with models of at most 256 experts a layer."""
-    max_kept_tokens: Annotated[int, Field(ge=0, le=1 << 17)] = 0
-    """Tokens that top-p, top-k or min-p may leave to draw one from, for it to be trained on (docs/objectives.md). The
-    engine is asked about so many where a task sets no top-k. A sample in which one token was drawn from as many or more
-    is treated by ``trainer.limited_sampling``; with 0 that are all. 4096 is enough for most models."""
     turn_tokens: Annotated[int, Field(ge=0, le=1 << 16, multiple_of=32)] | None = None
     """Tokens of a response that are lost at most with an explorer: responses that may be longer are written to the log
     while they are drawn, and continued by the next attempt, see docs/workflows.md. A response whose reward raises is

@@ -43,11 +43,13 @@ from trinity_bus.gateway.fleet import Router, ServingExplorer, ServingFleet
 from trinity_bus.inference.errors import EngineSlowError, GenerationError, NoEngineError, RequestRefusedError
 from trinity_bus.inference.sampling import can_go_on, check_count
 from trinity_bus.runtime.frames import ProtocolError
+from trinity_bus.runtime.service import unless_small
 from trinity_bus.telemetry import traceparent
 
 _log = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 4  # of one request
+_ALL_FAILED: Final = f"{_MOST_TRIES} explorers have failed on it, one after the other"
 _LOOK_S: Final = 0.1  # how often it is looked for an explorer while there is none
 _BUSY_S: Final = 0.5  # how long an explorer is not asked whose engine bore no more
 _CONNECT_S: Final = 5.0
@@ -78,17 +80,25 @@ type OnDrawn = Callable[[int, list[int]], Awaitable[None]]  # told which respons
 class Explorers:
     """Those of one pool. An async context manager. A request waits ``wait_s`` where there is no explorer.
 
-    ``max_tokens``: of responses whose sampling names none.
+    ``max_tokens``: of responses whose sampling names none. ``trained``: whether responses may be.
     """
 
     def __init__(
-        self, fleet: ServingFleet, *, key: str, wait_s: float, timeout_s: float, max_tokens: int | None = None
+        self,
+        fleet: ServingFleet,
+        *,
+        key: str,
+        wait_s: float,
+        timeout_s: float,
+        max_tokens: int | None = None,
+        trained: bool = False,
     ) -> None:
         self._fleet = fleet
         self._key = key
         self._wait_s = wait_s
         self._timeout_s = timeout_s
         self._max_tokens = max_tokens
+        self._trained = trained
         self._router = Router()
         self._requests: Counter[str] = Counter()
         self._client: aiohttp.ClientSession | None = None
@@ -222,7 +232,7 @@ class Explorers:
                         async for frame in frames:
                             return frame
                         raise _CutOffError("it ended without an answer")
-        raise _all_failed()
+        raise GenerationError(_ALL_FAILED)
 
     async def _draw(
         self, prompt: Sequence[int], sampling: Sampling, drawings: list[Completion], on_drawn: OnDrawn | None
@@ -246,7 +256,7 @@ class Explorers:
                 # Cut off between the last token and the word that it was the last.
                 drawings[0].finish_reason = "length"
                 return
-        raise _all_failed()
+        raise GenerationError(_ALL_FAILED)
 
     async def _choose(self, prompt: Sequence[int], failed: set[str]) -> ServingExplorer:
         """Wait until there is somebody to ask; first those that have not failed on this request."""
@@ -273,7 +283,7 @@ class Explorers:
         settled: int,
     ) -> None:
         ask = wire.Ask(
-            wire.token_bytes(prompt), wire.sampling_bytes(sampling), len(drawings), stream=on_drawn is not None
+            wire.token_bytes(prompt), wire.sampling_bytes(sampling), len(drawings), on_drawn is not None, self._trained
         )
         async with aclosing(self._frames(explorer, ask)) as frames:
             async for frame in frames:
@@ -316,7 +326,7 @@ class Explorers:
                     await self._refused(explorer, response)
                 async for chunk in response.content.iter_any():
                     for whole in frames.feed(chunk):
-                        yield wire.decode_frame(whole)
+                        yield await unless_small(len(whole), wire.decode_frame, whole)
         except (aiohttp.ClientError, OSError, ProtocolError) as error:
             raise _CutOffError(str(error) or type(error).__name__) from error
 
@@ -356,7 +366,3 @@ class Explorers:
             case 401:
                 _log.error("explorer %s does not know this key: explorer.http_key differs", explorer.name)
         raise _CutOffError(f"it answered {response.status}: {why}")
-
-
-def _all_failed() -> GenerationError:
-    return GenerationError(f"{_MOST_TRIES} explorers have failed on it, one after the other")

@@ -58,8 +58,8 @@ from schemas.groups.vectors import INT32
 from trinity_bus.runtime.secrecy import same_secret
 
 # The number is that of ``chat.wire``, too: who says other things is no explorer to this gateway.
-_ADDRESS = "trinity-bus explorer address 3"
-_PRESENCE = "trinity-bus explorer presence 3"
+_ADDRESS = "trinity-bus explorer address 4"
+_PRESENCE = "trinity-bus explorer presence 4"
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
 
 

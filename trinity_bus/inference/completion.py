@@ -11,6 +11,7 @@ from schemas.groups.vectors import UINT8
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
 
+EngineCompletion = Completion  # the name by which scripts that come with bug reports import it
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 # What each response to a request has got since the last call, with the versions of all that it has.
@@ -59,8 +60,8 @@ def completion_of(
     """Convert one ``vllm.outputs.CompletionOutput``; with ``partial`` of a stream: what a response has got more.
 
     ``routed_before``: tokens of the prompt, and of this response before these, where the engine was asked for routes;
-    they are told with the last of a response. ``most_kept``: of how many of the likeliest tokens it is known that there
-    is no other, where some were asked about. GenerationError: it ended otherwise than by an end or a limit, or has
+    they are told with the last of a response. ``most_kept``: of how many tokens it is known that a token was drawn from
+    no others, where it was asked which. GenerationError: it ended otherwise than by an end or a limit, or has
     other logprobs or routes than tokens.
     """
     reason = ended_by(output.finish_reason, partial=partial)
@@ -90,27 +91,20 @@ def scores_of(output: Any, token_ids: Sequence[int]) -> list[float]:
 def _drawn(output: Any, most_kept: int) -> tuple[list[int], list[float], bytearray | None]:
     token_ids = list(output.token_ids)
     drawn = output.logprobs
-    count = 0 if drawn is None else len(drawn.token_ids)
-    # Of each token itself, and then of those of the likeliest that have a probability
-    starts = range(count) if count <= len(token_ids) else drawn.start_indices
-    if drawn is None or [drawn.token_ids[start] for start in starts] != token_ids:
+    if drawn is None or list(drawn.token_ids) != token_ids:
+        count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
-    kept = _kept(drawn, most_kept) if count > len(token_ids) else None
-    return token_ids, [drawn.logprobs[start] for start in starts], kept
+    # An explorer has them stand where vLLM has tokens as text: see ``launch``.
+    kept = _kept(drawn.decoded_tokens, most_kept) if most_kept > 0 else None
+    return token_ids, list(drawn.logprobs), kept
 
 
-def _kept(drawn: Any, most_kept: int) -> bytearray | None:
+def _kept(sets: Sequence[Any], most_kept: int) -> bytearray | None:
     # None where there may be others at a position
-    token_ids, logprobs, starts = map(np.array, (drawn.token_ids, drawn.logprobs, drawn.start_indices))
-    is_kept = logprobs > -np.inf
-    # The drawn token is told first, and again among the likeliest, but not where vLLM has joined pieces of a stream.
-    is_again = token_ids == np.repeat(token_ids[starts], np.diff(starts, append=len(token_ids)))
-    is_kept[starts] = np.add.reduceat(is_again, starts, dtype=np.int64) == 1
-    counts = np.add.reduceat(is_kept, starts, dtype=np.int64)
-    if counts.max() > most_kept:
+    counts = np.array([*map(len, sets)], np.int64)
+    if not len(counts) or not counts.min() or counts.max() > most_kept:
         return None
-    ids = token_ids[is_kept]
-    kept = encode_kept(KeptTokens(counts, ids[np.lexsort((ids, np.repeat(np.arange(len(counts)), counts)))]))
+    kept = encode_kept(KeptTokens(counts, np.concatenate(sets).astype(np.int64)))
     return bytearray(kept) if len(kept) <= MAX_KEPT_BYTES else None
 
 

@@ -42,7 +42,7 @@ from trinity_bus.inference.errors import (
     RequestRefusedError,
 )
 from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
-from trinity_bus.inference.sampling import SCORING, sampling_arguments, vllm_parameters
+from trinity_bus.inference.sampling import MOST_KEPT, SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.memory import unfreeze_gc
@@ -214,13 +214,15 @@ class InferenceEngine:
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt of token ids; absent fields of ``sampling`` take the explorer's defaults.
 
-        Their logprobs are those of the distribution that each token was drawn from. RequestRefusedError: the prompt is
-        too long, or a parameter out of range. GenerationError: a response was begun and not finished. EngineDeadError.
+        Their logprobs are those of the distribution that each token was drawn from; where they are to be ``trained``,
+        it is told which tokens that has. RequestRefusedError: the prompt is too long, or a parameter out of range.
+        GenerationError: a response was begun and not finished. EngineDeadError.
         """
-        arguments = self._arguments(sampling, n)
+        arguments = self._arguments(sampling, n, trained=trained)
         most, number = self._most_kept(arguments), str(next(self._numbers))
         if watch is not None:
             watch(functools.partial(self._so_far, number, [0] * n, most))
@@ -234,10 +236,16 @@ class InferenceEngine:
         return [completion_of(one, self._first_version, routed_prompt, most_kept=most) for one in ordered]
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses to a prompt; yield which of them has got more, and what: see ``generate``."""
-        arguments = self._arguments(sampling, n)
+        arguments = self._arguments(sampling, n, trained=trained)
         with request_span(self.model_name, len(prompt_token_ids), arguments, traceparent) as span:
             unfinished = n
             lengths, most = [len(prompt_token_ids)] * n, self._most_kept(arguments)
@@ -291,9 +299,9 @@ class InferenceEngine:
         with request_span(self.model_name, len(token_ids), SCORING, None):
             return scores_of(await self._last(token_ids, SCORING, str(next(self._numbers))), token_ids)[start - 1 :]
 
-    def _arguments(self, sampling: Sampling, n: int) -> dict[str, Any]:
+    def _arguments(self, sampling: Sampling, n: int, *, trained: bool) -> dict[str, Any]:
         own = self._settings
-        most = min(own.max_kept_tokens, self._vocabulary)
+        most = min(MOST_KEPT, self._vocabulary) if trained else 0
         return sampling_arguments(sampling, n, temperature=own.temperature, max_tokens=own.max_tokens, most_kept=most)
 
     def _most_kept(self, arguments: Mapping[str, Any]) -> int:

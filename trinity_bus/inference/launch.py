@@ -33,6 +33,7 @@ from trinity_bus.config.mesh import computed_dtype
 from trinity_bus.config.values import unknown_options
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.inference.sampling import MOST_KEPT
 from trinity_bus.runtime.device import can_compile, is_installed_for_cpu
 from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.process import how_ended
@@ -211,7 +212,7 @@ def _launched(
                 stat_loggers=[counter],
             )
             _spare_front_end(llm)
-            _trim_logprobs()
+            _note_kept()
             return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
@@ -252,32 +253,20 @@ def _spare_front_end(llm: "AsyncLLM") -> None:
     enable_envs_cache()
 
 
-def _trim_logprobs() -> None:
-    # Of what is asked about beside a drawn token most was not kept, and has no probability. It goes before vLLM makes
-    # numbers of Python of it, and holds them until the response ends. And nobody reads any of it as text.
-    from vllm.v1.engine import output_processor
+def _note_kept() -> None:
+    # vLLM makes numbers of Python of all that is told beside a drawn token, and holds 133 bytes of each until the
+    # response ends. What was kept to be drawn from is held as an array here, in the place of a text that nobody reads.
+    from vllm.v1.engine.logprobs import LogprobsProcessor
 
-    if hasattr(output_processor.LogprobsProcessor, "trinity_bus"):
-        return
+    def note(self: Any, told: Any) -> None:
+        asked = slice(1, 1 + self.num_logprobs)
+        for ids, logprobs in zip(told.logprob_token_ids, told.logprobs, strict=True):
+            # The drawn token comes first, and once more among those that have a probability.
+            is_kept = logprobs[asked] > -np.inf
+            kept = np.sort(ids[asked][is_kept]).astype(np.int32) if self.num_logprobs else None
+            self.logprobs.append_fast(ids[:1].tolist(), logprobs[:1].tolist(), [None], [kept])
 
-    class Trimmed(output_processor.LogprobsProcessor):  # type: ignore[misc]  # vLLM is not type-checked
-        trinity_bus = True
-
-        @classmethod
-        def from_new_request(cls, tokenizer: Any, request: Any) -> Any:
-            del tokenizer
-            return super().from_new_request(None, request)
-
-        def _update_sample_logprobs(self, logprobs_lists: Any) -> None:
-            token_ids, logprobs = logprobs_lists.logprob_token_ids, logprobs_lists.logprobs
-            if logprobs.shape[1] > 1:
-                kept = (logprobs[:, 1 : 1 + self.num_logprobs] > -np.inf).sum(1).max(initial=0)
-                logprobs_lists = logprobs_lists._replace(
-                    logprob_token_ids=token_ids[:, : 1 + kept], logprobs=logprobs[:, : 1 + kept]
-                )
-            super()._update_sample_logprobs(logprobs_lists)
-
-    output_processor.LogprobsProcessor = Trimmed
+    LogprobsProcessor._update_sample_logprobs = note  # noqa: SLF001 (there is no other way)
 
 
 def _go_on_unless(abandoned: threading.Event) -> None:
@@ -310,7 +299,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         # Of the distribution that the token is drawn from: after temperature, top-p and top-k. The default is before.
         "logprobs_mode": "processed_logprobs",
         # What was not kept to be drawn from is told by that, too: its probability is 0.
-        "max_logprobs": max(1, settings.max_kept_tokens),
+        "max_logprobs": MOST_KEPT,
         "weight_transfer_config": {"backend": BACKEND},
         "worker_extension_cls": "trinity_bus.weights.vllm.engine.WorkerExtension",
         # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.

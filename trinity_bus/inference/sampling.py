@@ -1,7 +1,7 @@
 """What a task asks for, as vLLM's sampling parameters."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from schemas.sampling import MAX_VOCABULARY, Sampling, StructuredOutputs
 from schemas.turn import MAX_RESPONSES
@@ -29,6 +29,9 @@ _AS_THEY_ARE = (
     "thinking_token_budget",
 )
 
+
+# Tokens of which one is drawn, at most, for it to be known which: the engine is asked about so many without a top-k.
+MOST_KEPT: Final = 4096
 
 # Asks for the log-probability of each token of a prompt: the one that is drawn besides is thrown away.
 SCORING: Mapping[str, Any] = {
@@ -62,7 +65,7 @@ def sampling_arguments(
     """Return the keyword arguments of ``vllm.SamplingParams``, but for its output kind.
 
     ``temperature`` and ``max_tokens`` count where the task names none. ``most_kept``: how many tokens are asked about
-    at most where only some are kept to be drawn from.
+    at most where only some are kept to be drawn from; every request of the engine's batch costs more for that.
     """
     temperature = temperature if sampling.temperature is None else sampling.temperature
     # The logprob of each drawn token and of no other. Text is needed only where vLLM is to find strings in it.

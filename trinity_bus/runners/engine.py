@@ -43,15 +43,22 @@ class ExplorerEngine(Protocol):
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> Sequence[Completion]:
         """Draw ``n`` responses; cancelled, the engine stops drawing them.
 
         ``watch`` is given what tells how far they are. None of the tokens that it tells of is the end of a response
-        that goes on.
+        that goes on. ``trained``: whether they may be, so ``kept`` is to be told.
         """
 
     def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """Draw ``n`` responses; yield which of them has got more, and what: see ``Completion``.
 

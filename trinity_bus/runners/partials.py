@@ -216,8 +216,11 @@ NOTHING_EARLIER = EarlierResponses((), (), Bounds(0, 0), 0)
 class ResponseDrawer:
     """Draws what an attempt asks of its explorer's engine, and has it written with ``write``."""
 
-    def __init__(self, attempt: int, earlier: EarlierResponses, write: Write, settings: ExplorerSettings) -> None:
+    def __init__(
+        self, attempt: int, earlier: EarlierResponses, write: Write, settings: ExplorerSettings, *, trained: bool
+    ) -> None:
         self._attempt = attempt
+        self._trained = trained
         self._earlier = earlier
         self._write = write
         self._settings = settings
@@ -234,7 +237,7 @@ class ResponseDrawer:
         most = sampling.max_tokens or 0
         is_written = engine.tells_versions and 0 < self._settings.most_lost_tokens < most and can_go_on(sampling)
         if not is_written:
-            return await engine.generate(prompt, sampling, n, traceparent)
+            return await engine.generate(prompt, sampling, n, traceparent, trained=self._trained)
         question = question_of_prompt(prompt, sampling, n)
         room = min(most, self._settings.max_model_len - len(prompt))
         drawn = [
@@ -319,7 +322,9 @@ class ResponseDrawer:
             self._drawing[number] = so_far, drawing
 
         try:
-            drawn = await engine.generate(prompt, sampling, len(drawing), traceparent, watch=watch)
+            drawn = await engine.generate(
+                prompt, sampling, len(drawing), traceparent, watch=watch, trained=self._trained
+            )
         finally:
             self._drawing.pop(number, None)
         for one, completion in zip(drawing, drawn, strict=True):

@@ -116,6 +116,11 @@ def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+async def unless_small[*A, R](size: int, call: Callable[[*A], R], *given: *A) -> R:
+    """Return what a call returns, which a thread makes where it reads so many bytes that others would wait for it."""
+    return call(*given) if size < 1 << 19 else await asyncio.to_thread(call, *given)
+
+
 async def in_daemon_thread[R](
     work: Callable[[], R], *, name: str, left: Callable[[threading.Thread], object] | None = None
 ) -> R:

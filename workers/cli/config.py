@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
 from trinity_bus.sizing.memory import HostMemory, limit_bytes
 from workers.cli.console import console, folding_table, say
-from workers.preconditions import PRECONDITIONS, memory, problems
+from workers.preconditions import PRECONDITIONS, left_out, memory, problems
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -112,10 +113,17 @@ def check(
         _print_limits(wanted, needed)
         return
     say(f"Nothing is wrong: {', '.join(wanted)} can start with these settings.")
+    _warn(dict.fromkeys(left_out(service, settings) for service in wanted))
     if needed is not None and needed.tight:
-        sys.stderr.write(f"warning: {printable(needed.tight)}\n")
+        _warn([needed.tight])
     elif needed is not None:
         say(needed.told)
+
+
+def _warn(lines: Iterable[str | None]) -> None:
+    for line in lines:
+        if line is not None:
+            sys.stderr.write(f"warning: {printable(line)}\n")
 
 
 def _print_limits(services: list[str], needed: HostMemory | None) -> None:

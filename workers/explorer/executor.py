@@ -53,6 +53,7 @@ from trinity_bus.rollout.answer import decode_answer
 from trinity_bus.runners.messages import RunDone
 from trinity_bus.runners.partials import NOTHING_EARLIER, EarlierResponses, ResponseDrawer
 from trinity_bus.runners.service import AttemptKey, Runners, WorkflowRaisedError, key_of
+from trinity_bus.runtime.service import unless_small
 from trinity_bus.telemetry import as_current, parent_context, traceparent
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry.metrics import ATTEMPTS, ROLLOUT_DURATION, TOKENS, Occupancy, Unit
@@ -260,7 +261,9 @@ class RolloutExecutor:
                 # There may be thousands.
                 earlier = await asyncio.to_thread(EarlierResponses, *given) if done.partials else NOTHING_EARLIER
                 write = partial(self.turns.keep_partial, order)
-                drawer = self._drawers[key_of(order)] = ResponseDrawer(order.attempt, earlier, write, self.settings)
+                trained = order.batch_type == "train"
+                drawer = ResponseDrawer(order.attempt, earlier, write, self.settings, trained=trained)
+                self._drawers[key_of(order)] = drawer
 
                 async def keep(turn: bytes) -> None:
                     drawer.forget((await self.turns.keep(order, turn)).answers)
@@ -278,7 +281,7 @@ class RolloutExecutor:
         group = decode_answer(order, yielded.group, self.who.model)
         position, pieces = None, []
         if order.batch_type == "train":
-            outcome.check_trainable(group, self.bounds)
+            await unless_small(len(yielded.group), outcome.check_trainable, group, self.bounds)
             if len(yielded.group) <= self.max_group_bytes:
                 sent = await self.producer.send(EXPERIENCES, group.task_id, group, encoded=yielded.group)
                 position = await sent

@@ -171,7 +171,9 @@ class HttpSide:
                 sampling = Sampling.model_validate_json(how)
                 if ask.stream:
                     return await self._streamed(request, ask, sampling)
-                drawn = await self._engine.generate(wire.tokens_of(prompt), sampling, n, _parent(request))
+                drawn = await self._engine.generate(
+                    wire.tokens_of(prompt), sampling, n, _parent(request), trained=ask.trained
+                )
                 return _body(*(self._frame(index, one) for index, one in enumerate(drawn)))
             case (session, written, sampling):
                 (one,) = await self._engine.generate(written.token_ids, sampling, 1, _parent(request))
@@ -206,7 +208,8 @@ class HttpSide:
     async def _streamed(self, request: web.Request, ask: wire.Ask, sampling: Sampling) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         try:
-            parts = self._engine.stream(wire.tokens_of(ask.prompt), sampling, ask.n, _parent(request))
+            tokens, parent = wire.tokens_of(ask.prompt), _parent(request)
+            parts = self._engine.stream(tokens, sampling, ask.n, parent, trained=ask.trained)
             async with aclosing(parts):
                 async for index, more in parts:
                     if response is None:

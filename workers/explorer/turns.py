@@ -33,6 +33,7 @@ from trinity_bus.rollout.workflow import WorkflowError
 from trinity_bus.runners.messages import MAX_TURNS_BYTES
 from trinity_bus.runners.partials import MAX_PARTIALS_BYTES
 from trinity_bus.runners.service import AttemptKey, key_of
+from trinity_bus.runtime.service import unless_small
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class TurnKeeper:
 
     async def keep(self, order: Dispatch, raw: bytes) -> Turn:
         """Make a turn durable and return it; WorkflowError: it is not of this order, or they are too large together."""
-        turn = decode(raw, Turn)
+        turn = await unless_small(len(raw), lambda: decode(raw, Turn))
         said = (turn.task_id, turn.attempt, turn.workflow, turn.explorer, turn.incarnation)
         asked = (order.task.task_id, order.attempt, order.task.workflow, order.explorer, order.incarnation)
         if said != asked or not 0 <= turn.run_id - order.run_id_base < order.repeat_times:

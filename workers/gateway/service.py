@@ -152,7 +152,10 @@ class Gateway:
         self._bus = bus
         key = explorer_key(settings)
         fleet = ServingFleet(own.served, model=own.model, key=key, silence_s=own.explorer_silence_s)
-        self.explorers = Explorers(fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s)
+        # What is answered may get its reward later. Of another pool than the trained model's, nothing is learned.
+        self.explorers = Explorers(
+            fleet, key=key, wait_s=own.engine_wait_s, timeout_s=own.timeout_s, trained=own.pool is None
+        )
         sampling = Sampling(temperature=own.temperature, max_tokens=own.max_tokens)
         renderer = renderer_for(tokenizer) if tokenizer.chat_template else PromptsOnly(tokenizer)
         self._sessions = Sessions(renderer, sampling, most=own.max_sessions, keep_s=own.session_s)

@@ -92,7 +92,6 @@ class Rig:
                 max_model_len=512,
                 seed=1,
                 cpu_kvcache_gib=CACHE_TOKENS * CACHE_BYTES / (1 << 30),
-                max_kept_tokens=4096,
             ),
             SynchronizerSettings(sync_timeout_s=SYNC_S),
         )
@@ -135,8 +134,10 @@ class Rig:
     def sync(self, model: int) -> SyncOutcome:
         return self.run(self.transfer(self.announce(model)))
 
-    def generate(self, prompt: Sequence[int] = PROMPT, n: int = 2, **sampling: Any) -> list[Completion]:
-        return self.run(self.engine.generate(prompt, Sampling(**{"max_tokens": 24} | sampling), n))
+    def generate(
+        self, prompt: Sequence[int] = PROMPT, n: int = 2, *, trained: bool = True, **sampling: Any
+    ) -> list[Completion]:
+        return self.run(self.engine.generate(prompt, Sampling(**{"max_tokens": 24} | sampling), n, trained=trained))
 
     def mismatch(
         self, model: int, completion: Completion, prompt: Sequence[int] = PROMPT, temperature: float = 1.0
@@ -264,7 +265,7 @@ def test_the_trainer_computes_what_the_engine_says_of_tokens_drawn_from_some(rig
 def test_kept_tokens_are_told_in_pieces_and_not_where_there_may_be_more(rig: Rig) -> None:
     async def streamed() -> Completion:
         drawing = Completion([], [], "", [])
-        async for _, more in rig.engine.stream(PROMPT, Sampling(max_tokens=24, top_k=5)):
+        async for _, more in rig.engine.stream(PROMPT, Sampling(max_tokens=24, top_k=5), trained=True):
             wire.take_frame(drawing, wire.frame_of(more))
         return drawing
 
@@ -273,9 +274,31 @@ def test_kept_tokens_are_told_in_pieces_and_not_where_there_may_be_more(rig: Rig
     assert set(counts.tolist()) == {5}
     assert all(token in ids[5 * at : 5 * at + 5] for at, token in enumerate(whole.token_ids))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rig.engine, "_settings", rig.engine._settings.model_copy(update={"max_kept_tokens": 5}))
+        patch.setattr("trinity_bus.inference.engine.MOST_KEPT", 5)
         assert [one.kept for one in rig.generate(top_k=5)] == [None, None]
         assert all(one.kept is not None for one in rig.generate(top_k=4))
+
+
+def test_who_is_drawn_beside_what_is_trained_is_told_no_kept_tokens_and_nothing_else_otherwise(rig: Rig) -> None:
+    async def beside() -> list[Completion]:
+        ways: list[tuple[dict[str, Any], bool]] = [
+            ({"temperature": 0.0}, False),
+            ({"top_p": 0.9}, True),
+            ({"top_p": 0.9}, False),
+            ({}, True),
+        ]
+        asked = [
+            rig.engine.generate(PROMPT, Sampling(**{"max_tokens": 24, "ignore_eos": True} | way), trained=trained)
+            for way, trained in ways
+        ]
+        return [one for (one,) in await asyncio.gather(*asked)]
+
+    (alone,) = rig.generate(n=1, trained=False, temperature=0.0, ignore_eos=True)
+    greedy, trained, shown, whole = rig.run(beside())
+    assert [one.kept is not None for one in (greedy, trained, shown, whole)] == [False, True, False, False]
+    assert greedy.token_ids == alone.token_ids
+    np.testing.assert_allclose(greedy.logprobs, alone.logprobs, atol=TOLERANCE)
+    assert [len(one.logprobs) for one in (greedy, trained, shown, whole)] == [24] * 4
 
 
 def test_a_synced_version_is_the_trainers_bytes_and_draws_as_they_do(rig: Rig) -> None:
@@ -524,7 +547,7 @@ def test_who_watches_is_told_of_each_token_once_as_the_whole_response_has_it(rig
                 look()
 
         async with beside(go_on_looking()):
-            return await rig.engine.generate(PROMPT, sampling, len(told), watch=ask.append)
+            return await rig.engine.generate(PROMPT, sampling, len(told), watch=ask.append, trained=True)
 
     drawn = rig.run(draw(Sampling(max_tokens=120, temperature=2.0, top_k=4)))
     assert looks > len(told)
@@ -532,7 +555,9 @@ def test_who_watches_is_told_of_each_token_once_as_the_whole_response_has_it(rig
         count = len(one.token_ids)
         assert count > len(whole.token_ids) - 10 or not whole.finish_reason
         assert (one.token_ids, one.logprobs) == (whole.token_ids[:count], whole.logprobs[:count])
-        assert bytes(one.kept or b"") == bytes(whole.kept or b"")[: len(one.kept or b"")]
+        assert one.kept
+        assert whole.kept
+        assert bytes(one.kept) == bytes(whole.kept)[: len(one.kept)]
 
 
 def test_a_late_joiner_serves_the_present_version_while_the_other_goes_on_generating(rig: Rig) -> None:

@@ -100,6 +100,10 @@ async def test_eval_batches_publish_no_experiences(alone: Mesh) -> None:
     assert (result.status, result.experience, result.samples) == ("completed", None, 2)
     assert [metrics["reward"] for metrics in result.metrics] == [1.0, 1.0]
     assert await alone.experiences() == []
+    assert alone.engine.trained == [False]
+    await alone.send(dispatch(alone.incarnation, "t-1"))
+    await alone.event(RolloutFinished)
+    assert alone.engine.trained == [False, True]
 
 
 async def test_a_workflow_that_asks_no_engine_can_be_trained_on_and_gives_several_experiences_of_a_run(

@@ -72,6 +72,7 @@ async def test_a_workflow_asks_an_explorer_of_another_pool(settings: Settings, f
         assert finished.status == "completed", finished.error
         (group,) = await mesh.experiences()
         assert group.rewards.tolist() == [2.0]
+        assert not any(judge.trained)
         assert group.teacher_logprobs is not None
         refused = await consulted(2, "nobody")
         assert (refused.status, "UnknownPoolError" in str(refused.error)) == ("failed", True)

@@ -40,6 +40,8 @@ class FakeEngine(ZeroCostEngine):
         self.prompts: list[list[int]] = []
         self.parents: list[str | None] = []
         """The trace context of each prompt."""
+        self.trained: list[bool] = []
+        """Of each prompt, whether what is drawn may be."""
         self.reason = "stop"
         """Why answers end, whatever their length."""
         self.hang_after: int | None = None
@@ -56,15 +58,17 @@ class FakeEngine(ZeroCostEngine):
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         if watch is not None:
             gathered = Gathered(n)
             gathered.version = self.model_version
             watch(gathered.so_far)
-            async with aclosing(self.stream(prompt_token_ids, sampling, n, traceparent)) as parts:
+            async with aclosing(self.stream(prompt_token_ids, sampling, n, traceparent, trained=trained)) as parts:
                 async for index, more in parts:
                     gathered.add(index, more)
             return gathered.whole
+        self.trained.append(trained)
         self.prompts.append(list(prompt_token_ids))
         self.parents.append(traceparent)
         self.waiting += 1
@@ -84,9 +88,16 @@ class FakeEngine(ZeroCostEngine):
         return [completion] * n
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
         """A token at a time; before each it waits for ``open``. A prompt with a part of the answer gets the rest."""
+        self.trained.append(trained)
         self.prompts.append(list(prompt_token_ids))
         self.parents.append(traceparent)
         prompt = "".join(map(chr, prompt_token_ids))

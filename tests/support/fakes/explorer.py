@@ -57,6 +57,7 @@ class WordsEngine(ZeroCostEngine):
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         version, tokenizer = self.model_version, CharacterTokenizer()
         await asyncio.sleep(random.uniform(0, float(os.environ.get("FAKE_ENGINE_DELAY_S", "0"))))  # noqa: S311 - delays
@@ -80,12 +81,13 @@ class CountingEngine(FakeEngine):
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         if self.requests == self._hang_at:
             await asyncio.Event().wait()
         self.answer = f"{self._prefix}{self.requests}"
         self.requests += 1
-        return await super().generate(prompt_token_ids, sampling, n, traceparent, watch=watch)
+        return await super().generate(prompt_token_ids, sampling, n, traceparent, watch=watch, trained=trained)
 
 
 class DyingProducer(Producer):

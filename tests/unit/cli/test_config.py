@@ -107,6 +107,14 @@ def test_what_services_need_of_memory_is_told_and_what_never_fits_is_refused(run
     assert re.search(r"trainer \d\.\d, coordinator 0\.3, explorer \d\.\d, kafka 0\.\d: ", done.stdout + done.stderr)
     done = run("--config", "mesh.toml", "config", "check", "--limits", "trainer", "explorer")
     assert re.fullmatch(r"TRAINER_MEMORY=\d+m\nEXPLORER_MEMORY=\d+m\n", done.stdout), done.stderr
+    assert "left out of training" not in done.stderr
+    servers = ("explorer.engine_url=http://127.0.0.1:1", "synchronizer.sync_method=checkpoint")
+    asked = [word for one in servers for word in ("--set", one)]
+    done = run("--config", "mesh.toml", *asked, "config", "check")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("top_k or min_p are left out of training unless the servers tell which") == 1
+    done = run("--config", "mesh.toml", *asked, "--set", "trainer.limited_sampling=train", "config", "check")
+    assert "left out of training" not in done.stderr
     tokens = ("--set", "trainer.micro_batch_tokens=1000000000")
     done = run("--config", "mesh.toml", *tokens, "config", "check")
     assert done.returncode == 2

@@ -71,6 +71,13 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
         assert usage.completion_tokens == len(engine.answer)
 
 
+async def test_a_conversation_may_get_a_reward_so_it_is_asked_from_which_tokens_it_was_drawn() -> None:
+    async with rig() as here, here.client() as client:
+        await say(client)
+        await (await say(client, stream=True)).close()
+        assert here.engines["explorer-0"].trained == [True, True]
+
+
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_an_answer_whose_explorers_are_lost_is_drawn_by_another_and_moved_once(lost: int) -> None:
     async with rig(explorers=3) as here, here.client() as client:

@@ -1,7 +1,5 @@
 """The pure parts: sampling parameters, completions, version spans, cores, spans of requests. vLLM is not imported."""
 
-import itertools
-import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -82,22 +80,20 @@ def test_so_many_are_asked_about_that_one_which_was_not_kept_is_among_them(
     assert found["logprobs"] == asked
 
 
-def likely(*positions: list[tuple[int, float]]) -> SimpleNamespace:
-    """As vLLM tells it: of each position the token that was drawn, and then the likeliest."""
-    ids, logprobs = zip(*(each for position in positions for each in position), strict=True)
-    starts = [0, *itertools.accumulate(map(len, positions[:-1]))]
-    return SimpleNamespace(token_ids=list(ids), logprobs=list(logprobs), start_indices=starts)
+def noted(*sets: list[int]) -> SimpleNamespace:
+    """As our part of vLLM's front end notes it: of each of two tokens, from which it was drawn."""
+    kept = [np.array(ids, np.int32) for ids in sets]
+    return SimpleNamespace(token_ids=[5, 6], logprobs=[-0.5, 0.0], decoded_tokens=kept)
 
 
-def test_what_was_kept_has_a_probability() -> None:
-    known = likely([(5, -0.5), (7, -0.2), (5, -0.5)], [(6, 0.0), (6, 0.0), (1, -math.inf)])
+def test_what_a_token_was_drawn_from_is_told_where_it_is_known_of_all() -> None:
+    known = noted([5, 7], [6])
     found = completion_of(output([5, 6], logprobs=known), most_kept=2)
     assert (found.token_ids, found.logprobs) == ([5, 6], [-0.5, 0.0])
     assert bytes(some(found.kept)) == kept_of([5, 7], [6])
-    joined = likely([(5, -0.5), (7, -0.2)], [(6, 0.0), (1, -math.inf)])
-    assert bytes(some(completion_of(output([5, 6], logprobs=joined), most_kept=2).kept)) == kept_of([5, 7], [6])
     assert completion_of(output([5, 6], logprobs=known), most_kept=1).kept is None, "there may be others"
-    with pytest.raises(GenerationError, match="6 logprobs for 2 drawn tokens, or of other tokens"):
+    assert completion_of(output([5, 6], logprobs=noted([5, 7], [])), most_kept=2).kept is None, "nobody knows"
+    with pytest.raises(GenerationError, match="2 logprobs for 2 drawn tokens, or of other tokens"):
         completion_of(output([5, 7], logprobs=known), most_kept=2)
 
 

@@ -54,7 +54,7 @@ def test_an_error_that_an_import_has_kept_does_not_keep_the_engine(monkeypatch: 
         module("vllm.v1"),
         module("vllm.v1.engine"),
         module("vllm.v1.engine.async_llm", AsyncLLM=FakeEngine),
-        module("vllm.v1.engine.output_processor", LogprobsProcessor=object),
+        module("vllm.v1.engine.logprobs", LogprobsProcessor=type("LogprobsProcessor", (), {})),
         module("vllm.v1.executor", Executor=cast("Any", module("executor", get_class=lambda _: None))),
         module("vllm.v1.metrics"),
         module("vllm.v1.metrics.loggers", PrometheusStatLogger=object),

@@ -33,7 +33,7 @@ from trinity_bus.weights.checkpoint import CheckpointTransport
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.layout import TensorMeta, TransferManifest
 from trinity_bus.weights.transport import Method, Source
-from workers.preconditions import problems
+from workers.preconditions import ensure, problems
 
 PROMPT = [5, 6]
 
@@ -360,22 +360,39 @@ async def test_a_version_is_not_taken_by_another_method_or_amid_requests(model: 
         assert (engine.model_version, server.calls) == (-1, [])
 
 
+@pytest.mark.parametrize("service", ["explorer", "trainer"])
+def test_what_servers_may_leave_out_of_training_is_said_when_a_service_starts(
+    service: str, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own: dict[str, Any] = {"mesh": {"model_path": str(model)}, "trainer": {"checkpoint_dir": tmp_path}}
+    servers: dict[str, Any] = {
+        "explorer": {"engine_url": "http://127.0.0.1:1"},
+        "synchronizer": {"sync_method": "checkpoint"},
+    }
+    for more, said in ((servers, 1), ({}, 0)):
+        caplog.clear()
+        ensure(service, Settings(**own, **more))
+        assert caplog.text.count("are left out of training unless the servers tell") == said
+
+
 async def test_kept_tokens_and_routes_are_told_where_the_server_tells_them(model: Path) -> None:
     routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     server = FakeServer(more={"sampling_mask": [[9, 7], [8, 2]], "routed_experts": file_of(routes)})
     limited = Sampling(max_tokens=2, top_k=2)
-    async with engine_on(server, model, max_kept_tokens=64, capture_routes=True) as engine:
-        (drawn,) = await engine.generate(PROMPT, limited)
+    async with engine_on(server, model, capture_routes=True) as engine:
+        (drawn,) = await engine.generate(PROMPT, limited, trained=True)
         assert drawn.routes is not None
         assert (drawn.routes == routes).all()
         assert drawn.kept is not None
         assert decode_kept(drawn.kept, 2).ids.tolist() == [7, 9, 2, 8]
         # Whoever asks for all of them is not told which they are.
-        (whole,) = await engine.generate(PROMPT, Sampling(max_tokens=2))
+        (whole,) = await engine.generate(PROMPT, Sampling(max_tokens=2), trained=True)
         assert whole.kept is None
-    async with engine_on(server, model, max_kept_tokens=1) as engine:
-        (few,) = await engine.generate(PROMPT, limited)
-        assert (few.kept, few.routes) == (None, None)
+        (shown,) = await engine.generate(PROMPT, limited)
+        assert shown.kept is None, "nobody trains on it"
+    async with engine_on(server, model) as engine:
+        (few,) = await engine.generate(PROMPT, Sampling(max_tokens=2, top_k=1), trained=True)
+        assert few.routes is None
     with pytest.raises(EngineStartError, match="--enable-return-routed-experts"):
         async with engine_on(FakeServer(), model, capture_routes=True):
             """Not reached."""

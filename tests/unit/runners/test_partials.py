@@ -245,6 +245,8 @@ async def test_responses_are_no_longer_than_the_policy_draws_them_whenever_explo
             sampling: Sampling,
             n: int = 1,
             traceparent: str | None = None,
+            *,
+            trained: bool = False,
         ) -> AsyncGenerator[tuple[int, Completion]]:
             left = set(range(n))
             while left:
@@ -343,11 +345,11 @@ HOT = Sampling(max_tokens=100)
 class Drawer(ResponseDrawer):
     """With what it has written."""
 
-    def __init__(self, found: Sequence[PartialResponses] = (), **settings: Any) -> None:
+    def __init__(self, found: Sequence[PartialResponses] = (), *, trained: bool = True, **settings: Any) -> None:
         self.log: list[PartialResponses] = []
         attempt = 1 + max((one.attempt for one in found), default=0)
         self.settings = ExplorerSettings(**{"turn_tokens": TURN_TOKENS} | settings)
-        super().__init__(attempt, earlier(found), self._keep, self.settings)
+        super().__init__(attempt, earlier(found), self._keep, self.settings, trained=trained)
 
     async def _keep(self, answers: list[Answer]) -> None:
         await asyncio.sleep(0)
@@ -438,6 +440,14 @@ async def test_of_equal_responses_each_is_written_and_given_as_often_as_no_turn_
     for turns, lengths in ([], [2, 2, 2, 0]), ([told, told], [2, 0, 0, 0]):
         found = earlier(drawer.log, turns)
         assert [len(found.take(question, 100).whole.token_ids) for _ in range(4)] == lengths
+
+
+@pytest.mark.parametrize("trained", [True, False])
+async def test_from_which_tokens_it_was_drawn_is_asked_of_what_is_to_be_trained_alone(trained: bool) -> None:
+    engine, drawer = FakeEngine(version=3, answer=ANSWER), Drawer(trained=trained)
+    await drawer.draw(engine, PROMPT, HOT, 2, None)
+    await drawer.draw(engine, PROMPT, HOT.model_copy(update={"max_tokens": 2}), 1, None)
+    assert engine.trained == [trained, trained], "streamed, and at once"
 
 
 async def test_what_a_turn_has_is_not_written_once_more() -> None:

@@ -50,7 +50,7 @@ from trinity_bus.inference.errors import (
     GenerationError,
     RequestRefusedError,
 )
-from trinity_bus.inference.sampling import sampling_arguments
+from trinity_bus.inference.sampling import MOST_KEPT, sampling_arguments
 from trinity_bus.inference.server.client import (
     Asked,
     NoAnswerError,
@@ -244,11 +244,13 @@ class ServerEngine:
         traceparent: str | None = None,
         *,
         watch: Watch | None = None,
+        trained: bool = False,
     ) -> list[Completion]:
         """Draw ``n`` responses to a prompt; see ``InferenceEngine.generate``."""
         if watch is not None:
-            return await self._watched(prompt_token_ids, sampling, n, traceparent, watch)
-        arguments, most_kept = self._arguments(sampling, n)
+            parts = self.stream(prompt_token_ids, sampling, n, traceparent, trained=trained)
+            return await self._watched(parts, n, watch)
+        arguments, most_kept = self._arguments(sampling, n, trained=trained)
         with request_span(self._name, len(prompt_token_ids), arguments, traceparent) as span:
             for left in reversed(range(1 if self._router is None else _ROUTED_TRIES)):
                 async with self._request(prompt_token_ids, arguments, most_kept) as (client, body, asked):
@@ -269,14 +271,12 @@ class ServerEngine:
             span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, tokens)
         return drawn
 
-    async def _watched(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int, traceparent: str | None, watch: Watch
-    ) -> list[Completion]:
+    async def _watched(self, given: AsyncGenerator[tuple[int, Completion]], n: int, watch: Watch) -> list[Completion]:
         gathered = Gathered(n)
         watch(gathered.so_far)
         self._watched_responses += n
         try:
-            async with aclosing(self.stream(prompt_token_ids, sampling, n, traceparent)) as parts:
+            async with aclosing(given) as parts:
                 async for index, more in parts:
                     gathered.add(index, more)
                     # None comes amid a request: servers that take one then are not watched.
@@ -288,9 +288,15 @@ class ServerEngine:
         return gathered.whole
 
     async def stream(
-        self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        n: int = 1,
+        traceparent: str | None = None,
+        *,
+        trained: bool = False,
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        arguments, most_kept = self._arguments(sampling, n)
+        arguments, most_kept = self._arguments(sampling, n, trained=trained)
         most: int = arguments["max_tokens"]
         told = dict.fromkeys(range(n), 0)
         drawn = 0
@@ -370,7 +376,7 @@ class ServerEngine:
     def _whys(self) -> str:
         return "; ".join(f"{one.client.url}: {one.why}" for one in self._members)
 
-    def _arguments(self, sampling: Sampling, n: int) -> tuple[dict[str, Any], int]:
+    def _arguments(self, sampling: Sampling, n: int, *, trained: bool) -> tuple[dict[str, Any], int]:
         # Besides, how many tokens one may be drawn from for them to be told
         found, settings = self._found, self._settings
         given = sampling_arguments(
@@ -378,7 +384,7 @@ class ServerEngine:
             n,
             temperature=settings.temperature,
             max_tokens=settings.max_tokens,
-            most_kept=settings.max_kept_tokens,
+            most_kept=MOST_KEPT if trained else 0,
         )
         arguments = {name: value for name, value in given.items() if name not in _OURS}
         if unknown := arguments.keys() - found.kind.options:

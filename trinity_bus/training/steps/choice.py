@@ -70,7 +70,7 @@ _OF_EXAMPLES = frozenset(kind.value for kind in ExampleFlaw)
 _DETAILS = {
     Unfit.LIMITED_SAMPLING: (
         "it was drawn with a penalty or the like; or with top-p, top-k or min-p, and nobody knows which tokens these "
-        "have kept: there were more than explorer.max_kept_tokens, or its engine or workflow does not tell"
+        "have kept: there were too many, or its engine or workflow does not tell (docs/objectives.md)"
     ),
     Unfit.GREEDY: "it was drawn at temperature 0",
     Unfit.BASELINE: "it was drawn at temperature 0, and the others are compared with it",

@@ -42,6 +42,7 @@ from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.vllm.adapter import ServedAdapter
 from trinity_bus.weights.vllm.control import ControlServer
+from trinity_bus.weights.vllm.kept import telling_kept
 from trinity_bus.weights.vllm.loading import Shadow, elements, load
 
 # How long a thread of the worker keeps the interpreter while another wants it; Python's default is 5 ms
@@ -194,7 +195,11 @@ class WorkerExtension:
         """Open this worker's control socket in a folder of the front end's, once. Return its path."""
         path = Path(folder) / f"{self.rank}.sock"
         self.trinity_control = ControlServer(self.weight_transfer_engine.receiver, path)
-        _make_way(self.weight_transfer_engine.device)
+        device = self.weight_transfer_engine.device
+        _make_way(device)
+        if device.type == "cpu":
+            sampler = self.model_runner.sampler
+            sampler.gather_logprobs = telling_kept(sampler.gather_logprobs)
         if self.vllm_config.lora_config is not None:
             self.weight_transfer_engine.serve_adapter(self.model_runner.lora_manager)
         return str(path)

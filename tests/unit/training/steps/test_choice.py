@@ -112,7 +112,7 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     )
     (found,) = left(lacking)
     assert (found.reason, found.samples) == ("limited_sampling", [0, 1])
-    assert "explorer.max_kept_tokens" in found.detail
+    assert "there were too many" in found.detail
     assert left(lacking, limited=True) == []
     damaged = replace(whole, kept=np.concatenate([[255], some(whole.kept)[1:]]).astype(np.uint8))
     assert [(one.reason, one.samples) for one in left(damaged)] == [("bad_kept", [0])]

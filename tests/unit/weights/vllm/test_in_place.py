@@ -75,6 +75,7 @@ def make_worker(model: Model) -> Any:
             model_config = SimpleNamespace(enforce_eager=False, dtype=torch.float32)
             config = SimpleNamespace(parallel_config=None, model_config=model_config, lora_config=None)
             self.vllm_config = config
+            self.model_runner = SimpleNamespace(sampler=SimpleNamespace(gather_logprobs=None))
             self.weight_transfer_engine = OverlappedWeightTransferEngine(None, config, torch.device("cpu"), model)
             self._weight_update_active = False
 
