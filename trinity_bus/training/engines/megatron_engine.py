@@ -42,7 +42,7 @@ from trinity_bus.training.megatron.core import (
 )
 from trinity_bus.training.megatron.cpu_platform import on_cpu
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
-from trinity_bus.training.megatron.lora import Adapters
+from trinity_bus.training.megatron.lora import Adapters, dithered
 from trinity_bus.training.megatron.model import StagedModel, is_local
 from trinity_bus.training.megatron.optimizer import AdamW
 from trinity_bus.training.megatron.rotary import SharedSeqParams
@@ -92,8 +92,11 @@ class MegatronEngine(RankEngine):
         self.model.load(folder)
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._adapters is None:
+            return self.model.tensors()
         # What adapters add is added.
-        return self.model.tensors() if self._adapters is None else self.model.tensors(self._adapters.merged)
+        merged = self.model.tensors(self._adapters.merged, torch.float32)
+        return ((name, dithered(whole, self.dtype)) for name, whole in merged)
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(()) if self._adapters is None else self._adapters.tensors()

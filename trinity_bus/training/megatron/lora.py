@@ -80,10 +80,11 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         parts = zip(inner.split(self._rank, -1), self.b, strict=True)
         return self._scale * self._joined([torch.nn.functional.linear(h, b) for h, b in parts], -1)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed by mypy
     def added(self) -> torch.Tensor:
         """Return what the adapter adds to the weight, float32."""
         parts = zip(self.b, self.a.float().split(self._rank), strict=True)
-        return self._scale * self._joined([b.float() @ a for b, a in parts], 0)
+        return self._joined([b.float() @ a for b, a in parts], 0).mul_(self._scale)
 
     def of_projections(
         self, of: Callable[[torch.nn.Parameter], torch.Tensor]
@@ -131,10 +132,9 @@ class Adapters:
         self._of[number, path] = self._of_weight[linear.weight] = adapter
 
     def merged(self, weight: torch.nn.Parameter) -> torch.Tensor:
-        adapter = self._of_weight.get(weight)
-        if adapter is None:
-            return weight.detach()
-        return dithered(weight.detach().float() + adapter.added().detach(), weight.dtype)
+        """Return this rank's shard with what is added to it, float32; to be rounded when it is whole."""
+        whole, adapter = weight.detach().float(), self._of_weight.get(weight)
+        return whole if adapter is None else whole + adapter.added()
 
     def tensors(
         self, of: Callable[[torch.nn.Parameter], torch.Tensor] = torch.Tensor.detach, dtype: torch.dtype | None = None
@@ -177,14 +177,15 @@ def dithered(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     What an adapter adds to a weight is mostly less than half the distance to the next bfloat16. Rounded to the nearest
     it is lost, and engines sample from a policy that lags behind the trained one. The place of a weight alone decides
     what is rounded up (a Weyl sequence of the golden ratio), so one to which nothing is added stays, and one that has
-    not changed since the last version is published as in that.
+    not changed since the last version is published as in that. ``whole`` has no shards, so all layouts give the same.
     """
     if dtype is not torch.bfloat16:
         return whole.to(dtype)
-    thresholds = torch.arange(whole.numel(), device=whole.device, dtype=torch.int32).mul_(_GOLDEN).bitwise_and_(0xFFFF)
+    bits = torch.arange(whole.numel(), device=whole.device, dtype=torch.int32).mul_(_GOLDEN).bitwise_and_(0xFFFF)
     # The upper half of a float32's bits is the bfloat16 below it in size, the lower half its share of the step.
-    bits = whole.contiguous().view(torch.int32).view(-1).add(thresholds).bitwise_and_(-0x10000)
-    return bits.view(torch.float32).view(whole.shape).to(dtype)
+    bits.add_(whole.contiguous().view(torch.int32).view(-1)).bitwise_and_(-0x10000)
+    rounded = bits.view(torch.float32).view(whole.shape)
+    return torch.where(whole.isfinite(), rounded, whole).to(dtype)
 
 
 def _sum(output: torch.Tensor, added: torch.Tensor) -> torch.Tensor:

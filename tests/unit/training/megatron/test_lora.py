@@ -43,3 +43,10 @@ def test_other_types_are_rounded_as_torch_does() -> None:
     weight, adapter = made(0)
     assert torch.equal(dithered(weight + adapter, torch.float32), weight + adapter)
     assert torch.equal(dithered(weight + adapter, torch.float16), (weight + adapter).half())
+
+
+def test_what_is_not_finite_is_not_hidden() -> None:
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800000, -0x800000], dtype=torch.int32).repeat(5)
+    rounded = dithered(bits.view(torch.float32), torch.bfloat16)
+    assert torch.equal(rounded.isnan(), bits.view(torch.float32).isnan())
+    assert torch.equal(rounded.isinf(), bits.view(torch.float32).isinf())
