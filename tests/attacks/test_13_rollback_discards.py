@@ -250,7 +250,10 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
         asking = asyncio.create_task(
             asyncio.to_thread(command, "--to", "2", "--reason", "it diverged", "--as", "olga", "--discard")
         )
-        wanted = (await first(events, VersionWanted, lambda asked: asked.rollback is not None)).rollback
+        told = asyncio.create_task(first(events, VersionWanted, lambda asked: asked.rollback is not None))
+        await asyncio.wait({asking, told}, return_when=asyncio.FIRST_COMPLETED)
+        assert not asking.done(), asking.result()
+        wanted = (await told).rollback
         assert wanted == Rollback(to=2, through=2, reason="it diverged", asked_by="olga")
         await (await producer.send(TRAINER_EVENTS, "trainer-0", step(2, "life-2", wanted)))
         done = await asking

@@ -197,7 +197,7 @@ class ExplorerSettings(Section):
 
     @property
     def most_lost_tokens(self) -> int:
-        """Of a response, with an explorer; 0: all that it has."""
+        """Tokens of a response that may go with an explorer; 0: all that it has."""
         if self.turn_tokens is not None:
             return self.turn_tokens
         return 256 if self.engine_url is None else 0
