@@ -430,5 +430,6 @@ class CheckpointMirror:
             )
         if self._life not in lives:
             raise ObjectStoreError(
-                f"{self._there.url}/{self._own} was written and is not listed: start the trainer again if it was removed"
+                f"{self._there.url}/{self._own} was written, and is not listed: start the trainer again if somebody "
+                "has removed it"
             )
