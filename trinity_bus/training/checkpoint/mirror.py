@@ -139,7 +139,7 @@ class StoredCheckpoint(_Stored):
         return {f"{_PIECES}{self.life}/{digest}" for file in self.files.values() for digest in file.pieces}
 
 
-class Index(_Stored):
+class StoredIndex(_Stored):
     format: Literal[1] = 1
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     notes: dict[NoteName, str]
@@ -158,9 +158,9 @@ class Index(_Stored):
         return left
 
 
-def read_index(content: bytes, where: str) -> Index:
+def read_index(content: bytes, where: str) -> StoredIndex:
     try:
-        return Index.model_validate_json(content)
+        return StoredIndex.model_validate_json(content)
     except ValidationError as error:
         raise CheckpointError(
             f"{where} is no index of checkpoints ({error.errors()[0]['msg']}): it is damaged, or of a newer program; "
@@ -185,7 +185,7 @@ class CheckpointsThere:
         self.url = url.rstrip("/")
         self.store = PatientStore(self.url, outage_s)
 
-    def newest(self) -> tuple[str, Index] | None:
+    def newest(self) -> tuple[str, StoredIndex] | None:
         """Return the life that counts, and its index; CheckpointError where it cannot be read."""
         for life in _lives(self.store):
             name = f"{_LIVES}{life}"
@@ -194,7 +194,7 @@ class CheckpointsThere:
                 return life, read_index(content, f"{self.url}/{name}")
         return None
 
-    def index(self) -> tuple[str, Index]:
+    def index(self) -> tuple[str, StoredIndex]:
         found = self.newest()
         if found is None:
             raise CheckpointError(f"there are no checkpoints at {self.url}")
@@ -218,7 +218,7 @@ class CheckpointsThere:
             listed.append(Listed(f"{self.url} step {step}", found.written, step, manifest, problem))
         return listed
 
-    def fetch(self, life: str, index: Index, step: int, directory: Path) -> Path:
+    def fetch(self, life: str, index: StoredIndex, step: int, directory: Path) -> Path:
         """Make a directory without checkpoints that of the run, with one of them, and return its folder.
 
         CheckpointError: there is no such checkpoint, it is damaged, or the directory is another run's.
@@ -233,14 +233,14 @@ class CheckpointsThere:
         note_mirror(directory, _known((life,), index.checkpoints))
         return reveal(folder, folder_of(directory, step))
 
-    def fetch_notes(self, index: Index, directory: Path) -> None:
+    def fetch_notes(self, index: StoredIndex, directory: Path) -> None:
         self.ensure_run(index, directory)
         for name in NOTES:
             (directory / name).unlink(missing_ok=True)
         for name, content in {**index.notes, RUN: index.run}.items():
             replace(directory / name, content)
 
-    def ensure_run(self, index: Index, directory: Path) -> None:
+    def ensure_run(self, index: StoredIndex, directory: Path) -> None:
         if (directory / RUN).exists() and read_run(directory) != index.run:
             raise CheckpointError(
                 f"{self.url} has checkpoints of another run than {directory}: set trainer.checkpoint_dir to an empty "
@@ -287,7 +287,7 @@ def _known(lives: tuple[str, ...], *indexes: Mapping[int, StoredCheckpoint]) -> 
 
 
 class CheckpointMirror:
-    """Of a directory that this process holds. ``open`` before anything is read there, then ``run`` in a thread."""
+    """The copying of a directory that this process holds: ``open`` before anything is read there, ``run`` in a thread."""
 
     def __init__(self, directory: Path, url: str, *, keep: int, outage_s: float = _OUTAGE_S) -> None:
         self._directory = directory
@@ -317,11 +317,14 @@ class CheckpointMirror:
             if not self._goes_on_from(*before):
                 self._adopt(*before)
                 self._ensure_highest()
+        if self._kept and latest(directory, rolls_back_to(self._notes())) is None:
+            raise CheckpointError(
+                f"{directory} has no checkpoint that the rollback which was begun leaves, and {self._there.url} "
+                f"has some: move all of {directory} away to go on from those"
+            )
         finish_rollback(directory)
         through = max(steps(directory), default=-1)
         kept = {step: found for step, found in self._kept.items() if step <= through}
-        if self._kept and through < 0:
-            raise CheckpointError(f"{directory} has no checkpoint to go on from, and {self._there.url} has some")
         if dropped := sorted(self._kept.keys() - kept.keys()):
             log.warning("steps %s are not in %s, and their checkpoints leave %s", dropped, directory, self._there.url)
         self._put_index(kept, *(() if before is None else before[:1]), self._life)
@@ -342,8 +345,9 @@ class CheckpointMirror:
             except Exception as error:
                 if is_last and not self._store.is_closed:
                     raise
-                # One that is damaged stays so, and it takes long to read.
-                again_at = math.inf if isinstance(error, CheckpointError) else awake.now() + self._outage_s
+                # One that is damaged stays so, and it takes long to read; what the disk or the store says may pass.
+                is_final = isinstance(error, CheckpointError) and error.__cause__ is None
+                again_at = math.inf if is_final else awake.now() + self._outage_s
                 failed = folder
                 log.warning("%s is not at %s yet: %s", folder.name, self._there.url, error)
             awake.wait_in_thread(self._finishing.wait, _POLL_S)
@@ -358,12 +362,12 @@ class CheckpointMirror:
     def _own(self) -> str:
         return f"{_LIVES}{self._life}"
 
-    def _goes_on_from(self, life: str, index: Index) -> bool:
+    def _goes_on_from(self, life: str, index: StoredIndex) -> bool:
         # Not so where somebody has removed what was in the folder, nor where it is of an earlier time.
         has_any, note = bool(steps(self._directory)) or not index.checkpoints, read_mirror(self._directory)
         return has_any and life in note.lives and max(index.checkpoints, default=-1) <= note.newest
 
-    def _adopt(self, life: str, index: Index) -> None:
+    def _adopt(self, life: str, index: StoredIndex) -> None:
         newest = max(index.to_go_on_from(), default=None)
         if aside := steps(self._directory):
             log.warning(
@@ -404,10 +408,13 @@ class CheckpointMirror:
                 digests.append(hashlib.sha256(piece).hexdigest())
                 yield f"{_PIECES}{self._life}/{digests[-1]}", partial(bytes, piece)
 
+    def _notes(self) -> dict[str, str]:
+        return {name: path.read_text() for name in NOTES if (path := self._directory / name).exists()}
+
     def _put_index(self, kept: dict[int, StoredCheckpoint], *lives: str) -> None:
         """Write it, note in the folder what is there now, and look for a higher life before what it needs is noted."""
-        notes = {name: path.read_text() for name in NOTES if (path := self._directory / name).exists()}
-        index = Index(run=run_name(self._directory), notes=notes, checkpoints=kept).model_dump_json().encode()
+        found = StoredIndex(run=run_name(self._directory), notes=self._notes(), checkpoints=kept)
+        index = found.model_dump_json().encode()
         if len(index) > _MOST_BYTES:
             raise CheckpointError(
                 f"the index at {self._there.url} would be of {len(index)} bytes, and at most {_MOST_BYTES} are read: "

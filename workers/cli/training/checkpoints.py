@@ -118,7 +118,7 @@ def fetch(
 @contextlib.contextmanager
 def _source(given: str, where: str | None) -> Iterator[Path]:
     if _is_url(given):
-        raise CheckpointError(f"{given} is a URL: give it with --dir, and the step in place of it")
+        raise CheckpointError("the source is a URL: give it with --dir, and the step in place of it")
     if not given.isdecimal():
         yield Path(given)
     elif where is not None and _is_url(where):

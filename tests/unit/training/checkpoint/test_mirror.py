@@ -18,6 +18,7 @@ from schemas.record import Rollback
 from trinity_bus.errors import SupersededError
 from trinity_bus.runtime import object_store
 from trinity_bus.runtime.object_store import PIECE, ObjectStore, ObjectStoreError
+from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint import mirror as mirroring
@@ -559,9 +560,10 @@ def test_where_a_rollback_leaves_none_nothing_is_changed(place: Place) -> None:
             fresh.start()
         assert (fresh.steps(), place.steps()) == ([], [5])
     shutil.rmtree(machine.folder / "step-00000004")
-    with pytest.raises(CheckpointError, match="no checkpoint to go on from"):
-        machine.start()
-    assert place.steps() == [5]
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no checkpoint that the rollback which was begun leaves"):
+            machine.start()
+        assert machine.steps() == place.steps() == [5]
 
 
 def test_a_copy_of_the_folder_of_an_earlier_time_is_behind(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -642,7 +644,7 @@ def test_a_checkpoint_that_is_damaged_here_is_not_sent_and_not_read_again(
     local: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine, looked = local.machine("a").start().train(1), list[Path]()
-    original, waits = mirroring.verify, threading.Event()
+    original, waits = checkpoint.verify, threading.Event()
 
     def noting(folder: Path) -> None:
         looked.append(folder)
@@ -666,7 +668,7 @@ def test_a_checkpoint_that_is_damaged_here_is_not_sent_and_not_read_again(
 def test_what_cannot_be_read_here_is_tried_again(
     local: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine, waits, original = local.machine("a").start(), threading.Event(), mirroring.open_plain
+    machine, waits, original = local.machine("a").start(), threading.Event(), open_plain
     monkeypatch.setattr(mirroring, "_POLL_S", 0.01)
 
     def failing(path: Path) -> Any:
