@@ -287,7 +287,7 @@ def _known(lives: tuple[str, ...], *indexes: Mapping[int, StoredCheckpoint]) -> 
 
 
 class CheckpointMirror:
-    """The copying of a directory that this process holds: ``open`` before anything is read there, ``run`` in a thread."""
+    """The copying of a directory that this process has: ``open`` before anything is read there, ``run`` in a thread."""
 
     def __init__(self, directory: Path, url: str, *, keep: int, outage_s: float = _OUTAGE_S) -> None:
         self._directory = directory
