@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import batched
+from itertools import batched, chain
 from typing import Final
 
 from trinity_bus import awake
@@ -91,8 +91,20 @@ class ObjectStore:
         """Return what is there, in these folders or anywhere, be it an object or the rest of a half-written one."""
         with self._errors():
             self._files.invalidate_cache()
-            found = (path for folder in folders or ("",) for path in self._files.find(self._of(folder).rstrip("/")))
+            found = (path for folder in folders or ("",) for path in self._below(self._of(folder).rstrip("/")))
             return [path.removeprefix(self._path + "/") for path in found]
+
+    def _below(self, path: str) -> list[str]:
+        if not self._is_local:
+            found: list[str] = self._files.find(path)
+            return found
+        # For ``find`` a folder that cannot be listed is an empty one.
+        try:
+            entries = self._files.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        names = ([one["name"]] if one["type"] != "directory" else self._below(one["name"]) for one in entries)
+        return sorted(chain.from_iterable(names))
 
     def remove(self, names: list[str]) -> None:
         with self._errors():

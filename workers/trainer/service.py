@@ -53,16 +53,18 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from schemas import Rollback
 from schemas.topic import Topic
 from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
+from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.cluster_gauges import watch_folder
 from trinity_bus.config import Settings, WrongSettingsError
 from trinity_bus.coordination import SyncPolicy
 from trinity_bus.errors import ConfigError
-from trinity_bus.runtime.service import first_error
+from trinity_bus.runtime.service import first_error, in_daemon_thread
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training.checkpoint.mirror import CheckpointMirror
@@ -80,6 +82,8 @@ from workers.trainer.version_publisher import LineageEndedError
 from workers.trainer.without_batches import ExampleSteps, ShadowSteps, train_without_batches
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE_S: Final = 10.0
 
 
 async def run(settings: Settings) -> None:
@@ -123,11 +127,12 @@ async def _mirrored(stage: Stage) -> AsyncIterator[None]:
         return
     mirror = CheckpointMirror(stage.directory, stage.url, keep=stage.settings.trainer.keep_checkpoints)
     try:
-        await asyncio.to_thread(mirror.open)
+        await in_daemon_thread(mirror.open, name="open mirror")
     except BaseException:
         mirror.finish(at_once=True)
         raise
-    running = asyncio.create_task(asyncio.to_thread(mirror.run))
+    running = asyncio.create_task(in_daemon_thread(mirror.run, name="mirror"))
+    limit_s: float | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             # It is to go on when these tasks are cancelled.
@@ -135,10 +140,17 @@ async def _mirrored(stage: Stage) -> AsyncIterator[None]:
             yield
             mirror.finish()
     except BaseException as error:
-        mirror.finish(at_once=first_error(error) is not None)
+        if first_error(error) is not None:
+            limit_s = _AT_ONCE_S
+        mirror.finish(at_once=limit_s is not None)
         raise
     finally:
-        await running
+        # A call to the store that hangs must not keep it from ending by its own error.
+        try:
+            async with awake.timeout(limit_s):
+                await _ended(running)
+        except TimeoutError:
+            log.warning("%s does not answer, and is left", stage.url)
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

@@ -37,7 +37,7 @@ from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.testing import CharacterTokenizer
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, read_progress
 from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
-from trinity_bus.training.checkpoint.mirror import Index, StoredCheckpoint, StoredFile, read_index
+from trinity_bus.training.checkpoint.mirror import StoredCheckpoint, StoredFile, StoredIndex, read_index
 from trinity_bus.training.errors import CheckpointError
 from workers.gateway.contributions import Commit, Feedback, read_said
 
@@ -270,7 +270,7 @@ def _indexes() -> Iterator[bytes]:
     file = StoredFile(size=7, pieces=("ab" * 32,))
     stored = StoredCheckpoint(life=f"00000001-{'0' * 32}", written=1.5, needs=9, files={"model.safetensors": file})
     for checkpoints in ({}, {7: stored}):
-        index = Index(run="0" * 32, notes={".told": "{}"}, checkpoints=checkpoints)
+        index = StoredIndex(run="0" * 32, notes={".told": "{}"}, checkpoints=checkpoints)
         yield index.model_dump_json().encode()
 
 

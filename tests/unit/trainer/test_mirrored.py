@@ -1,6 +1,7 @@
 """The trainer beside the copying of its checkpoints: what each does when the other ends."""
 
 import asyncio
+import threading
 import uuid
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.mirror import CheckpointMirror, CheckpointsThere
 from trinity_bus.training.stages import Stage, stages_of
+from workers.trainer import service
 from workers.trainer.service import _mirrored
 
 LIMIT_S = 60
@@ -77,6 +79,27 @@ async def test_one_that_fails_ends_at_once_with_its_own_error(stage: Stage, monk
     with pytest.raises(BaseExceptionGroup) as raised:
         await train()
     assert "the engine fails" in str(first_error(raised.value))
+
+
+async def test_one_that_fails_ends_while_the_store_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def hanging(*_: object) -> None:
+        begun.set()
+        over.wait()
+
+    async def train() -> None:
+        async with _mirrored(stage):
+            monkeypatch.setattr(ObjectStore, "write", hanging)
+            save(stage.directory, 1)
+            await asyncio.to_thread(begun.wait)
+            raise RuntimeError("the engine fails")
+
+    monkeypatch.setattr(service, "_AT_ONCE_S", 0.1)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await asyncio.wait_for(train(), LIMIT_S)
+    assert "the engine fails" in str(first_error(raised.value))
+    over.set()
 
 
 async def test_training_ends_when_another_trainer_has_the_place(stage: Stage, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@
 
     FREE --claim, whose number is higher than all--> CLAIMED
     CLAIMED --the folder is empty, or another life has gone on since--> its checkpoints are set aside, and the newest
-                                                                        one there is fetched with the notes
+                                                                        one there that no rollback discards is fetched
+                                                                        with the notes
     CLAIMED --index: what was there, up to the folder's newest step--> SERVING
     SERVING --a newer checkpoint is whole in the folder--> pieces that this life has not written --> index, with the
                                                            ``keep`` newest --> what no index entry needs is removed
@@ -24,8 +25,9 @@ looks for a higher claim between its index and each removal. The higher life rea
 seen whatever index a removal was decided by. Two that claim the same number are told apart by the random part.
 
 *The folder.* ``.mirror`` names the lives that this folder was of. Where another life is at the URL, the trainer has
-gone on elsewhere since, and the URL counts; what is in the folder is set aside as by a rollback, never removed. The
-note also has the offset of ``batches`` that the oldest checkpoint there needs, so that the log is kept from there on.
+gone on elsewhere since, and the URL counts; what is in the folder is set aside as by a rollback, never removed. So
+does a newer step there than the note knows of: the folder is a copy of an earlier time. The note also has the offset of
+``batches`` that the oldest checkpoint there needs, so that the log is kept from there on.
 
 ===========================  =========================================================================================
 failure                      effect
@@ -36,6 +38,7 @@ killed amid claim or fetch   the next start does it again
 the store is gone            training goes on, with warnings, and the newest checkpoint is sent when it is back; those
                              in between are passed over. At the start and the end it is waited for a minute, and then
                              the trainer ends with an error: the next start on this machine sends what was not
+the folder's is damaged      it is not sent, with a warning, and the next one is
 a piece is missing or        the start is refused, with the command that fetches the checkpoint before (:func:`fetch`).
 damaged                      While a trainer runs, one that lacks a piece leaves its index with a warning
 the machine is lost          the steps since the newest checkpoint there are trained again, as their records say
@@ -47,6 +50,7 @@ Credentials come from the environment and the files of the store's library. Noth
 import contextlib
 import hashlib
 import logging
+import math
 import re
 import tempfile
 import threading
@@ -72,7 +76,7 @@ from trinity_bus.runtime.object_store import (
 from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.training.checkpoint.folders import PROGRESS, folder_of, held, latest, replace, step_of, steps
 from trinity_bus.training.checkpoint.listing import Listed
-from trinity_bus.training.checkpoint.manifest import read_manifest
+from trinity_bus.training.checkpoint.manifest import read_manifest, verify
 from trinity_bus.training.checkpoint.notes import (
     NOTES,
     RUN,
@@ -82,6 +86,7 @@ from trinity_bus.training.checkpoint.notes import (
     note_mirror,
     read_mirror,
     read_run,
+    rolls_back_to,
     run_name,
 )
 from trinity_bus.training.checkpoint.writing import begin, reveal
@@ -99,7 +104,8 @@ _POLL_S: Final = 1.0
 
 type Life = Annotated[str, Field(pattern=f"^{_LIFE}$")]
 type Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-type FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=255)]
+# Any but "." and ".."
+type FileName = Annotated[str, Field(pattern=r"^([^./\\\pC]|\.[^./\\\pC]|\.\.[^/\\\pC])[^/\\\pC]*$", max_length=255)]
 type NoteName = Annotated[str, Field(pattern=f"^({'|'.join(map(re.escape, NOTES))})$")]
 
 
@@ -133,16 +139,28 @@ class StoredCheckpoint(_Stored):
         return {f"{_PIECES}{self.life}/{digest}" for file in self.files.values() for digest in file.pieces}
 
 
-class Index(_Stored):
+class StoredIndex(_Stored):
     format: Literal[1] = 1
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     notes: dict[NoteName, str]
     checkpoints: dict[Annotated[int, Field(ge=0)], StoredCheckpoint]
 
+    def to_go_on_from(self) -> list[int]:
+        """Return the steps that a rollback does not discard, the oldest first; CheckpointError where it does all."""
+        last = rolls_back_to(self.notes)
+        left = sorted(step for step in self.checkpoints if last is None or step <= last)
+        if self.checkpoints and not left:
+            raise CheckpointError(
+                f"a rollback to step {last} was begun, and there are only later checkpoints, of steps "
+                f"{sorted(self.checkpoints)}: start the trainer on the machine whose trainer.checkpoint_dir has that "
+                "step, or set trainer.checkpoint_url to another address to begin anew"
+            )
+        return left
 
-def read_index(content: bytes, where: str) -> Index:
+
+def read_index(content: bytes, where: str) -> StoredIndex:
     try:
-        return Index.model_validate_json(content)
+        return StoredIndex.model_validate_json(content)
     except ValidationError as error:
         raise CheckpointError(
             f"{where} is no index of checkpoints ({error.errors()[0]['msg']}): it is damaged, or of a newer program; "
@@ -167,7 +185,7 @@ class CheckpointsThere:
         self.url = url.rstrip("/")
         self.store = PatientStore(self.url, outage_s)
 
-    def newest(self) -> tuple[str, Index] | None:
+    def newest(self) -> tuple[str, StoredIndex] | None:
         """Return the life that counts, and its index; CheckpointError where it cannot be read."""
         for life in _lives(self.store):
             name = f"{_LIVES}{life}"
@@ -176,7 +194,7 @@ class CheckpointsThere:
                 return life, read_index(content, f"{self.url}/{name}")
         return None
 
-    def index(self) -> tuple[str, Index]:
+    def index(self) -> tuple[str, StoredIndex]:
         found = self.newest()
         if found is None:
             raise CheckpointError(f"there are no checkpoints at {self.url}")
@@ -200,29 +218,29 @@ class CheckpointsThere:
             listed.append(Listed(f"{self.url} step {step}", found.written, step, manifest, problem))
         return listed
 
-    def fetch(self, life: str, index: Index, step: int, directory: Path) -> Path:
+    def fetch(self, life: str, index: StoredIndex, step: int, directory: Path) -> Path:
         """Make a directory without checkpoints that of the run, with one of them, and return its folder.
 
         CheckpointError: there is no such checkpoint, it is damaged, or the directory is another run's.
         """
-        if step not in index.checkpoints:
-            raise CheckpointError(f"{self.url} has no checkpoint of step {step}, but of {sorted(index.checkpoints)}")
+        if step not in index.to_go_on_from():
+            raise CheckpointError(f"{self.url} has no checkpoint of step {step}, but of {index.to_go_on_from()}")
         self.fetch_notes(index, directory)
         log.info("fetching the checkpoint of step %d from %s", step, self.url)
         folder = begin(directory, step)
         self.write(step, index.checkpoints[step], folder)
-        folder = reveal(folder, folder_of(directory, step))
-        note_mirror(directory, MirrorNote(lives=(life,), needs=_oldest_need(index.checkpoints)))
-        return folder
+        # Before it can be seen: a folder with checkpoints and no such note is taken for another life's.
+        note_mirror(directory, _known((life,), index.checkpoints))
+        return reveal(folder, folder_of(directory, step))
 
-    def fetch_notes(self, index: Index, directory: Path) -> None:
+    def fetch_notes(self, index: StoredIndex, directory: Path) -> None:
         self.ensure_run(index, directory)
         for name in NOTES:
             (directory / name).unlink(missing_ok=True)
         for name, content in {**index.notes, RUN: index.run}.items():
             replace(directory / name, content)
 
-    def ensure_run(self, index: Index, directory: Path) -> None:
+    def ensure_run(self, index: StoredIndex, directory: Path) -> None:
         if (directory / RUN).exists() and read_run(directory) != index.run:
             raise CheckpointError(
                 f"{self.url} has checkpoints of another run than {directory}: set trainer.checkpoint_dir to an empty "
@@ -262,60 +280,76 @@ class CheckpointsThere:
         )
 
 
-def _oldest_need(checkpoints: Mapping[int, StoredCheckpoint]) -> int:
-    return min((found.needs for found in checkpoints.values()), default=0)
+def _known(lives: tuple[str, ...], *indexes: Mapping[int, StoredCheckpoint]) -> MirrorNote:
+    """Return what is to be noted where any of these indexes may be there."""
+    needs = min(min((found.needs for found in index.values()), default=0) for index in indexes)
+    return MirrorNote(lives=lives, needs=needs, newest=max(max(index, default=-1) for index in indexes))
 
 
 class CheckpointMirror:
-    """Of a directory that this process holds. ``open`` before anything is read there, then ``run`` in a thread."""
+    """The copying of a directory that this process has: ``open`` before anything is read there, ``run`` in a thread."""
 
     def __init__(self, directory: Path, url: str, *, keep: int, outage_s: float = _OUTAGE_S) -> None:
         self._directory = directory
         self._there = CheckpointsThere(url, outage_s=outage_s)
         self._store = self._there.store
         self._keep = keep
+        self._outage_s = outage_s
         self._finishing = threading.Event()
         self._life = ""
-        self._index: Index
+        self._kept: dict[int, StoredCheckpoint] = {}  # in the index that is there
 
     def open(self) -> None:
         """Claim the URL, fetch what the folder lacks, and finish a rollback.
 
-        CheckpointError: what is there is damaged, or of another run. ObjectStoreError: it cannot be reached.
-        SupersededError: another trainer claims it at the same time.
+        CheckpointError: what is there is damaged, of another run, or nothing to go on from. ObjectStoreError: it cannot
+        be reached. SupersededError: another trainer claims it at the same time.
         """
         directory = self._directory
         number = max((_order(life)[0] for life in _lives(self._store)), default=0) + 1
         self._life = f"{number:08d}-{uuid.uuid4().hex}"
         self._store.put({self._own: _CLAIM})
+        before = self._there.newest()
         self._ensure_highest()
-        before, kept = self._there.newest(), dict[int, StoredCheckpoint]()
         if before is not None:
             self._there.ensure_run(before[1], directory)
+            self._kept = before[1].checkpoints
             if not self._goes_on_from(*before):
                 self._adopt(*before)
+                self._ensure_highest()
+        if self._kept and latest(directory, rolls_back_to(self._notes())) is None:
+            raise CheckpointError(
+                f"{directory} has no checkpoint that the rollback which was begun leaves, and {self._there.url} "
+                f"has some: move all of {directory} away to go on from those"
+            )
         finish_rollback(directory)
-        if before is not None:
-            through = max(steps(directory), default=-1)
-            kept = {step: found for step, found in before[1].checkpoints.items() if step <= through}
-        # Before the index: killed in between, this folder is still of the life that is there.
-        lives = (self._life,) if before is None else (before[0], self._life)
-        note_mirror(directory, MirrorNote(lives=lives, needs=_oldest_need(kept)))
-        self._put_index(kept)
+        through = max(steps(directory), default=-1)
+        kept = {step: found for step, found in self._kept.items() if step <= through}
+        if dropped := sorted(self._kept.keys() - kept.keys()):
+            log.warning("steps %s are not in %s, and their checkpoints leave %s", dropped, directory, self._there.url)
+        self._put_index(kept, *(() if before is None else before[:1]), self._life)
 
     def run(self) -> None:
         """Send what is new in the directory until ``finish``, and then the last; SupersededError when it is fenced."""
-        is_last = False
+        is_last, failed, again_at = False, Path(), 0.0
         while not is_last:
-            is_last = self._finishing.is_set()
-            folder = latest(self._directory)
-            if folder is not None and step_of(folder) not in self._index.checkpoints:
-                try:
+            is_last, folder = self._finishing.is_set(), failed
+            try:
+                folder = latest(self._directory) or Path()
+                is_due = is_last or folder != failed or awake.now() >= again_at
+                if folder.name and is_due and step_of(folder) not in self._kept:
                     self._send(folder)
-                except (ObjectStoreError, CheckpointError) as error:
-                    if is_last and not self._store.is_closed:
-                        raise
-                    log.warning("%s is not at %s yet: %s", folder.name, self._there.url, error)
+            except SupersededError:
+                raise
+            # Training goes on, whatever it is.
+            except Exception as error:
+                if is_last and not self._store.is_closed:
+                    raise
+                # One that is damaged stays so, and it takes long to read; what the disk or the store says may pass.
+                is_final = isinstance(error, CheckpointError) and error.__cause__ is None
+                again_at = math.inf if is_final else awake.now() + self._outage_s
+                failed = folder
+                log.warning("%s is not at %s yet: %s", folder.name, self._there.url, error)
             awake.wait_in_thread(self._finishing.wait, _POLL_S)
 
     def finish(self, *, at_once: bool = False) -> None:
@@ -328,22 +362,23 @@ class CheckpointMirror:
     def _own(self) -> str:
         return f"{_LIVES}{self._life}"
 
-    def _goes_on_from(self, life: str, index: Index) -> bool:
-        # Not so where somebody has removed what was in the folder.
-        has_any = bool(steps(self._directory)) or not index.checkpoints
-        return has_any and life in read_mirror(self._directory).lives
+    def _goes_on_from(self, life: str, index: StoredIndex) -> bool:
+        # Not so where somebody has removed what was in the folder, nor where it is of an earlier time.
+        has_any, note = bool(steps(self._directory)) or not index.checkpoints, read_mirror(self._directory)
+        return has_any and life in note.lives and max(index.checkpoints, default=-1) <= note.newest
 
-    def _adopt(self, life: str, index: Index) -> None:
+    def _adopt(self, life: str, index: StoredIndex) -> None:
+        newest = max(index.to_go_on_from(), default=None)
         if aside := steps(self._directory):
             log.warning(
                 "a trainer has gone on elsewhere with what is at %s: steps %s in %s are set aside as discarded-step-*",
                 *(self._there.url, aside, self._directory),
             )
             discard(self._directory, after=-1)
-        if index.checkpoints:
-            self._there.fetch(life, index, max(index.checkpoints), self._directory)
-        else:
+        if newest is None:
             self._there.fetch_notes(index, self._directory)
+        else:
+            self._there.fetch(life, index, newest, self._directory)
 
     def _send(self, folder: Path) -> None:
         there = set(self._store.tried(lambda: self._store.names(_LIVES, _PIECES)))
@@ -351,21 +386,20 @@ class CheckpointMirror:
         self._store.written &= there
         files, before = dict[str, StoredFile](), len(self._store.written)
         with held(folder):
+            verify(folder)
             for path in sorted(folder.iterdir()):
                 digests: list[str] = []
                 self._store.send(self._pieces(path, digests))
                 files[path.name] = StoredFile(size=path.stat().st_size, pieces=tuple(digests))
             written, progress = (folder / PROGRESS).stat().st_mtime, read_manifest(folder).progress
-        kept = {step: found for step, found in self._index.checkpoints.items() if found.names() <= there}
-        if lost := sorted(self._index.checkpoints.keys() - kept.keys()):
+        kept = {step: found for step, found in self._kept.items() if found.names() <= there}
+        if lost := sorted(self._kept.keys() - kept.keys()):
             log.warning("the checkpoints of steps %s at %s lack pieces, and are removed", lost, self._there.url)
         needs = progress.batches_offset
         kept[step_of(folder)] = StoredCheckpoint(life=self._life, written=written, needs=needs, files=files)
         kept = dict(sorted(kept.items())[-self._keep :])
-        self._put_index(kept)
-        note_mirror(self._directory, MirrorNote(lives=(self._life,), needs=_oldest_need(kept)))
+        self._put_index(kept, self._life)
         log.info("%s is at %s: %d pieces sent", folder.name, self._there.url, len(self._store.written) - before)
-        self._ensure_highest()
         self._store.keep_only({self._own}.union(*(found.names() for found in kept.values())), there, _LIVES)
 
     def _pieces(self, path: Path, digests: list[str]) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -374,15 +408,35 @@ class CheckpointMirror:
                 digests.append(hashlib.sha256(piece).hexdigest())
                 yield f"{_PIECES}{self._life}/{digests[-1]}", partial(bytes, piece)
 
-    def _put_index(self, checkpoints: dict[int, StoredCheckpoint]) -> None:
-        notes = {name: path.read_text() for name in NOTES if (path := self._directory / name).exists()}
-        self._index = Index(run=run_name(self._directory), notes=notes, checkpoints=checkpoints)
-        self._store.put({self._own: self._index.model_dump_json().encode()})
+    def _notes(self) -> dict[str, str]:
+        return {name: path.read_text() for name in NOTES if (path := self._directory / name).exists()}
+
+    def _put_index(self, kept: dict[int, StoredCheckpoint], *lives: str) -> None:
+        """Write it, note in the folder what is there now, and look for a higher life before what it needs is noted."""
+        found = StoredIndex(run=run_name(self._directory), notes=self._notes(), checkpoints=kept)
+        index = found.model_dump_json().encode()
+        if len(index) > _MOST_BYTES:
+            raise CheckpointError(
+                f"the index at {self._there.url} would be of {len(index)} bytes, and at most {_MOST_BYTES} are read: "
+                "lower trainer.keep_checkpoints"
+            )
+        # Killed in between, the folder knows of whichever is there.
+        note_mirror(self._directory, _known(lives, self._kept, kept))
+        self._store.put({self._own: index})
+        self._kept = kept
+        self._ensure_highest()
+        note_mirror(self._directory, _known(lives, kept))
 
     def _ensure_highest(self) -> None:
-        highest = max(_lives(self._store), key=_order, default=self._life)
+        lives = _lives(self._store)
+        highest = max(lives, key=_order, default=self._life)
         if _order(highest) > _order(self._life):
             raise SupersededError(
                 f"another trainer has begun with {self._there.url}, and has this one's place: stop one of the two, or "
                 "give this one its own TRINITY_BUS_TRAINER__CHECKPOINT_URL"
+            )
+        if self._life not in lives:
+            raise ObjectStoreError(
+                f"{self._there.url}/{self._own} was written, and is not listed: start the trainer again if somebody "
+                "has removed it"
             )

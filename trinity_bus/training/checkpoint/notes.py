@@ -1,8 +1,9 @@
 """Small files beside the checkpoints: the run's name, whom it follows, the last rollback, what others have heard."""
 
 import re
-import shutil
 import uuid
+from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,8 @@ class MirrorNote(BaseModel):
     lives: tuple[str, ...] = ()
     # Offset in ``batches`` from which on the oldest checkpoint there would go on
     needs: int = 0
+    # Step of the newest checkpoint there
+    newest: int = -1
 
 
 class _RollbackNote(BaseModel):
@@ -121,13 +124,23 @@ def finish_rollback(directory: Path) -> Rollback | None:
     return note.rollback
 
 
+def rolls_back_to(notes: Mapping[str, str]) -> int | None:
+    """Return the step after which a rollback discards that these notes say is not finished."""
+    if _ROLLBACK not in notes:
+        return None
+    try:
+        note = _RollbackNote.model_validate_json(notes[_ROLLBACK])
+    except ValidationError as error:
+        raise CheckpointError(f"the note of a rollback is damaged: {error.errors()[0]['msg']}") from error
+    return None if note.done else note.rollback.to
+
+
 def discard(directory: Path, *, after: int) -> None:
     """Put the checkpoints of later steps aside, and forget what was told of steps."""
     for folder in newest_first(directory):
         if step_of(folder) > after:
-            discarded = folder.with_name(f"discarded-{folder.name}")
-            shutil.rmtree(discarded, ignore_errors=True)
-            folder.rename(discarded)
+            names = (f"discarded-{folder.name}{again}" for again in chain([""], map("-{}".format, count(2))))
+            folder.rename(next(path for name in names if not (path := directory / name).exists()))
     (directory / _TOLD).unlink(missing_ok=True)
     flush(directory)
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from schemas.errors import printable
 from trinity_bus import hub
 from trinity_bus.config import Settings, required
+from trinity_bus.config.values import ObjectUrl
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint.listing import Listed, convert, listed
 from trinity_bus.training.checkpoint.mirror import CheckpointsThere
@@ -103,30 +105,41 @@ def fetch(
 ) -> None:
     """Fetch a checkpoint from a URL into an empty folder. A trainer with both continues from it, and discards later."""
     own = Settings().trainer
-    there = CheckpointsThere(url or required(own.checkpoint_url, "trainer.checkpoint_url", "to fetch from; or --from"))
+    there = _there(url or required(own.checkpoint_url, "trainer.checkpoint_url", "to fetch from; or --from"))
     target = directory or required(own.checkpoint_dir, "trainer.checkpoint_dir", "to fetch into; or say --dir")
     life, index = there.index()
     with exclusive(target):
         if kept := checkpoint.steps(target):
             raise CheckpointError(f"{target} has checkpoints, of steps {kept}: give an empty folder with --dir")
-        folder = there.fetch(life, index, max(index.checkpoints, default=0) if step is None else step, target)
+        folder = there.fetch(life, index, max(index.to_go_on_from(), default=0) if step is None else step, target)
     say(f"The checkpoint is in {folder}.", stderr=True)
 
 
 @contextlib.contextmanager
 def _source(given: str, where: str | None) -> Iterator[Path]:
     if _is_url(given):
-        raise CheckpointError(f"{given} is a URL: give it with --dir, and the step in place of it")
+        raise CheckpointError("the source is a URL: give it with --dir, and the step in place of it")
     if not given.isdecimal():
         yield Path(given)
     elif where is not None and _is_url(where):
         with tempfile.TemporaryDirectory(prefix="trinity-bus-") as temporary:
-            there = CheckpointsThere(where)
+            there = _there(where)
             yield there.fetch(*there.index(), int(given), Path(temporary))
     elif (folder := checkpoint.of_step(_directory(where), int(given))) is not None:
         yield folder
     else:
         raise CheckpointError(f"there is no checkpoint of step {given}")
+
+
+def _there(url: str) -> CheckpointsThere:
+    try:
+        return CheckpointsThere(TypeAdapter[str](ObjectUrl).validate_python(url))
+    except ValidationError:
+        # It may have a secret, which is not shown.
+        raise CheckpointError(
+            "a URL of checkpoints is like s3://bucket/run, without credentials and options: its library finds them in "
+            "environment variables and files"
+        ) from None
 
 
 def _is_url(where: str) -> bool:
@@ -135,7 +148,7 @@ def _is_url(where: str) -> bool:
 
 def _listed(where: str | None, *, verified: bool = False) -> list[Listed]:
     if where is not None and _is_url(where):
-        return CheckpointsThere(where).listed(verified=verified)
+        return _there(where).listed(verified=verified)
     return listed(_directory(where), verified=verified)
 
 

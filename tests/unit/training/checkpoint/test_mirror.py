@@ -18,11 +18,13 @@ from schemas.record import Rollback
 from trinity_bus.errors import SupersededError
 from trinity_bus.runtime import object_store
 from trinity_bus.runtime.object_store import PIECE, ObjectStore, ObjectStoreError
+from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint import mirror as mirroring
 from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.checkpoint.mirror import CheckpointMirror, CheckpointsThere
+from trinity_bus.training.checkpoint.notes import discard, read_mirror
 from trinity_bus.training.errors import CheckpointError
 from workers.cli.training.checkpoints import app
 
@@ -502,6 +504,253 @@ def test_what_is_no_part_of_it_at_the_url_stays(place: Place) -> None:
     assert "pieces/ab.partial" not in place.store.names()
 
 
+def test_an_index_that_could_not_be_written_is_not_taken_for_written(
+    local: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, original = local.machine("a").start().train(1), ObjectStore.write
+
+    def no_index(self: ObjectStore, objects: Mapping[str, bytes]) -> None:
+        if any(name.startswith("lives/") for name in objects):
+            raise ObjectStoreError("it is gone")
+        original(self, objects)
+
+    monkeypatch.setattr(ObjectStore, "write", no_index)
+    machine.save(2)
+    for _ in range(2):
+        with pytest.raises(ObjectStoreError, match="it is gone"):
+            machine.send()
+    monkeypatch.undo()
+    machine.send()
+    assert local.steps() == [1, 2]
+
+
+def test_an_index_larger_than_what_is_read_is_not_written(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = local.machine("a").start().train(1)
+    machine.save(2)
+    monkeypatch.setattr(mirroring, "_MOST_BYTES", 100)
+    with pytest.raises(CheckpointError, match=r"lower trainer\.keep_checkpoints"):
+        machine.send()
+    monkeypatch.undo()
+    assert local.steps() == [1]
+
+
+def test_while_a_rollback_is_under_way_the_newest_that_it_leaves_is_fetched(place: Place) -> None:
+    machine = place.machine("a").start().train(4)
+    machine.save(5)
+    rollback = machine.rolled_back(4, 5)
+    machine.send()
+    assert place.steps() == [4, 5]
+    there, fetched = CheckpointsThere(place.url), place.machine("c").folder
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5, but of \[4\]"):
+        there.fetch(*there.index(), 5, fetched)
+    fresh = place.machine("b").start()
+    assert fresh.steps() == place.steps() == [4]
+    assert checkpoint.finish_rollback(fresh.folder) == rollback
+
+
+def test_where_a_rollback_leaves_none_nothing_is_changed(place: Place) -> None:
+    machine = place.machine("a").start()
+    machine.save(4)
+    machine.save(5)
+    machine.rolled_back(4, 5)
+    machine.send()
+    fresh = place.machine("b")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="rollback to step 4 was begun"):
+            fresh.start()
+        assert (fresh.steps(), place.steps()) == ([], [5])
+    shutil.rmtree(machine.folder / "step-00000004")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="no checkpoint that the rollback which was begun leaves"):
+            machine.start()
+        assert machine.steps() == place.steps() == [5]
+
+
+def test_a_copy_of_the_folder_of_an_earlier_time_is_behind(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    machine = place.machine("a").start().train(1, 2)
+    copy = place.machine("copy")
+    shutil.copytree(machine.folder, copy.folder, dirs_exist_ok=True)
+    machine.train(3, 4)
+    copy.save(3, content=b"another history")
+    copy.start()
+    assert copy.steps() == [4]
+    assert place.steps() == [3, 4]
+    assert (copy.folder / "discarded-step-00000003").exists()
+    assert "set aside" in caplog.text
+
+
+def test_killed_before_its_index_is_there_a_folder_still_goes_on(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = local.machine("a").start().train(4, 5)
+    machine.rolled_back(4, 5)
+
+    def killed(self: ObjectStore, objects: Mapping[str, bytes]) -> None:
+        if any(data != b"claimed" for data in objects.values()):
+            raise ObjectStoreError("killed")
+        original(self, objects)
+
+    original = ObjectStore.write
+    monkeypatch.setattr(ObjectStore, "write", killed)
+    with pytest.raises(ObjectStoreError, match="killed"):
+        machine.start()
+    monkeypatch.undo()
+    machine.start()
+    assert machine.steps() == local.steps() == [4]
+
+
+def test_what_leaves_the_url_is_said(local: Place, caplog: pytest.LogCaptureFixture) -> None:
+    machine = local.machine("a").start().train(1, 2)
+    shutil.rmtree(machine.folder / "step-00000002")
+    machine.start()
+    assert "steps [2] are not in" in caplog.text
+
+
+def test_one_that_is_superseded_amid_the_fetch_writes_no_index(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.machine("a").start().train(1)
+    slow, original = local.machine("b"), CheckpointsThere.fetch
+
+    def paused(self: CheckpointsThere, *given: Any) -> Path:
+        monkeypatch.undo()
+        local.machine("c").start().train(2)
+        return original(self, *given)
+
+    monkeypatch.setattr(CheckpointsThere, "fetch", paused)
+    with pytest.raises(SupersededError):
+        slow.start()
+    assert local.steps() == [1, 2]
+    assert slow.start().steps() == [2]
+
+
+def test_a_superseded_one_does_not_say_that_the_log_is_needed_no_more(
+    local: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, original = local.machine("a").start().train(1), ObjectStore.write
+
+    def overtaken(self: ObjectStore, objects: Mapping[str, bytes]) -> None:
+        if any(name.startswith("lives/") for name in objects):
+            monkeypatch.undo()
+            local.machine("b").start()
+        original(self, objects)
+
+    monkeypatch.setattr(ObjectStore, "write", overtaken)
+    machine.mirror._keep = 1
+    machine.save(2)
+    with pytest.raises(SupersededError):
+        machine.send()
+    assert local.steps() == [1]
+    assert read_mirror(machine.folder).needs == 10
+
+
+def test_a_checkpoint_that_is_damaged_here_is_not_sent_and_not_read_again(
+    local: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine, looked = local.machine("a").start().train(1), list[Path]()
+    original, waits = checkpoint.verify, threading.Event()
+
+    def noting(folder: Path) -> None:
+        looked.append(folder)
+        original(folder)
+
+    monkeypatch.setattr(mirroring, "verify", noting)
+    monkeypatch.setattr(mirroring, "_POLL_S", 0.01)
+    (machine.save(2) / "model.safetensors").write_text("weights X")
+    running = threading.Thread(target=machine.mirror.run)
+    running.start()
+    while "step-00000002 is damaged" not in caplog.text:
+        waits.wait(0.01)
+    waits.wait(0.5)
+    assert len(looked) == 1
+    machine.save(3)
+    machine.mirror.finish()
+    running.join(60)
+    assert local.steps() == [1, 3]
+
+
+def test_what_cannot_be_read_here_is_tried_again(
+    local: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine, waits, original = local.machine("a").start(), threading.Event(), open_plain
+    monkeypatch.setattr(mirroring, "_POLL_S", 0.01)
+
+    def failing(path: Path) -> Any:
+        raise OSError(5, "the disk does not answer", str(path))
+
+    monkeypatch.setattr(mirroring, "open_plain", failing)
+    machine.save(1)
+    running = threading.Thread(target=machine.mirror.run)
+    running.start()
+    while "the disk does not answer" not in caplog.text:
+        waits.wait(0.01)
+    monkeypatch.setattr(mirroring, "open_plain", original)
+    while not local.steps():
+        waits.wait(0.01)
+    machine.mirror.finish()
+    running.join(60)
+    assert local.steps() == [1]
+
+
+def test_any_name_of_a_file_comes_along(place: Place) -> None:
+    machine = place.machine("a").start()
+    names = {"chat template (1).jinja", "...", ".x", "..y", "Größe"}
+    partial = checkpoint.begin(machine.folder, 1)
+    for name in names:
+        (partial / name).write_text(name)
+    checkpoint.commit(machine.folder, TrainingProgress(step=1), US, keep=KEEP)
+    machine.send()
+    folder = place.machine("b").start().folder / "step-00000001"
+    assert {path.name for path in folder.iterdir()} == names | {"progress.json"}
+
+
+def test_what_was_set_aside_is_never_removed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "a", "")
+    for content in (b"first", b"second", b"third"):
+        machine.save(1, content=content)
+        discard(machine.folder, after=0)
+    found = {path.name: (path / "model.safetensors").read_bytes() for path in machine.folder.glob("discarded-*")}
+    name = "discarded-step-00000001"
+    assert found == {name: b"first", f"{name}-2": b"second", f"{name}-3": b"third"}
+
+
+def test_a_failure_before_a_fetched_folder_is_seen_is_mended_by_the_next_start(
+    local: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.machine("a").start().train(1)
+    fresh = local.machine("b")
+
+    def failing(*_: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(mirroring, "note_mirror", failing)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        fresh.start()
+    assert fresh.steps() == []
+    monkeypatch.undo()
+    assert fresh.start().steps() == [1]
+    assert not list(fresh.folder.glob("discarded-*"))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.machine("a").start().train(1)
+
+    def failing(path: str) -> Any:
+        if "lives" in str(path):
+            raise PermissionError(13, "no", str(path))
+        return original(path)
+
+    original = os.scandir
+    monkeypatch.setattr(os, "scandir", failing)
+    fresh = local.machine("b")
+    with pytest.raises(ObjectStoreError, match="PermissionError"):
+        fresh.start()
+    monkeypatch.undo()
+    assert local.steps() == [1]
+
+
+def test_a_store_that_does_not_list_what_was_written_is_refused(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ObjectStore, "names", lambda *_: [])
+    with pytest.raises(ObjectStoreError, match="was written, and is not listed"):
+        local.machine("a").start()
+
+
 # Commands
 
 
@@ -533,7 +782,10 @@ def test_commands_understand_a_url(local: Place, tmp_path: Path) -> None:
         ("fetch", "--from", local.url, "--dir", str(machine.folder)): "give an empty folder",
         ("list", "--dir", f"file://{tmp_path}/nothing"): "there are no checkpoints at",
         ("convert", local.url, str(tmp_path / "no")): "give it with --dir",
+        ("fetch", "--from", "s3://key:secret@bucket", "--dir", str(tmp_path / "none")): "without credentials",
+        ("list", "--dir", "s3://key:secret@bucket"): "without credentials",
     }.items():
         result = CliRunner().invoke(app, arguments)
         assert isinstance(result.exception, CheckpointError)
         assert why in str(result.exception)
+        assert "secret" not in str(result.exception)
