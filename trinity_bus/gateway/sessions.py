@@ -66,11 +66,17 @@ class Told:
     previous: str | None  # id of the answer that it has continued
     asked: bytes  # JSON of the messages that came after that
     answer: bytes = b"[]"  # the same of what was said then
-    whole: bytes | None = None  # JSON of the answer as its client got it; None once it is deleted
+    whole: bytes | None = None  # JSON of the answer as its client got it; None where there is no room for it
+    deleted: bool = False
+
+    @property
+    def needed(self) -> int:
+        """Bytes without which it cannot be continued."""
+        return len(self.asked) + len(self.answer) + _TOLD_BYTES
 
     @property
     def size(self) -> int:
-        return len(self.asked) + len(self.answer) + len(self.whole or b"") + _TOLD_BYTES
+        return self.needed + len(self.whole or b"")
 
 
 @dataclass(slots=True)
@@ -168,7 +174,7 @@ class Sessions:
 
         Raises as ``stored`` does, and ConversationFullError.
         """
-        known, _ = self.stored(owner, previous, name, "previous_response_id")
+        known = self._stored(owner, previous, name, "previous_response_id")
         messages: list[bytes] = []
         at: str | None = previous
         while at is not None:
@@ -177,21 +183,29 @@ class Sessions:
             at = told.previous
         return self.open(owner, known.name, now), messages[::-1]
 
-    def stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> tuple[Dialogue, bytes]:
+    def stored(self, owner: str, answer_id: str, name: str | None) -> tuple[Dialogue, bytes]:
         """Return the conversation of a stored answer, which is of session ``name`` or of none, and JSON of the answer.
 
-        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted.
+        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted; or
+        its conversation stores so much that there is no room for the answer.
         """
+        known = self._stored(owner, answer_id, name)
+        whole = known.told[answer_id].whole
+        if whole is None:
+            raise UnknownAnswerError(f"response {answer_id!r} can be continued, but is not held whole any more")
+        return known, whole
+
+    def _stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> Dialogue:
         known, _ = self._places.get((owner, answer_id), (None, ()))
         told = None if known is None else known.told.get(answer_id)
-        if known is None or told is None or told.whole is None or (None if known.single else known.name) != name:
+        if known is None or told is None or told.deleted or (None if known.single else known.name) != name:
             raise UnknownAnswerError(f"response {answer_id[:100]!r} is not known, or was not stored", param)
-        return known, told.whole
+        return known
 
     def delete(self, owner: str, answer_id: str, name: str | None) -> None:
-        """Have a stored answer be unknown but to feedback and to answers that continue it; raises as ``stored``."""
-        known, _ = self.stored(owner, answer_id, name)
-        known.told[answer_id] = replace(known.told[answer_id], whole=None)
+        """Have a stored answer be unknown but to feedback and to answers that continue it; UnknownAnswerError."""
+        known = self._stored(owner, answer_id, name)
+        known.told[answer_id] = replace(known.told[answer_id], whole=None, deleted=True)
         self._measure(known)
 
     def answered(
@@ -213,8 +227,9 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
-        if told is not None and conversation.stored_bytes + told.size <= MOST_TOLD:
+        if told is not None and sum(one.needed for one in conversation.told.values()) + told.needed <= MOST_TOLD:
             conversation.told[answer_id] = told
+            self._make_room(conversation)
         self._measure(conversation)
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
@@ -301,6 +316,15 @@ class Sessions:
                     one.told = {}
                     self._open[one.owner, one.name] = one
                     self._of[one.owner] += 1
+
+    @staticmethod
+    def _make_room(conversation: Dialogue) -> None:
+        # That it can be continued matters more than that its answers can be had again, the oldest of all.
+        excess = conversation.stored_bytes - MOST_TOLD
+        for answer_id, told in conversation.told.items():
+            if excess > 0 and told.whole is not None:
+                excess -= len(told.whole)
+                conversation.told[answer_id] = replace(told, whole=None)
 
     def _measure(self, conversation: Dialogue) -> None:
         tokens = sum(map(_size, conversation.session.samples)) + conversation.stored_bytes // TOKEN_BYTES
