@@ -70,8 +70,7 @@ class Told:
     deleted: bool = False
 
     @property
-    def needed(self) -> int:
-        """Bytes without which it cannot be continued."""
+    def needed(self) -> int:  # bytes, to continue it
         return len(self.asked) + len(self.answer) + _TOLD_BYTES
 
     @property
@@ -174,7 +173,7 @@ class Sessions:
 
         Raises as ``stored`` does, and ConversationFullError.
         """
-        known = self._stored(owner, previous, name, "previous_response_id")
+        known, _ = self.stored(owner, previous, name, "previous_response_id")
         messages: list[bytes] = []
         at: str | None = previous
         while at is not None:
@@ -183,28 +182,22 @@ class Sessions:
             at = told.previous
         return self.open(owner, known.name, now), messages[::-1]
 
-    def stored(self, owner: str, answer_id: str, name: str | None) -> tuple[Dialogue, bytes]:
-        """Return the conversation of a stored answer, which is of session ``name`` or of none, and JSON of the answer.
+    def stored(
+        self, owner: str, answer_id: str, name: str | None, param: str | None = None
+    ) -> tuple[Dialogue, bytes | None]:
+        """Return the conversation of a stored answer, of session ``name`` or of none, and JSON of the answer if held.
 
-        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted; or
-        its conversation stores so much that there is no room for the answer.
+        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted.
         """
-        known = self._stored(owner, answer_id, name)
-        whole = known.told[answer_id].whole
-        if whole is None:
-            raise UnknownAnswerError(f"response {answer_id!r} can be continued, but is not held whole any more")
-        return known, whole
-
-    def _stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> Dialogue:
         known, _ = self._places.get((owner, answer_id), (None, ()))
         told = None if known is None else known.told.get(answer_id)
         if known is None or told is None or told.deleted or (None if known.single else known.name) != name:
             raise UnknownAnswerError(f"response {answer_id[:100]!r} is not known, or was not stored", param)
-        return known
+        return known, told.whole
 
     def delete(self, owner: str, answer_id: str, name: str | None) -> None:
-        """Have a stored answer be unknown but to feedback and to answers that continue it; UnknownAnswerError."""
-        known = self._stored(owner, answer_id, name)
+        """Have a stored answer be unknown but to feedback and to answers that continue it; raises as ``stored``."""
+        known, _ = self.stored(owner, answer_id, name)
         known.told[answer_id] = replace(known.told[answer_id], whole=None, deleted=True)
         self._measure(known)
 
@@ -229,7 +222,12 @@ class Sessions:
         conversation.answers.append(answer_id)
         if told is not None and sum(one.needed for one in conversation.told.values()) + told.needed <= MOST_TOLD:
             conversation.told[answer_id] = told
-            self._make_room(conversation)
+            # That it can be continued matters more than that answers can be had again, the oldest of all.
+            excess = conversation.stored_bytes - MOST_TOLD
+            for one, each in conversation.told.items():
+                if excess > 0 and each.whole is not None:
+                    excess -= len(each.whole)
+                    conversation.told[one] = replace(each, whole=None)
         self._measure(conversation)
         self._places[conversation.owner, answer_id] = conversation, list(places)
 
@@ -316,15 +314,6 @@ class Sessions:
                     one.told = {}
                     self._open[one.owner, one.name] = one
                     self._of[one.owner] += 1
-
-    @staticmethod
-    def _make_room(conversation: Dialogue) -> None:
-        # That it can be continued matters more than that its answers can be had again, the oldest of all.
-        excess = conversation.stored_bytes - MOST_TOLD
-        for answer_id, told in conversation.told.items():
-            if excess > 0 and told.whole is not None:
-                excess -= len(told.whole)
-                conversation.told[answer_id] = replace(told, whole=None)
 
     def _measure(self, conversation: Dialogue) -> None:
         tokens = sum(map(_size, conversation.session.samples)) + conversation.stored_bytes // TOKEN_BYTES
