@@ -81,8 +81,9 @@ async def of_engine(folder: Path, rounds: int) -> list[Row]:
                 spent[name].append(seconds)
             if name == "told":
                 known = [(one.kept, len(one.token_ids)) for one in responses if one.kept is not None]
-                assert known, "of some all is known"
-                counts += [float(decode_kept(kept, tokens).counts.mean()) for kept, tokens in known]
+                assert known, "of some tokens it is known"
+                found = [decode_kept(kept, tokens).counts for kept, tokens in known]
+                counts += [float(each[each > 0].mean()) for each in found]
                 sizes += [len(kept) / tokens for kept, tokens in known]
     await engine.stop()
 

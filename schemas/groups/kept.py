@@ -90,15 +90,14 @@ def extended(known: bytearray | None, tokens: int, more: bytes | bytearray | Non
 
 
 def small_enough(kept: Iterable[bytes | bytearray | None]) -> list[bytes | bytearray]:
-    """Return the sets of several responses, none of the largest where there are too many bytes."""
-    left = [b"" if each is None or len(each) > MAX_KEPT_BYTES else each for each in kept]
-    excess = sum(map(len, left)) - GROUP_KEPT_BYTES
-    for index in sorted(range(len(left)), key=lambda i: -len(left[i])):
-        if excess <= 0:
-            break
-        excess -= len(left[index])
-        left[index] = b""
-    return left
+    """Return the sets of several responses, or of none of them where there are too many bytes.
+
+    Without those of the longest alone, a policy would learn from short and certain responses.
+    """
+    found = [each or b"" for each in kept]
+    sizes = [*map(len, found)]
+    fits = max(sizes, default=0) <= MAX_KEPT_BYTES and sum(sizes) <= GROUP_KEPT_BYTES
+    return found if fits else [b""] * len(found)
 
 
 def _check(ids: _Int64, distances: _Int64, firsts: _Int64) -> None:

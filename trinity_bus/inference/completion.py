@@ -95,16 +95,17 @@ def _drawn(output: Any, most_kept: int) -> tuple[list[int], list[float], bytearr
         count = 0 if drawn is None else len(drawn.token_ids)
         raise GenerationError(f"the engine gave {count} logprobs for {len(token_ids)} drawn tokens, or of other tokens")
     # An explorer has them stand where vLLM has tokens as text: see ``launch``.
-    kept = _kept(drawn.decoded_tokens, most_kept) if most_kept > 0 else None
+    kept = told_kept(drawn.decoded_tokens, most_kept) if most_kept > 0 else None
     return token_ids, list(drawn.logprobs), kept
 
 
-def _kept(sets: Sequence[Any], most_kept: int) -> bytearray | None:
-    # None where there may be others at a position
-    counts = np.array([*map(len, sets)], np.int64)
-    if not len(counts) or not counts.min() or counts.max() > most_kept:
+def told_kept(sets: Sequence[Any], most_kept: int) -> bytearray | None:
+    """Return the sets of tokens that each was drawn from, each an array; of larger ones it is unknown what they are."""
+    known = [one if len(one) <= most_kept else one[:0] for one in sets]
+    counts = np.array([*map(len, known)], np.int64)
+    if not counts.any():
         return None
-    kept = encode_kept(KeptTokens(counts, np.concatenate(sets).astype(np.int64)))
+    kept = encode_kept(KeptTokens(counts, np.concatenate(known).astype(np.int64)))
     return bytearray(kept) if len(kept) <= MAX_KEPT_BYTES else None
 
 

@@ -46,7 +46,7 @@ from trinity_bus.inference.sampling import MOST_KEPT, SCORING, sampling_argument
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
 from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
 from trinity_bus.runtime.memory import unfreeze_gc
-from trinity_bus.runtime.service import in_daemon_thread
+from trinity_bus.runtime.service import in_daemon_thread, unless_small
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.weights.transport import source_of
 
@@ -233,7 +233,7 @@ class InferenceEngine:
             answered(span, final)
         ordered = sorted(final.outputs, key=lambda output: output.index)
         routed_prompt = len(prompt_token_ids) if self._settings.capture_routes else None
-        return [completion_of(one, self._first_version, routed_prompt, most_kept=most) for one in ordered]
+        return [await self._converted(one, routed_prompt, most_kept=most) for one in ordered]
 
     async def stream(
         self,
@@ -254,7 +254,7 @@ class InferenceEngine:
                 async for output in outputs:
                     for response in output.outputs:
                         before = lengths[response.index] if self._settings.capture_routes else None
-                        more = completion_of(response, self._first_version, before, partial=True, most_kept=most)
+                        more = await self._converted(response, before, partial=True, most_kept=most)
                         lengths[response.index] += len(more.token_ids)
                         unfinished -= more.finish_reason != ""
                         yield response.index, more
@@ -308,6 +308,13 @@ class InferenceEngine:
         # One of those that are asked about was not kept, unless there are no others.
         asked: int = arguments["logprobs"]
         return asked if asked == self._vocabulary else asked - 1
+
+    async def _converted(
+        self, output: Any, routed_before: int | None, *, partial: bool = False, most_kept: int
+    ) -> Completion:
+        convert = functools.partial(completion_of, partial=partial, most_kept=most_kept)
+        size = len(output.token_ids) * most_kept
+        return await unless_small(size, convert, output, self._first_version, routed_before)
 
     async def _last(self, prompt_token_ids: Sequence[int], arguments: Mapping[str, Any], number: str) -> Any:
         final = None

@@ -212,7 +212,7 @@ def _launched(
                 stat_loggers=[counter],
             )
             _spare_front_end(llm)
-            _note_kept()
+            _note_kept(config.model_config.get_vocab_size())
             return llm
     # vLLM raises anything from a model's own ValueError to a bare Exception of its child process.
     except Exception as error:
@@ -253,17 +253,20 @@ def _spare_front_end(llm: "AsyncLLM") -> None:
     enable_envs_cache()
 
 
-def _note_kept() -> None:
+def _note_kept(vocabulary: int) -> None:
     # vLLM makes numbers of Python of all that is told beside a drawn token, and holds 133 bytes of each until the
     # response ends. What was kept to be drawn from is held as an array here, in the place of a text that nobody reads.
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
     def note(self: Any, told: Any) -> None:
-        asked = slice(1, 1 + self.num_logprobs)
+        most = self.num_logprobs
+        asked = slice(1, 1 + most)
         for ids, logprobs in zip(told.logprob_token_ids, told.logprobs, strict=True):
             # The drawn token comes first, and once more among those that have a probability.
             is_kept = logprobs[asked] > -np.inf
-            kept = np.sort(ids[asked][is_kept]).astype(np.int32) if self.num_logprobs else None
+            # With as many as were asked about there may be others, unless there are no more: that is of no use.
+            known = most == vocabulary or np.count_nonzero(is_kept) < most
+            kept = np.sort(ids[asked][is_kept & known]).astype(np.int32) if most else None
             self.logprobs.append_fast(ids[:1].tolist(), logprobs[:1].tolist(), [None], [kept])
 
     LogprobsProcessor._update_sample_logprobs = note  # noqa: SLF001 (there is no other way)

@@ -29,6 +29,7 @@ from trinity_bus.chat.openai import (
 from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.chat.responses import ResponseShape, read_responses_request
 from trinity_bus.chat.session import ModelReply, Prompt
+from trinity_bus.gateway.sessions import UnknownAnswerError
 from workers.gateway.request_gate import BODY, OWNER, PLACE, json_response
 from workers.gateway.request_run import RequestContext, RequestRun
 
@@ -132,6 +133,10 @@ class ChatApis:
         # Nothing of what its client may ask of it beside can be had.
         read_fields(dict(request.query), frozenset(), {"stream": ("false",)}, "query")
         _, body = self._context.sessions.stored(*_named(request))
+        if body is None:
+            raise UnknownAnswerError(
+                "this response can be continued, but its conversation has no room to hold it whole"
+            )
         return web.Response(body=body, content_type="application/json")
 
     async def delete(self, request: web.Request) -> web.StreamResponse:

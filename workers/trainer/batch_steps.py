@@ -178,15 +178,18 @@ class BatchSteps(StepSource):
         before = choice.waiting(self._steps.records.earlier(), step=step)
         named = [group for record in before for group in record.groups]
         older = await self._again(batch, step, named)
-        left = self._left_out([*groups, *older])
+        left = await self._left_out([*groups, *older])
         taught = await asyncio.to_thread(teach, choice.without([*groups, *older], left), self._advantage)
         if choice.has_to_wait(taught, self._settings, step=step, groups=len(groups), before=before):
             return choice.left_waiting(groups), [], []
         return left, named, older
 
-    def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
-        limited = self._settings.limited_sampling == "train"
-        return choice.left_out(groups, self._bounds, train_limited=limited, wants_greedy=self._advantage.wants_greedy)
+    async def _left_out(self, groups: Sequence[ExperienceGroup]) -> list[LeftOut]:
+        limited, greedy = self._settings.limited_sampling == "train", self._advantage.wants_greedy
+        # It reads all sets of kept tokens, which can take seconds.
+        return await asyncio.to_thread(
+            choice.left_out, groups, self._bounds, train_limited=limited, wants_greedy=greedy
+        )
 
     async def choose(
         self, due: Due, step: int, groups: list[ExperienceGroup]
@@ -205,7 +208,7 @@ class BatchSteps(StepSource):
             if self._settings.strategy == "dynamic_sampling":
                 left, named, older = await self._that_waited(batch, step, groups)
             else:
-                left = self._left_out([*groups, *older])
+                left = await self._left_out([*groups, *older])
         chosen = StepBegun(
             trainer=self._steps.trainer,
             incarnation=self._around.incarnation,

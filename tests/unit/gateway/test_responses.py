@@ -367,3 +367,18 @@ async def test_items_and_stored_responses_are_bounded(monkeypatch: pytest.Monkey
         with pytest.raises(openai.NotFoundError):
             await respond(client, previous_response_id=first.id)
         assert len(held) == 2
+
+
+async def test_a_chain_goes_on_where_its_answers_cannot_all_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as here, here.client() as client:
+        first = await respond(client, instructions="x" * 2000)
+        monkeypatch.setattr(sessions, "MOST_TOLD", 4000)
+        second = await respond(client, previous_response_id=first.id, instructions="x" * 2000)
+        with pytest.raises(openai.NotFoundError, match="can be continued"):
+            await client.responses.retrieve(first.id)
+        assert (await client.responses.retrieve(second.id)).id == second.id
+        for one in (first, second):
+            await respond(client, previous_response_id=one.id)
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await respond(client, previous_response_id=first.id)

@@ -1,5 +1,6 @@
 """The pure parts: sampling parameters, completions, version spans, cores, spans of requests. vLLM is not imported."""
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,11 @@ from schemas import Sampling, StructuredOutputs
 from tests.support.fakes.experiences import kept_of
 from tests.support.narrowing import some
 from tests.support.spans import recorded_spans
-from trinity_bus.inference.completion import completion_of, version_spans
+from trinity_bus.chat.messages import Completion
+from trinity_bus.config import ExplorerSettings
+from trinity_bus.inference import engine as engine_module
+from trinity_bus.inference.completion import completion_of, told_kept, version_spans
+from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import GenerationError, RequestRefusedError
 from trinity_bus.inference.launch import parse_cores
 from trinity_bus.inference.sampling import sampling_arguments
@@ -86,15 +91,39 @@ def noted(*sets: list[int]) -> SimpleNamespace:
     return SimpleNamespace(token_ids=[5, 6], logprobs=[-0.5, 0.0], decoded_tokens=kept)
 
 
-def test_what_a_token_was_drawn_from_is_told_where_it_is_known_of_all() -> None:
+def test_what_a_token_was_drawn_from_is_told_where_it_is_known() -> None:
     known = noted([5, 7], [6])
     found = completion_of(output([5, 6], logprobs=known), most_kept=2)
     assert (found.token_ids, found.logprobs) == ([5, 6], [-0.5, 0.0])
     assert bytes(some(found.kept)) == kept_of([5, 7], [6])
-    assert completion_of(output([5, 6], logprobs=known), most_kept=1).kept is None, "there may be others"
-    assert completion_of(output([5, 6], logprobs=noted([5, 7], [])), most_kept=2).kept is None, "nobody knows"
+    some_only = completion_of(output([5, 6], logprobs=known), most_kept=1).kept
+    assert bytes(some(some_only)) == kept_of([], [6]), "there may be others than 5 and 7"
+    assert bytes(some(completion_of(output([5, 6], logprobs=noted([5, 7], [])), most_kept=2).kept)) == kept_of(
+        [5, 7], []
+    )
+    assert completion_of(output([5, 6], logprobs=noted([5, 7], [6, 8])), most_kept=1).kept is None, "nobody knows"
     with pytest.raises(GenerationError, match="2 logprobs for 2 drawn tokens, or of other tokens"):
         completion_of(output([5, 7], logprobs=known), most_kept=2)
+
+
+async def test_many_sets_are_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(*_: object, **__: object) -> Any:
+        return threading.get_ident()
+
+    monkeypatch.setattr(engine_module, "completion_of", convert)
+    engine, here = InferenceEngine(ExplorerSettings()), threading.get_ident()
+    for tokens, most, is_here in ((1, 4095, True), (8192, 0, True), (8192, 4095, False)):
+        found: Any = await engine._converted(output([5] * tokens), None, most_kept=most)
+        assert (found == here) == is_here
+
+
+def test_a_response_in_pieces_has_the_sets_of_a_whole_one() -> None:
+    sets, gathered = [[5, 7, 9], [6], [8, 9, 10]], Completion()
+    for token, one in zip([5, 6, 8], sets, strict=True):
+        piece = SimpleNamespace(token_ids=[token], logprobs=[-0.5], decoded_tokens=[np.array(one, np.int32)])
+        gathered.add(completion_of(output([token], logprobs=piece), partial=True, most_kept=2))
+    arrays = [np.array(one, np.int32) for one in sets]
+    assert bytes(some(gathered.kept)) == bytes(some(told_kept(arrays, 2))) == kept_of([], [6], [])
 
 
 def test_routes_are_those_of_all_tokens_that_were_run() -> None:

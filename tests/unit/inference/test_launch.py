@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from trinity_bus.config import ExplorerSettings
@@ -61,7 +62,8 @@ def test_an_error_that_an_import_has_kept_does_not_keep_the_engine(monkeypatch: 
     ):
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
     monkeypatch.setattr(launch, "import_vllm", import_vllm)
-    monkeypatch.setattr(launch, "_configuration", lambda *_: None)
+    sized = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 8))
+    monkeypatch.setattr(launch, "_configuration", lambda *_: sized)
     monkeypatch.setattr(launch, "_start_method", lambda *_: "")
     monkeypatch.setattr(launch, "_pinned", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(launch, "_starting", lambda _: contextlib.nullcontext())
@@ -71,6 +73,31 @@ def test_an_error_that_an_import_has_kept_does_not_keep_the_engine(monkeypatch: 
     del engine
     assert kept
     assert ended() is None
+
+
+@pytest.mark.parametrize(("asked", "held"), [(0, None), (2, 0), (3, 2), (4, 4)])
+def test_a_set_of_as_many_as_were_asked_about_is_not_held(
+    asked: int, held: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Processor:
+        num_logprobs = asked
+        noted: list[Any]
+
+        @property
+        def logprobs(self) -> Any:
+            return SimpleNamespace(append_fast=lambda *given: self.noted.append(given))
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.logprobs", module("logprobs", LogprobsProcessor=Processor))
+    launch._note_kept(vocabulary=4)
+    processor = cast("Any", Processor())
+    processor.noted = []
+    # The drawn one, and all four as vLLM gathers them on a GPU: two were kept, unless all were asked about.
+    logprobs = np.array([-0.5, -0.5, -0.9, *[-np.inf if asked < 4 else -2.0] * 2], np.float32)
+    told = SimpleNamespace(logprob_token_ids=np.array([[3, 3, 1, 0, 2]]), logprobs=logprobs[None])
+    processor._update_sample_logprobs(told)
+    ((ids, drawn, _, (kept,)),) = processor.noted
+    assert (ids, drawn) == ([3], [-0.5])
+    assert (kept if kept is None else len(kept)) == held
 
 
 def config_of(device: str, dtype: str) -> Any:

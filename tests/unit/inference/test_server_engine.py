@@ -375,7 +375,9 @@ def test_what_servers_may_leave_out_of_training_is_said_when_a_service_starts(
         assert caplog.text.count("are left out of training unless the servers tell") == said
 
 
-async def test_kept_tokens_and_routes_are_told_where_the_server_tells_them(model: Path) -> None:
+async def test_kept_tokens_and_routes_are_told_where_the_server_tells_them(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     routes = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     server = FakeServer(more={"sampling_mask": [[9, 7], [8, 2]], "routed_experts": file_of(routes)})
     limited = Sampling(max_tokens=2, top_k=2)
@@ -385,6 +387,12 @@ async def test_kept_tokens_and_routes_are_told_where_the_server_tells_them(model
         assert (drawn.routes == routes).all()
         assert drawn.kept is not None
         assert decode_kept(drawn.kept, 2).ids.tolist() == [7, 9, 2, 8]
+        # Of as many as the limit there may be others.
+        monkeypatch.setattr("trinity_bus.inference.server.engine.MOST_KEPT", 4)
+        server.more = {**server.more, "sampling_mask": [[9, 7], [1, 2, 3, 8]]}
+        (partly,) = await engine.generate(PROMPT, limited, trained=True)
+        assert partly.kept is not None
+        assert decode_kept(partly.kept, 2).counts.tolist() == [2, 0]
         # Whoever asks for all of them is not told which they are.
         (whole,) = await engine.generate(PROMPT, Sampling(max_tokens=2), trained=True)
         assert whole.kept is None

@@ -87,13 +87,13 @@ def test_sizes_have_limits(size: int) -> None:
         encode(replace(group, kept=None))
 
 
-def test_the_largest_sets_of_a_group_go_where_all_do_not_fit() -> None:
-    third = GROUP_KEPT_BYTES // 3
-    sizes = [third, MAX_KEPT_BYTES + 1, third // 2, third // 4, 5]
-    left = small_enough([None, *map(bytes, [*sizes, *sizes, *[MAX_KEPT_BYTES] * 4])])
-    assert sum(map(len, left)) <= GROUP_KEPT_BYTES
-    assert [len(each) for each in left[1:6]] == [third if third <= MAX_KEPT_BYTES else 0, 0, third // 2, third // 4, 5]
-    assert small_enough([b"12", None, b"3"]) == [b"12", b"", b"3"]
+def test_where_the_sets_of_a_group_do_not_all_fit_there_are_none() -> None:
+    most = GROUP_KEPT_BYTES // MAX_KEPT_BYTES
+    fit: list[bytes | None] = [b"12", None, *[bytes(MAX_KEPT_BYTES)] * (most - 1)]
+    assert small_enough(fit) == [one or b"" for one in fit]
+    for beyond in (MAX_KEPT_BYTES + 1, MAX_KEPT_BYTES - 1):
+        assert small_enough([*fit, bytes(beyond)]) == [b""] * (most + 2)
+    assert small_enough([]) == []
 
 
 def test_a_sample_without_sets_has_none() -> None:

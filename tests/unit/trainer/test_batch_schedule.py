@@ -1,5 +1,6 @@
 """What is trained on next, what of it was skipped, and what a manifest names: that it is there, and what was said."""
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +28,7 @@ from tests.unit.trainer.test_step_records import begun
 from trinity_bus.bus import Undecodable
 from trinity_bus.errors import RecordGoneError
 from trinity_bus.training.checkpoint import AnnouncedSteps
+from trinity_bus.training.steps import choice
 from workers.trainer.batch_schedule import (
     BatchError,
     BatchSchedule,
@@ -223,3 +225,10 @@ async def test_who_meets_what_is_gone_is_told_of_the_first_step_that_can_still_b
         assert str(said).endswith(
             f"; {left}; `trinity-bus batches skip batch-3 --reason ...` has the trainer pass over it"
         )
+
+
+async def test_what_is_left_out_is_looked_for_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "left_out", lambda *_, **__: threading.get_ident())
+    steps = BatchSteps(context_of(), bounds=Bounds(32, 128), schedule=cast("Any", None), batches=cast("Any", None))
+    found: object = await steps._left_out([make_group()])
+    assert found != threading.get_ident()

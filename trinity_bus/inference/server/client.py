@@ -17,7 +17,6 @@ other tokens, sets or labels   ``GenerationError``
 """
 
 import base64
-import itertools
 import math
 import re
 import socket
@@ -31,11 +30,10 @@ import msgspec
 import numpy as np
 
 from schemas.experience import UInt8
-from schemas.groups.kept import MAX_KEPT_BYTES, KeptTokens, encode_kept
 from schemas.turn import MAX_RESPONSES
 from trinity_bus import awake
 from trinity_bus.chat.messages import Completion
-from trinity_bus.inference.completion import UNKNOWN_VERSION, ended_by, routes_of
+from trinity_bus.inference.completion import UNKNOWN_VERSION, ended_by, routes_of, told_kept
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineError, GenerationError, RequestRefusedError
 from trinity_bus.weights.channel import end_on_silence
@@ -223,15 +221,10 @@ def _kept(choice: AnsweredChoice, token_ids: Sequence[int], most: int) -> bytear
         return None
     if len(sets) != len(token_ids) or any(token not in kept for token, kept in zip(token_ids, sets, strict=True)):
         raise GenerationError(f"the server gave {len(sets)} sets of tokens that {len(token_ids)} were drawn from")
-    counts = np.fromiter(map(len, sets), np.int64, len(sets))
-    if counts.max() >= most:
-        return None
-    ids = np.fromiter(itertools.chain.from_iterable(map(sorted, sets)), np.int64, counts.sum())
     try:
-        kept = encode_kept(KeptTokens(counts, ids))
+        return told_kept([np.array(sorted(one), np.int64) for one in sets], most - 1)
     except ValueError as error:
         raise GenerationError(f"the server's answer cannot be read: {error}") from error
-    return bytearray(kept) if len(kept) <= MAX_KEPT_BYTES else None
 
 
 def _routes(told: str | None, tokens: int) -> UInt8:

@@ -30,7 +30,6 @@ All of that stands on the log: on ``steps`` what earlier steps were made of, on 
 a restart repeats the choice.
 """
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -41,7 +40,6 @@ from msgspec.structs import replace
 from schemas import ExperienceGroup, LeftOut, StepBegun, StepGroup
 from schemas.event import Position
 from schemas.experience import Bool
-from schemas.groups.kept import decode_kept
 from schemas.groups.pieces import join_groups, piece
 from schemas.groups.trainable import Bounds, FlawKind, flaws
 from schemas.record import Metrics
@@ -121,18 +119,12 @@ def _unfit(group: ExperienceGroup, greedy: Unfit) -> Iterable[tuple[Unfit, Bool]
 
 
 def _repeatable(group: ExperienceGroup) -> Bool:
-    # Whether of each token that is trained on is known from which it was drawn, and nothing else had a say.
-    found = np.zeros(len(group), np.bool_)
+    # Whether of some tokens is known from which they were drawn, and nothing else had a say. The others are not trained
+    # on, and have zeros alone; what cannot be read is a flaw.
     if group.kept is None or group.sampling is None:
-        return found
-    for number, sample in enumerate(group.samples()):
-        if sample.kept is None or np.isnan(group.sampling[number]).any():
-            continue
-        # What cannot be read is a flaw.
-        with contextlib.suppress(ValueError):
-            counts = decode_kept(sample.kept, len(sample.mask)).counts
-            found[number] = bool((counts[sample.mask] > 0).all())
-    return found
+        return np.zeros(len(group), np.bool_)
+    known = [sample.kept is not None and bool(sample.kept.any()) for sample in group.samples()]
+    return np.array(known, np.bool_) & ~np.isnan(group.sampling).any(1)
 
 
 def retold(left: Sequence[LeftOut], *, wants_greedy: bool) -> list[LeftOut]:

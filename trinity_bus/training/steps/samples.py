@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from schemas.experience import ExperienceGroup, Float32, Sample
+from schemas.groups.kept import decode_kept
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.families import ModelShape
@@ -140,14 +141,18 @@ def _is_greedy(sample: Sample) -> bool:
 
 def _train_sample(sample: Sample, advantages: Float32, number: int) -> TrainSample | None:
     # None where nothing of it is to be trained on
-    if not np.count_nonzero(sample.mask) or np.count_nonzero(np.isnan(advantages)):
+    mask = sample.mask
+    if sample.kept is not None and sample.sampling is not None and sample.sampling.is_limited:
+        # How large a set is does not depend on which token is drawn from it: that leaves out no choice by its outcome.
+        mask = mask & (decode_kept(sample.kept, len(mask)).counts > 0)
+    if not np.count_nonzero(mask) or np.count_nonzero(np.isnan(advantages)):
         return None
     # Weight 0 does not stop a NaN, and nothing is known of the log-probabilities of what the policy did not draw.
-    logprobs = np.where(sample.mask, sample.logprobs, np.float32(0))
+    logprobs = np.where(mask, sample.logprobs, np.float32(0))
     return TrainSample(
         tokens=sample.tokens,
         prompt_length=sample.prompt_length,
-        mask=sample.mask,
+        mask=mask,
         advantages=advantages,
         rollout_logprobs=logprobs,
         old_logprobs=logprobs,

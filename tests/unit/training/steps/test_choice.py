@@ -100,9 +100,9 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     assert trained([whole])[1]["samples_limited"] == len(whole) - 1
     counts = [decode_kept(one.kept, len(one.mask)).counts for one in whole.samples() if one.kept is not None]
     assert [(each > 0).tolist() for each in counts] == [one.mask.tolist() for one in whole.samples()][:-1]
-    # Of one token of the second sample it is not known, and something else had a say in the first.
+    # Of no token of the second sample it is known, and something else had a say in the first.
     sets = [[] if one.kept is None else nested_sets(one) for one in whole.samples()]
-    sets[1][0] = []
+    sets[1] = [[] for _ in sets[1]]
     kept = [kept_of(*each) for each in sets]
     lacking = replace(
         whole,
@@ -127,6 +127,29 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     kept_too = np.concatenate([np.frombuffer(odd, np.uint8), rest])
     untrained = replace(whole, mask_bits=np.packbits(mask), kept=kept_too, kept_sizes=sizes)
     assert [one.reason for one in left(untrained)] == ["bad_kept"]
+
+
+def test_tokens_without_a_known_set_are_masked_and_the_others_of_their_sample_trained_on() -> None:
+    whole = drawn_from_some(make_group(rewards=[0.0, 1.0, 0.5, 0.25], seed=2), vocabulary=32)
+    sets = [[] if one.kept is None else nested_sets(one) for one in whole.samples()]
+    assert len(sets[1]) > 1
+    sets[1][0] = []
+    kept = [kept_of(*each) for each in sets]
+    lacking = replace(
+        whole, kept=np.frombuffer(b"".join(kept), np.uint8), kept_sizes=np.array([*map(len, kept)], np.int32)
+    )
+    assert left(lacking) == []
+    advantage = GRPO(TrainerSettings())
+    all_known, some_known = (prepare([one], version=0, advantage=advantage).samples for one in (whole, lacking))
+    for number, (before, after) in enumerate(zip(all_known, some_known, strict=True)):
+        mask = before.mask.copy()
+        mask[: number == 1] = False
+        assert after.mask.tolist() == mask.tolist()
+        # What a sample is worth is that of all its tokens.
+        assert after.advantages.tolist() == before.advantages.tolist()
+    # The last one's tokens were drawn from all there are.
+    assert some_known[3].kept is None
+    assert some_known[3].mask.any()
 
 
 def nested_sets(sample: Sample) -> list[list[int]]:
