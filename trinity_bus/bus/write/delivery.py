@@ -71,8 +71,11 @@ def _outcome(sending: asyncio.Future[RecordMetadata], doing: str) -> tuple[Posit
         return None, SendError(f"{doing}: cancelled before it was durable")
     error = sending.exception()
     if error is None:
-        metadata = sending.result()
-        return Position(partition=metadata.partition, offset=metadata.offset), None
+        try:
+            metadata = sending.result()
+            return Position(partition=metadata.partition, offset=metadata.offset), None
+        except Exception as fault:  # noqa: BLE001 - whatever it is, somebody waits
+            error = fault
     known = translated(error, doing)
     return None, known if isinstance(known, ProducerFencedError | RecordTooLargeError) else SendError(str(known))
 
@@ -199,9 +202,6 @@ class OutgoingBatch:
         self.end(*_outcome(sending, f"send to {self.place.topic}"))
 
     def end(self, first: Position | None, error: BaseException | None) -> None:
-        for index, span in self.spans:
-            end_send_span(span, first, error, index)
-        _tell(self._topic, self.builder.record_count(), self._began, error)
         if not self.first.done():
             if first is not None:
                 self.first.set_result(first)
@@ -210,7 +210,12 @@ class OutgoingBatch:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
-        self._waiting.clear()
+        records, spans = self.builder.record_count(), self.spans
+        # Whoever keeps a position would keep the bytes of all the batch.
+        self.builder, self.spans, self._waiting = None, [], []
+        for index, span in spans:
+            end_send_span(span, first, error, index)
+        _tell(self._topic, records, self._began, error)
 
 
 def refused(topic: Topic, span: Span | None, began: float, error: BaseException) -> None:
@@ -237,11 +242,9 @@ class Queued:
 
     async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
         """Queue a record, behind all that were added before."""
-        client = self._client()
-        if (placed := self._append(client, place, parts)) is not None:
-            return placed
-        # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then.
+        # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then: the lock is fair.
         async with self._opening[place]:
+            client = self._client()  # that may have been stopped meanwhile
             if (placed := self._append(client, place, parts)) is not None:
                 return placed
             batch = OutgoingBatch(topic, place, client.create_batch())
@@ -298,7 +301,9 @@ class Outgoing:
                 try:
                     await batch.send(self._client, self._settings)
                 except BaseException as error:
-                    batch.end(None, error)
+                    # Others wait for the same batch, and were not cancelled.
+                    cancelled = SendError(f"send to {batch.place.topic}: cancelled before it was sent")
+                    batch.end(None, error if isinstance(error, Exception) else cancelled)
                     raise
 
     def forget(self) -> None:
