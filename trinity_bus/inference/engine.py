@@ -266,7 +266,6 @@ class InferenceEngine:
         # Of what vLLM has of them: a stream would cost time for each token.
         drawn = [Completion() for _ in told]
         if self._llm is None:
-            # What it had drawn is gone with it; whoever asked for it is told.
             return drawn
         processor = self._llm.output_processor
         found: dict[int, Any] = {}

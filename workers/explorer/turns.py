@@ -10,8 +10,7 @@
                                                          --> of each run the chain that came furthest --> the runner
                                                          --> partial responses of the same runs --> the next requests
 
-An order points to the first record of any attempt, and says which attempts a rollback has discarded: what these write
-still, behind that record, is passed over.
+An order says which attempts a rollback has discarded: what these write still is passed over.
 
 Failures: a turn that is not its attempt's, or too much, is refused, and its workflow is told. Turns that the log has no
 more are gone: the run begins anew, and a line says so.

@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 512  # more than a batch header and a record header take on the wire
 
-
 type Parts = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]  # of a record: key, value, headers
 
 
@@ -185,7 +184,7 @@ class OutgoingBatch:
                     log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
                 else:
                     break
-        sending.add_done_callback(self._settle)
+        sending.add_done_callback(lambda sent: self.end(*_outcome(sent, f"send to {name}")))
 
     async def position(self, index: int) -> Position:
         if self.hand_over is not None:
@@ -198,9 +197,6 @@ class OutgoingBatch:
         first = self.first.result()
         return Position(partition=first.partition, offset=first.offset + index)
 
-    def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
-        self.end(*_outcome(sending, f"send to {self.place.topic}"))
-
     def end(self, first: Position | None, error: BaseException | None) -> None:
         if not self.first.done():
             if first is not None:
@@ -211,7 +207,7 @@ class OutgoingBatch:
             if not waiting.done():
                 waiting.set_result(None)
         records, spans = self.builder.record_count(), self.spans
-        # Whoever keeps a position would keep the bytes of all the batch.
+        # Whoever keeps a position would keep the bytes of all the batch, and so would the newest of a partition.
         self.builder, self.spans, self._waiting = None, [], []
         for index, span in spans:
             end_send_span(span, first, error, index)
@@ -245,23 +241,14 @@ class Queued:
         # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then: the lock is fair.
         async with self._opening[place]:
             client = self._client()  # that may have been stopped meanwhile
-            if (placed := self._append(client, place, parts)) is not None:
+            newest = self._newest.get(place)
+            if newest and is_newest(client, place, newest.builder) and (placed := newest.append(parts)):
                 return placed
             batch = OutgoingBatch(topic, place, client.create_batch())
             batch.append(parts)
             await batch.send(client, self._settings)
             self._newest[place] = batch
-            batch.first.add_done_callback(lambda _: self._forget(batch))
             return Placed(batch, 0)
-
-    def _forget(self, batch: OutgoingBatch) -> None:
-        # Its bytes would be kept until the next record for the same partition.
-        if self._newest.get(batch.place) is batch:
-            del self._newest[batch.place]
-
-    def _append(self, client: AIOKafkaProducer, place: TopicPartition, parts: Parts) -> Placed | None:
-        batch = self._newest.get(place)
-        return batch.append(parts) if batch and is_newest(client, place, batch.builder) else None
 
 
 class Outgoing:

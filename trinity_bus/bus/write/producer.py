@@ -107,21 +107,18 @@ class Producer:
         try:
             async with awake.timeout(limit_s), bounded_shutdown(client.client):
                 await client.stop()
+            if not unsent_batches(client):
+                return
+            # They came into its queue while it was closing.
+            fail_all(client, KafkaConnectionError("the producer was closed"))
+            why = "a send was still waiting for room; await all sends before"
         except (TimeoutError, asyncio.CancelledError) as error:
             await give_up(client, KafkaTimeoutError("the producer was closed"))
             if isinstance(error, asyncio.CancelledError):
                 raise
-            if not transactional:
-                raise SendError(
-                    f"close producer {self._client_id}: not all records are durable after "
-                    f"{limit_s:g} s; is the broker running?"
-                ) from None
-        else:
-            # The client does not wait for what came into its queue while it was closing.
-            if unsent_batches(client):
-                fail_all(client, KafkaConnectionError("the producer was closed"))
-                if not transactional:
-                    raise SendError(f"close producer {self._client_id}: a send was still waiting for room; await sends")
+            why = f"not all records are durable after {limit_s:g} s; is the broker running?"
+        if not transactional:
+            raise SendError(f"close producer {self._client_id}: {why}")
 
     async def __aenter__(self) -> Self:
         await self.start()
