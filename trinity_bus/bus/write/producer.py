@@ -107,7 +107,7 @@ class Producer:
         try:
             async with awake.timeout(limit_s), bounded_shutdown(client.client):
                 await client.stop()
-            if not unsent_batches(client):
+            if all(batch.future.done() for batch in unsent_batches(client)):
                 return
             # They came into its queue while it was closing.
             fail_all(client, KafkaConnectionError("the producer was closed"))
