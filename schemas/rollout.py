@@ -36,6 +36,8 @@ class Dispatch(Record):
     timeout_s: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
     turns: Position | None = None
     """From where on earlier attempts have completed turns of this task, in ``turns``. Absent: none that is known."""
+    discarded: Count = 0
+    """Of attempts up to this number nothing is gone on with: a rollback has discarded the versions that drew it."""
 
 
 class Cancel(Record):

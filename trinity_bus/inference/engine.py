@@ -264,7 +264,10 @@ class InferenceEngine:
 
     def _so_far(self, number: str, told: list[int], most_kept: int) -> list[Completion]:
         # Of what vLLM has of them: a stream would cost time for each token.
-        processor = self.llm.output_processor
+        drawn = [Completion() for _ in told]
+        if self._llm is None:
+            return drawn
+        processor = self._llm.output_processor
         found: dict[int, Any] = {}
         for name in processor.external_req_ids.get(number, ()):
             if (state := processor.request_states.get(name)) is not None:
@@ -277,7 +280,6 @@ class InferenceEngine:
                     finish_reason=None,
                     weight_versions=state._weight_version_spans(),  # noqa: SLF001
                 )
-        drawn = [Completion() for _ in told]
         for index, one in found.items():
             start, told[index] = told[index], len(one.token_ids)
             new = SimpleNamespace(

@@ -38,8 +38,8 @@ A rollback of the trainer discards versions, and their numbers come again with o
         '--RollBack--> the coordinator stops all attempts at tasks of the trained model, and forgets where their records
                        lie --> NOBODY'S
                          |--the next attempt, of a higher number, is told of no record: it begins anew --> WRITTEN
-                         |--a stopped attempt writes still, behind these records --> NOBODY'S: of attempts that are
-                         |  older than the one whose record lies where an order points to, nothing is taken
+                         |--a stopped attempt writes still, behind these records --> NOBODY'S: an order says up to
+                         |  which number attempts were stopped, and of these nothing is taken
                          '--a heartbeat of a stopped attempt tells where its records lie --> it is assigned to nobody
 
 ==============================================  ======================================================================
@@ -229,6 +229,7 @@ class ResponseDrawer:
         self._ended: dict[str, list[ResponseInProgress]] = {}  # that are not written to their end, by question
         self._steps = Steps()  # of the engine
         self._since = 0.0  # its steps at the last checkpoint
+        self._one_at_a_time = asyncio.Lock()  # of checkpoints
 
     async def draw(
         self, engine: ExplorerEngine, prompt: Sequence[int], sampling: Sampling, n: int, traceparent: str | None
@@ -263,14 +264,20 @@ class ResponseDrawer:
         return bool(self._drawing) and self._steps.count - self._since >= most - most // _LOOKS
 
     async def checkpoint(self) -> bool:
-        """Write what is not written of all responses; return whether there was anything."""
-        self._since = self._steps.count
-        found = [*self._drawn(), *(one.rest() for ended in self._ended.values() for one in ended)]
-        self._ended.clear()
-        answers = [answer for answer in found if answer is not None]
-        if answers:
-            await self._write(answers)
-        return bool(answers)
+        """Write what is not written of all responses; return whether there was anything, or was still under way."""
+        # What was collected counts as written: also where whoever waits is cancelled, and the attempt ends next.
+        return await asyncio.shield(self._checkpoint())
+
+    async def _checkpoint(self) -> bool:
+        was_writing = self._one_at_a_time.locked()
+        async with self._one_at_a_time:
+            self._since = self._steps.count
+            found = [*self._drawn(), *(one.rest() for ended in self._ended.values() for one in ended)]
+            self._ended.clear()
+            answers = [answer for answer in found if answer is not None]
+            if answers:
+                await self._write(answers)
+            return bool(answers) or was_writing
 
     def forget(self, told: Iterable[Answer]) -> None:
         """Note that a turn is durable: what is in it need not be written once more."""

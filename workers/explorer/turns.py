@@ -10,8 +10,7 @@
                                                          --> of each run the chain that came furthest --> the runner
                                                          --> partial responses of the same runs --> the next requests
 
-An order points to the first record of an attempt. Of attempts before that one nothing is taken: what they write still
-may be of versions that were discarded since, for which the coordinator forgets where earlier turns lie.
+An order says which attempts a rollback has discarded: what these write still is passed over.
 
 Failures: a turn that is not its attempt's, or too much, is refused, and its workflow is told. Turns that the log has no
 more are gone: the run begins anew, and a line says so.
@@ -167,17 +166,13 @@ class TurnKeeper:
         partials: list[PartialResponses] = []
         start = {(TURNS.name, since.partition): since.offset}
         size = partial_size = 0
-        oldest: int | None = None
         async with self._bus.reader(TURNS, partitions=[since.partition], start=start, key=order.task.task_id) as reader:
             async for received in reader.replay():
                 turn = received.record
                 if not isinstance(turn, Turn | PartialResponses) or turn.task_id != order.task.task_id:
                     continue
-                if turn.workflow != order.task.workflow or turn.attempt >= order.attempt:
-                    # By the same name, a session of a gateway; or of an attempt that is still under way.
-                    continue
-                oldest = oldest or turn.attempt
-                if turn.attempt < oldest:
+                if turn.workflow != order.task.workflow or not order.discarded < turn.attempt < order.attempt:
+                    # By the same name, a session of a gateway; of discarded versions; or of an attempt under way.
                     continue
                 if isinstance(turn, PartialResponses):
                     partial_size += len(received.raw)

@@ -8,11 +8,13 @@ from aiokafka import TopicPartition
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator, MessageBatch
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from schemas.topics import EXPLORER_EVENTS
 from trinity_bus.bus.write.delivery import Outgoing, Queued
+from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
-from trinity_bus.errors import SendError
+from trinity_bus.errors import BusError, SendError
 
 PLACE = TopicPartition("test.explorer-events", 0)
 SETTINGS = KafkaSettings(bootstrap_servers="a:1", namespace="test")
@@ -71,8 +73,7 @@ async def test_records_share_a_batch_until_it_is_taken_and_none_is_put_into_it_t
     taken.done(base_offset=7)
     client.take().done(base_offset=12)
     assert [(await placed).offset for placed in (*first, *second)] == [7, 8, 9, 12, 13]
-    await asyncio.sleep(0)
-    assert queued._newest == {}, "what is durable is not kept"
+    assert queued._newest[PLACE].builder is None, "what is durable is not kept"
 
 
 async def test_whoever_finds_no_room_waits_in_turn_and_a_cancelled_one_loses_its_own_record_alone() -> None:
@@ -113,3 +114,92 @@ async def test_what_a_transaction_has_not_handed_over_at_its_end_never_will_be()
     outgoing.forget()
     with pytest.raises(SendError, match="the transaction was aborted before it was sent"):
         await placed
+
+
+async def test_a_record_that_comes_later_does_not_overtake_those_that_wait_for_room() -> None:
+    client = QueueOnly()
+    queued = queue_of(client)
+    await add(queued, bytes(ROOM))
+    # The first sends once more, as soon as there was room for it.
+    waiting = [asyncio.create_task(add(queued, *values)) for values in ((b"1", b"late"), (b"2",), (b"3",))]
+    await asyncio.sleep(0)
+    client.take().done(base_offset=0)
+    (first, late), (second,), (third,) = await asyncio.gather(*waiting)
+    client.take().done(base_offset=1)
+    assert [(await one).offset for one in (first, second, third, late)] == [1, 2, 3, 4]
+
+
+async def test_records_that_are_sent_in_the_same_turn_of_the_loop_keep_their_order() -> None:
+    client, producer = QueueOnly(), Producer(SETTINGS, client_id="c")
+    producer._running = client
+    sends = [producer.send_raw(EXPLORER_EVENTS, f"k{number}", b"", partition=0) for number in range(4)]
+    placed = await asyncio.gather(*sends)
+    client.take().done(base_offset=0)
+    assert [(await one).offset for one in placed] == [0, 1, 2, 3]
+
+
+async def test_a_close_tells_of_a_record_that_came_into_the_queue_too_late() -> None:
+    class Closing(QueueOnly):
+        async def stop(self) -> None:
+            closing = asyncio.create_task(self._message_accumulator.close())
+            await asyncio.sleep(0)
+            self.take().done(base_offset=0)
+            await closing
+
+        def end(self) -> None:
+            pass
+
+    client, producer = Closing(), Producer(SETTINGS, client_id="c")
+    producer._running = client
+    full = await producer.send_raw(EXPLORER_EVENTS, "k", bytes(ROOM), partition=0)
+    opening, behind = [asyncio.create_task(producer.send_raw(EXPLORER_EVENTS, "k", b"", partition=0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(SendError, match="still waiting for room"):
+        await producer.stop()
+    assert (await full).offset == 0
+    with pytest.raises(SendError, match="the producer was closed"):
+        await (await opening)
+    with pytest.raises(BusError, match="is stopped"):
+        await behind
+
+
+async def test_whoever_waits_for_a_batch_of_a_transaction_is_told_where_another_is_cancelled() -> None:
+    client = QueueOnly()
+    await add(queue_of(client), bytes(ROOM))
+    first, second = [asyncio.ensure_future(one) for one in await add(Outgoing(client, SETTINGS), b"1", b"2")]
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(SendError, match="cancelled before it was sent"):
+        await second
+    assert first.cancelled()
+
+
+async def test_a_position_that_is_kept_keeps_no_bytes() -> None:
+    client = QueueOnly()
+    (placed,) = await add(queue_of(client), bytes(ROOM))
+    client.take().done(base_offset=0)
+    await placed
+    assert placed._batch.builder is None
+
+
+async def test_a_broker_that_does_not_say_where_records_lie_is_an_error_of_their_sends() -> None:
+    client = QueueOnly()
+    waiting = [asyncio.ensure_future(one) for one in await add(queue_of(client), b"1", b"2")]
+    await asyncio.sleep(0)
+    client.take().done_noack()
+    for one in waiting:
+        with pytest.raises(SendError):
+            await one
+
+
+async def test_a_span_that_cannot_be_ended_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(NonRecordingSpan):
+        def end(self, end_time: int | None = None) -> None:
+            raise RuntimeError("no exporter")
+
+    client = QueueOnly()
+    (placed,) = await add(queue_of(client), b"1")
+    placed.trace(Broken(INVALID_SPAN_CONTEXT))
+    client.take().done(base_offset=3)
+    assert (await placed).offset == 3
+    assert "no exporter" in caplog.text

@@ -29,7 +29,7 @@ class SlowClient:
 
     def __init__(self, **_options: object) -> None:
         self.client = self
-        self._message_accumulator = SimpleNamespace()
+        self._message_accumulator = SimpleNamespace(_pending_batches=set(), _batches={})
 
     async def start(self) -> None:
         # The time itself is what is tested.

@@ -312,7 +312,10 @@ def test_what_versions_drew_that_are_discarded_is_not_gone_on_with(waits: bool) 
     beat(harness, 1, 17)
     back = Rollback(to=0, through=0, reason="bad")
     (again,) = dispatches(harness.trained(0, incarnation="t2", rollback=back))
-    assert (again.attempt, again.turns) == (2, None)
+    assert (again.attempt, again.turns, again.discarded) == (2, None, 1)
+    beat(harness, 2, 29)
+    (further,) = dispatches(harness.beat(incarnation="2"))
+    assert (further.attempt, further.turns, further.discarded) == (3, place(29), 1)
 
 
 @pytest.mark.parametrize("pool", [None, "judge"])

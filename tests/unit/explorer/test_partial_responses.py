@@ -69,22 +69,30 @@ async def test_it_is_found_by_later_attempts_at_the_same_runs_alone(changes: dic
     assert (done.turns, done.answers) == ([], [])
 
 
-async def test_what_attempts_write_that_are_older_than_the_one_whose_record_is_pointed_to_is_passed_over() -> None:
-    """After a rollback, an attempt of the ended lineage still writes: its explorer hears late that it is stopped."""
+async def test_what_attempts_write_that_a_rollback_has_discarded_is_passed_over() -> None:
+    """An attempt of the ended lineage still writes: its explorer hears late that it is stopped."""
     here = Here()
     old, new = dispatch(attempt=1), dispatch(attempt=2)
-    await here.keeper.keep_partial(old, [answer(2)])
     await here.keeper.keep_partial(new, [answer(3)])
     await here.keeper.keep_partial(old, [answer(4)])
     await here.keeper.keep(old, encode(turn_of(old)))
     await here.keeper.keep(new, encode(turn_of(new)))
     since = some(here.keeper.first(key_of(new)))
-    done = await here.keeper.done(dispatch(attempt=3, turns=since))
+    done = await here.keeper.done(dispatch(attempt=3, turns=since, discarded=1))
     assert [one.answers for one in done.partials] == [[answer(3)]]
     assert [decode(raw, Turn).attempt for raw in done.turns] == [2]
-    before = some(here.keeper.first(key_of(old)))
-    done = await here.keeper.done(dispatch(attempt=3, turns=before))
-    assert [one.answers for one in done.partials] == [[answer(tokens)] for tokens in (2, 3, 4)]
+
+
+async def test_of_a_part_everything_is_found_where_a_later_attempt_at_another_part_wrote_first() -> None:
+    """An order points to the first record of all attempts at a task, whichever part they were of."""
+    here = Here()
+    ours, other = dispatch(attempt=1), dispatch(attempt=2, run_id_base=4)
+    await here.keeper.keep_partial(other, [answer(3)])
+    await here.keeper.keep_partial(ours, [answer(4)])
+    await here.keeper.keep(ours, encode(turn_of(ours)))
+    done = await here.keeper.done(dispatch(attempt=3, turns=some(here.keeper.first(key_of(other)))))
+    assert [one.answers for one in done.partials] == [[answer(4)]]
+    assert [decode(raw, Turn).attempt for raw in done.turns] == [1]
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from trinity_bus.chat import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.config.mesh import Dtype, computed_dtype
 from trinity_bus.errors import ConfigError
 from trinity_bus.inference import launch
 from trinity_bus.inference.engine import InferenceEngine
-from trinity_bus.inference.errors import EngineStartError
+from trinity_bus.inference.errors import EngineDeadError, EngineStartError
 from trinity_bus.weights.vllm import plugin
 
 
@@ -157,6 +158,12 @@ def test_tensors_of_another_type_are_no_line_each(caplog: pytest.LogCaptureFixtu
     finally:
         vllms.removeFilter(plugin._is_no_cast)
     assert [record.getMessage() for record in caplog.records] == ["something else"]
+
+
+def test_an_engine_that_is_gone_tells_nothing_new_of_responses() -> None:
+    engine = InferenceEngine(ExplorerSettings())
+    engine._dead = EngineDeadError("killed")
+    assert engine._so_far("0", [5, 0], 0) == [Completion(), Completion()]
 
 
 def test_another_type_than_the_trainers_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -458,6 +458,26 @@ async def test_what_a_turn_has_is_not_written_once_more() -> None:
     assert not await drawer.checkpoint()
 
 
+async def test_a_checkpoint_waits_for_the_one_before_also_where_nobody_waits_for_that_any_more() -> None:
+    durable = asyncio.Event()
+
+    class Slow(Drawer):
+        async def _keep(self, answers: list[Answer]) -> None:
+            await durable.wait()
+            await super()._keep(answers)
+
+    drawer = Slow()
+    await drawer.draw(FakeEngine(version=3, answer="0123456789"), PROMPT, Sampling(max_tokens=50), 1, None)
+    cancelled, last = asyncio.create_task(drawer.checkpoint()), asyncio.create_task(drawer.checkpoint())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled, last], timeout=0.01)
+    assert (cancelled.done(), last.done()) == (True, False)
+    durable.set()
+    assert await last, "a drain tells where it lies"
+    assert len(drawer.log) == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 512  # more than a batch header and a record header take on the wire
 
-
 type Parts = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]  # of a record: key, value, headers
 
 
@@ -71,8 +70,11 @@ def _outcome(sending: asyncio.Future[RecordMetadata], doing: str) -> tuple[Posit
         return None, SendError(f"{doing}: cancelled before it was durable")
     error = sending.exception()
     if error is None:
-        metadata = sending.result()
-        return Position(partition=metadata.partition, offset=metadata.offset), None
+        try:
+            metadata = sending.result()
+            return Position(partition=metadata.partition, offset=metadata.offset), None
+        except Exception as fault:  # noqa: BLE001 - whatever it is, somebody waits
+            error = fault
     known = translated(error, doing)
     return None, known if isinstance(known, ProducerFencedError | RecordTooLargeError) else SendError(str(known))
 
@@ -182,7 +184,7 @@ class OutgoingBatch:
                     log.warning("send to %s: the queue has been full for a while; is the broker running?", name)
                 else:
                     break
-        sending.add_done_callback(self._settle)
+        sending.add_done_callback(lambda sent: self.end(*_outcome(sent, f"send to {name}")))
 
     async def position(self, index: int) -> Position:
         if self.hand_over is not None:
@@ -195,13 +197,7 @@ class OutgoingBatch:
         first = self.first.result()
         return Position(partition=first.partition, offset=first.offset + index)
 
-    def _settle(self, sending: asyncio.Future[RecordMetadata]) -> None:
-        self.end(*_outcome(sending, f"send to {self.place.topic}"))
-
     def end(self, first: Position | None, error: BaseException | None) -> None:
-        for index, span in self.spans:
-            end_send_span(span, first, error, index)
-        _tell(self._topic, self.builder.record_count(), self._began, error)
         if not self.first.done():
             if first is not None:
                 self.first.set_result(first)
@@ -210,7 +206,12 @@ class OutgoingBatch:
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
-        self._waiting.clear()
+        records, spans = self.builder.record_count(), self.spans
+        # Whoever keeps a position would keep the bytes of all the batch, and so would the newest of a partition.
+        self.builder, self.spans, self._waiting = None, [], []
+        for index, span in spans:
+            end_send_span(span, first, error, index)
+        _tell(self._topic, records, self._began, error)
 
 
 def refused(topic: Topic, span: Span | None, began: float, error: BaseException) -> None:
@@ -237,28 +238,17 @@ class Queued:
 
     async def add(self, topic: Topic, place: TopicPartition, parts: Parts) -> Placed:
         """Queue a record, behind all that were added before."""
-        client = self._client()
-        if (placed := self._append(client, place, parts)) is not None:
-            return placed
-        # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then.
+        # Whoever waits for room lets those behind wait, too, and finds theirs in one batch then: the lock is fair.
         async with self._opening[place]:
-            if (placed := self._append(client, place, parts)) is not None:
+            client = self._client()  # that may have been stopped meanwhile
+            newest = self._newest.get(place)
+            if newest and is_newest(client, place, newest.builder) and (placed := newest.append(parts)):
                 return placed
             batch = OutgoingBatch(topic, place, client.create_batch())
             batch.append(parts)
             await batch.send(client, self._settings)
             self._newest[place] = batch
-            batch.first.add_done_callback(lambda _: self._forget(batch))
             return Placed(batch, 0)
-
-    def _forget(self, batch: OutgoingBatch) -> None:
-        # Its bytes would be kept until the next record for the same partition.
-        if self._newest.get(batch.place) is batch:
-            del self._newest[batch.place]
-
-    def _append(self, client: AIOKafkaProducer, place: TopicPartition, parts: Parts) -> Placed | None:
-        batch = self._newest.get(place)
-        return batch.append(parts) if batch and is_newest(client, place, batch.builder) else None
 
 
 class Outgoing:
@@ -298,7 +288,9 @@ class Outgoing:
                 try:
                     await batch.send(self._client, self._settings)
                 except BaseException as error:
-                    batch.end(None, error)
+                    # Others wait for the same batch, and were not cancelled.
+                    cancelled = SendError(f"send to {batch.place.topic}: cancelled before it was sent")
+                    batch.end(None, error if isinstance(error, Exception) else cancelled)
                     raise
 
     def forget(self) -> None:

@@ -30,7 +30,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 from opentelemetry.trace import Span
 
 from schemas.codec import encode
@@ -41,6 +41,7 @@ from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
 from schemas.topics import DEAD_LETTERS
 from trinity_bus import awake
 from trinity_bus.bus.client.connection import kafka_errors, translated
+from trinity_bus.bus.client.internals import fail_all, unsent_batches
 from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.bus.partitioning import StickyPartitions, partition_of
 from trinity_bus.bus.read.received import SLICE_S, Received, dead_letter
@@ -106,15 +107,18 @@ class Producer:
         try:
             async with awake.timeout(limit_s), bounded_shutdown(client.client):
                 await client.stop()
+            if all(batch.future.done() for batch in unsent_batches(client)):
+                return
+            # They came into its queue while it was closing.
+            fail_all(client, KafkaConnectionError("the producer was closed"))
+            why = "a send was still waiting for room; await all sends before"
         except (TimeoutError, asyncio.CancelledError) as error:
             await give_up(client, KafkaTimeoutError("the producer was closed"))
             if isinstance(error, asyncio.CancelledError):
                 raise
-            if not transactional:
-                raise SendError(
-                    f"close producer {self._client_id}: not all records are durable after "
-                    f"{limit_s:g} s; is the broker running?"
-                ) from None
+            why = f"not all records are durable after {limit_s:g} s; is the broker running?"
+        if not transactional:
+            raise SendError(f"close producer {self._client_id}: {why}")
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -182,7 +186,6 @@ class Producer:
         """
         raw_key = key.encode() if isinstance(key, str) else key
         all_headers = list(headers)
-        await self._let_others_run()
         if not any(header == TRACEPARENT for header, _ in all_headers):
             context = traceparent or current_traceparent()
             if context is not None:
@@ -197,6 +200,8 @@ class Producer:
             raise
         if span is not None and span.is_recording():
             placed.trace(span)
+        # Not before: those that send in the same turn would overtake this one.
+        await self._let_others_run()
         return placed
 
     async def _add(self, topic: Topic, partition: int, parts: Parts) -> Placed:

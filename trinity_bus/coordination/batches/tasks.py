@@ -43,6 +43,7 @@ class Progress(Row):
     # The runs of all parts, where one was cut; empty where they are as they were at its acceptance.
     stretches: list[Stretch] = field(default_factory=list)
     expected: int = 0  # tokens of a run, as its first answer tells where nothing was known; 0: as at its acceptance
+    discarded: int = 0  # the highest number of an attempt when versions were discarded: its turns are not gone on with
 
 
 class OpenTask(Value, array_like=True):

@@ -174,6 +174,7 @@ class Dispatcher:
             min_version=min_version,
             timeout_s=timeout_s,
             turns=task.left.turns,
+            discarded=task.left.discarded,
         )
         self._out.add(Write(ROLLOUTS, explorer.name, dispatch, task.traceparent, explorer.lane))
 

@@ -172,10 +172,10 @@ class Endings(Handler):
             task, part = self._dispatcher.stop(attempt)
             self._dispatcher.recall(attempt, task, reason)
             self._requeue(task, part)
-        # Turns of a discarded version are not continued, nor those of tasks that wait.
+        # Turns of a discarded version are not continued, nor those of tasks that wait. What runs on is of other models.
         for task in self._ledger.tasks.values():
-            if task.left.turns is not None:
-                task.left.turns = None
+            if task.attempts > task.left.discarded and not task.running:
+                task.left.turns, task.left.discarded = None, task.attempts
                 self._ledger.progressed(task)
 
     def _requeue(self, task: OpenTask, part: Part) -> None:
