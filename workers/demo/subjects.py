@@ -92,14 +92,15 @@ SUMS: Final = DemoSubject(
     name="sums",
     tasks="sums_",
     max_tokens=8,
-    batch_size=32,
+    # Many sums and few samples of each: a group whose samples are all right, or all wrong, costs the trainer nothing.
+    batch_size=64,
     explorers=1,
     steps=12,
     learned=0.6,
     limit_s=900.0,
     settings={
         "mesh.max_model_len": 128,
-        "coordinator.group_size": 8,
+        "coordinator.group_size": 4,
         "explorer.cpu_threads": 2,
         # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
         "explorer.slots": 64,
