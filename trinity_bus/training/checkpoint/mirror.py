@@ -306,7 +306,7 @@ class CheckpointMirror:
         be reached. SupersededError: another trainer claims it at the same time.
         """
         directory = self._directory
-        number = max((_order(life)[0] for life in _lives(self._store)), default=0) + 1
+        number = 1 + next((_order(highest)[0] for highest in _lives(self._store)), 0)
         self._life = f"{number:08d}-{uuid.uuid4().hex}"
         self._store.put({self._own: _CLAIM})
         before = self._there.newest()
@@ -429,8 +429,7 @@ class CheckpointMirror:
 
     def _ensure_highest(self) -> None:
         lives = _lives(self._store)
-        highest = max(lives, key=_order, default=self._life)
-        if _order(highest) > _order(self._life):
+        if lives and _order(lives[0]) > _order(self._life):
             raise SupersededError(
                 f"another trainer has begun with {self._there.url}, and has this one's place: stop one of the two, or "
                 "give this one its own TRINITY_BUS_TRAINER__CHECKPOINT_URL"

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from schemas.experience import Float32
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.mesh import computed_dtype
+from trinity_bus.training.engines.adapters import TARGETS
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.layout import Layout
@@ -94,9 +95,12 @@ class MegatronEngine(RankEngine):
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self._adapters is None:
             return self.model.tensors()
-        # What adapters add is added.
+        # What adapters add is added. The rest, with the large embeddings, is as it was, so rounding it is no work.
         merged = self.model.tensors(self._adapters.merged, torch.float32)
-        return ((name, dithered(whole, self.dtype)) for name, whole in merged)
+        return (
+            (name, dithered(whole, self.dtype) if name.split(".")[-2] in TARGETS else whole.to(self.dtype))
+            for name, whole in merged
+        )
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(()) if self._adapters is None else self._adapters.tensors()
