@@ -4,9 +4,9 @@ Most of a start on a CPU is importing: vLLM and torch take about 13 s of a core,
 that in the front end, again in the engine core, and once more in a worker process. Here the worker lives in the engine
 core (one process less to talk through), and the engine core is *forked* from the front end, which has imported
 everything and computed nothing. That is safe as long as the child never waits for threads of an OpenMP team that only
-its parent has, so it computes with one thread; with more, ``auto`` leaves the choice to vLLM. Eager execution and a KV
-cache of a given size leave nothing to warm up, and without torch's compiler the first request does not wait for a
-helper of the sampler to be compiled (3 s).
+its parent has: it computes with one thread, or its parent always has. Else ``auto`` leaves the choice to vLLM. Eager
+execution and a KV cache of a given size leave nothing to warm up, and without torch's compiler the first request does
+not wait for a helper of the sampler to be compiled (3 s).
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from trinity_bus.runtime.device import can_compile, is_installed_for_cpu
 from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.process import how_ended
 from trinity_bus.sizing.memory import GIB, cpu_cache_bytes
-from trinity_bus.weights.vllm.plugin import BACKEND
+from trinity_bus.weights.vllm import plugin
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -151,6 +151,7 @@ def check_model(settings: ExplorerSettings) -> None:
 def preload() -> None:
     """Import all that an explorer needs, so that several can be forked from this process: see ``runtime.preload``."""
     prepare_environment(Settings().explorer)
+    _import_torch()
     for module in _IMPORTS:
         importlib.import_module(module)
     from vllm.platforms import current_platform
@@ -173,12 +174,21 @@ def import_vllm(settings: ExplorerSettings) -> None:
     prepare_environment(settings)
     try:
         with importing():
+            _import_torch()
             for module in _FRONT_END:
                 importlib.import_module(module)
     except ImportError as error:
         raise EngineStartError(
             f"vLLM cannot be imported ({error}); install the extra explorer-cpu or explorer-gpu"
         ) from error
+
+
+def _import_torch() -> None:
+    # Where nothing has imported it yet, this process never has a team of threads, so an engine can be forked from it.
+    if "torch" not in sys.modules and is_installed_for_cpu():
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def launch(settings: ExplorerSettings, counter: "TokenCounter", abandoned: threading.Event) -> "AsyncLLM":
@@ -202,7 +212,7 @@ def _launched(
     config = None
     try:
         config = _configuration(settings, model_path)
-        with _pinned(settings.cpu_cores), _starting(_start_method(settings, config)):
+        with _pinned(settings.cpu_cores), _starting(_start_method(settings, config), settings.cpu_threads):
             _go_on_unless(abandoned)
             llm = AsyncLLM(
                 config,
@@ -303,7 +313,7 @@ def _configuration(settings: ExplorerSettings, model_path: str) -> "VllmConfig":
         "logprobs_mode": "processed_logprobs",
         # What was not kept to be drawn from is told by that, too: its probability is 0.
         "max_logprobs": MOST_KEPT,
-        "weight_transfer_config": {"backend": BACKEND},
+        "weight_transfer_config": {"backend": plugin.BACKEND},
         "worker_extension_cls": "trinity_bus.weights.vllm.engine.WorkerExtension",
         # What a checkpoint's generation_config.json recommends would silently change the sampling distribution.
         "generation_config": "vllm",
@@ -392,19 +402,23 @@ def _cached_bytes(config: "VllmConfig") -> int:
 
 def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | None:
     # ``fork``, ``spawn``, or None for vLLM's own choice.
+    import torch
+
     if settings.start_method != "auto":
         return settings.start_method
     on_cpu = config.device_config.device_type == "cpu"
-    return "fork" if on_cpu and settings.cpu_threads == 1 and sys.platform == "linux" else None
+    has_no_team = 1 in {settings.cpu_threads, torch.get_num_threads()}
+    return "fork" if on_cpu and has_no_team and sys.platform == "linux" else None
 
 
 @contextlib.contextmanager
-def _starting(method: str | None) -> Iterator[None]:
+def _starting(method: str | None, cpu_threads: int) -> Iterator[None]:
     import torch
     import vllm.plugins
 
     # A forked process inherits "plugins are loaded", and ours has work to do in it. vLLM's own choice may be to fork.
     vllm.plugins.plugins_loaded = False
+    plugin.forked_threads = cpu_threads if method == "fork" else None
     if method is None:
         yield
         return

@@ -106,6 +106,8 @@ SUMS: Final = DemoSubject(
         "explorer.slots": 64,
         # Each takes 1.2 MB of logits.
         "explorer.max_num_seqs": 256,
+        # All samples of a batch at once, whose prompts are shared.
+        "explorer.cpu_kvcache_gib": 0.3,
         # All weights learn as fast, and the trainer takes 2 GiB more.
         "trainer.lora_rank": 32,
         "trainer.learning_rate": 2e-4,

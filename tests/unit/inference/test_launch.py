@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import weakref
@@ -67,7 +68,7 @@ def test_an_error_that_an_import_has_kept_does_not_keep_the_engine(monkeypatch: 
     monkeypatch.setattr(launch, "_configuration", lambda *_: sized)
     monkeypatch.setattr(launch, "_start_method", lambda *_: "")
     monkeypatch.setattr(launch, "_pinned", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(launch, "_starting", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "_starting", lambda *_: contextlib.nullcontext())
 
     engine = launch.launch(ExplorerSettings(model_path="model"), cast("Any", None), threading.Event())
     ended = weakref.ref(engine)
@@ -252,3 +253,45 @@ def test_the_setting_of_threads_wins_over_the_environment_of_services(
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1"})
     launch.prepare_environment(ExplorerSettings(**settings))
     assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(("own", "of_engine", "method"), [(1, 2, "fork"), (2, 1, "fork"), (2, 2, None)])
+def test_an_engine_is_forked_unless_it_could_wait_for_threads_of_its_parent(
+    own: int, of_engine: int, method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: own)
+    settings = ExplorerSettings(cpu_threads=of_engine)
+    assert launch._start_method(settings, config_of("cpu", "float32")) == method
+
+
+def test_torch_has_one_thread_from_its_import_on_and_a_forked_engine_those_of_the_settings() -> None:
+    # In a process of its own, since torch is imported here already
+    program = """
+import multiprocessing, os, sys
+os.environ["OMP_NUM_THREADS"] = "2"
+from trinity_bus.inference import launch
+from trinity_bus.weights.vllm import plugin
+
+def child(threads):
+    plugin.register()
+    import torch
+    x = torch.ones(512, 512)
+    threads.send((torch.get_num_threads(), float((x @ x)[0, 0]), len(os.listdir("/proc/self/task"))))
+
+launch._import_torch()
+import torch
+assert torch.get_num_threads() == 1
+plugin.forked_threads = 2
+here, there = multiprocessing.Pipe()
+process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
+process.start()
+assert here.poll(60), "the child waits for threads that are not there"
+print(*here.recv())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    threads, product, tasks = done.stdout.split()
+    assert (threads, product) == ("2", "512.0")
+    assert int(tasks) >= 2

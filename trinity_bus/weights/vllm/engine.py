@@ -37,6 +37,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from trinity_bus.runtime.memory import give_back_memory
 from trinity_bus.weights.errors import TornWeightsError, WeightTransferError
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.receiver import WeightReceiver
@@ -142,6 +143,8 @@ class OverlappedWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo])
                     shadow = shadow or Shadow(self._default_model)
                     with set_current_vllm_config(self.vllm_config):
                         shadow.load(self._default_model_config, tensors)
+                    # What was packed for the processor, and what was drawn meanwhile, has left a heap in pieces.
+                    give_back_memory()
             except WeightTransferError:
                 raise
             except Exception as error:

@@ -15,6 +15,8 @@ _QUIET = "vllm.model_executor.models.utils"
 _CAST = "Attempted to load weight %s with dtype"
 BACKEND = "trinity"  # of our engine in vLLM's ``WeightTransferConfig``
 
+forked_threads: int | None = None
+"""With how many threads a process that is forked from this one computes; None: as its environment says."""
 _watching: set[int] = set()
 
 
@@ -31,6 +33,10 @@ def register() -> None:
         # A forked process inherits the descriptor that wakes its parent's event loop: the SIGTERM that ends an engine
         # would also seem to arrive in the process that started it.
         signal.set_wakeup_fd(-1)
+        if forked_threads is not None:
+            import torch
+
+            torch.set_num_threads(forked_threads)
     die_with_parent()
 
 
