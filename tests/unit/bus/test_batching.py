@@ -107,6 +107,15 @@ async def test_everyone_is_told_of_a_batch_that_never_will_be_durable(waits: boo
             await one
 
 
+async def test_a_duplicate_of_which_the_broker_does_not_tell_where_it_is_has_no_position() -> None:
+    client = QueueOnly()
+    placed = await add(queue_of(client), b"1", b"2")
+    client.take().done(base_offset=-1)
+    for one in placed:
+        with pytest.raises(SendError, match="the broker does not tell where"):
+            await one
+
+
 async def test_what_a_transaction_has_not_handed_over_at_its_end_never_will_be() -> None:
     client = QueueOnly()
     outgoing = Outgoing(client, SETTINGS)

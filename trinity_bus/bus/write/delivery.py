@@ -72,6 +72,10 @@ def _outcome(sending: asyncio.Future[RecordMetadata], doing: str) -> tuple[Posit
     if error is None:
         try:
             metadata = sending.result()
+            if metadata.offset < 0:
+                # A duplicate of a batch that the broker has and has forgotten: counted from there, positions would be
+                # those of other records.
+                return None, SendError(f"{doing}: it was durable at an earlier try, and the broker does not tell where")
             return Position(partition=metadata.partition, offset=metadata.offset), None
         except Exception as fault:  # noqa: BLE001 - whatever it is, somebody waits
             error = fault
