@@ -1,8 +1,8 @@
 r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on whatever a model may write.
 
-Answers are found in the order in which people mark them: the last ``\boxed{...}``, else what stands after the last
-``####``, else the last number after the last ``=``, else the last number anywhere. A number that is part of a formula
-is never found alone: it is the formula that was answered.
+Answers are found in the order in which people mark them, within the last ``<answer>`` if there is one: the last
+``\boxed{...}``, else what stands after the last ``####``, else the last number after the last ``=``, else the last
+number anywhere. A number that is part of a formula is never found alone: it is the formula that was answered.
 
 Given and wanted answers are normalized by the same function, :func:`normalize`, and then compared by :func:`compare`.
 What could earn a reward wrongly, and does not:
@@ -35,6 +35,8 @@ def _words(text: str) -> frozenset[str]:
 _END = "\n"  # Stands for the end of a sequence; no word that ``split`` gives can be equal to it
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
+_TAGGED: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
+_HEADING: Final = re.compile(r"[^0-9\\]*(?=[0-9])")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 # What may stand between the boxes of one answer.
 _BETWEEN_BOXES: Final = re.compile(
@@ -56,6 +58,8 @@ _FORMULA: Final = re.compile(
     r"|\\\(((?:[^\\]|\\[^()]){1,1000}?)\\\)|\\\[((?:[^\\]|\\[^\[\]]){1,1000}?)\\\]"
 )
 _WORD: Final = re.compile(r"\S+")
+# Writing that has no blanks around numbers: of South and East Asia
+_UNSPACED: Final = re.compile("[\u0900-\u1cff\u3005-\u9fff\uac00-\ud7ff]+")
 _BULLET: Final = re.compile(r"[ \t]*[-*+][ \t]")
 _OPERATORS: Final = _words(r"+ - * / ^ x \times \cdot \div \pm < > \le \ge \leq \geq \ne \neq \in")
 _OPERAND: Final = re.compile(r"\S*\d[a-zA-Z]?[)\]}]*|[b-zB-HJ-Z]|\S*[\\^][\S]*|[(\[]\S+|\S+[)\]]")
@@ -70,31 +74,43 @@ _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formul
 
 _SYMBOLS: Final = (
     "\u00d7=times \u03c0=pi \u221e=infty \u2264=le \u2265=ge \u2260=ne \u222a=cup \u2229=cap \u2208=in \u00b1=pm"
-    " \u03b8=theta \u03b1=alpha \u03b2=beta"
+    " \u03b8=theta \u03b1=alpha \u03b2=beta \u2248=approx \u2205=emptyset"
 )
+# Of Arabic, Persian, the languages of India, Thai and Lao.
+_ZEROS: Final = "\u0660\u06f0\u0966\u09e6\u0a66\u0ae6\u0b66\u0be6\u0c66\u0ce6\u0d66\u0e50\u0ed0"
 _CHARACTERS: Final = str.maketrans(
-    dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u02d7\u2796", "-")
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\u02d7\u2796", "-")
     | dict.fromkeys("\u00b7\u22c5\u2219", r"\cdot ")
     | dict.fromkeys("\u00f7\u2044\u2215", "/")
     | dict.fromkeys("\u00b0\u00ba", r"\text{degrees}")
     | dict.fromkeys("\u200b\ufeff", "")
-    | {"\u20ac": r"\text{euro}", "\u00a3": r"\text{pound}", "\u00a5": r"\text{yen}", "\u2019": "'"}
+    | {"\u2019": "'", "\u3001": ",", "\u3002": "."}
+    | {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+    | {chr(ord(zero) + digit): str(digit) for zero in _ZEROS for digit in range(10)}
     | {symbol: f"\\{name} " for symbol, _, name in (one.partition("=") for one in _SYMBOLS.split())}
 )
 _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|{([^{}]*)})")
-_INEQUALITY: Final = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
+_COMPARED: Final = {"<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
+_INEQUALITY: Final = re.compile(r"([<>]|\\[lg]e(?![a-zA-Z]))")
+_BOUND: Final = re.compile(r"(?:[-+\d./(){}^\s]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))+")
+_CURRENCY: Final = re.compile("[\u00a3\u00a5\u20a0-\u20bf]")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
 
 _INSIDE: Final = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
-_FONTS: Final = "mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|boxed|fbox|emph|bf|textcolor"
+_FONTS: Final = "mathbf|boldsymbol|bm|pmb|mathit|mathsf|mathtt|underline|boxed|fbox|emph|bf"
+_SIZES: Final = "displaystyle|textstyle|limits|nolimits|bigskip|tiny|small|normalsize|large|Large|LARGE|huge|Huge"
 _TEXTS: Final = "text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mbox|hbox|operatorname"
+_ORDINAL: Final = "(?:st|nd|rd|th)"
+_ABOUT: Final = r"(?i:approximately|approx\.?|about|roughly|around)"
+_WORKED: Final = r"(?:[-+*/^\d\s.,(){}]|\\(?:times|cdot|div|frac|sqrt|[%$])(?![A-Za-z]))"
 _WORDS_BETWEEN: Final = r"\\text\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
 _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
     (re.compile(pattern, re.DOTALL), becomes)
     for pattern, becomes in (
         # Emphasis of Markdown, and the delimiters of formulas.
-        (r"^\s*(\*{1,3}|_{1,3}|`+)(?=\S)(.*\S)\1(?=[.,;:]?\s*$)", r"\2"),
+        (r"^\s*(\*{1,3}|_{1,3}|`+|[\"'])(?=\S)(.*\S)\1(?=[.,;:]?\s*$)", r"\2"),
+        (r"^\s*(?:``|\u201c)(.*\S)(?:''|\u201d)(?=[.,;:]?\s*$)", r"\1"),
         (r"^\s*#+\s+", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"(?<!\\)\$\$", " "),
@@ -104,7 +120,8 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r"(?<!\\)\$", " "),
         # Sizes and spaces.
         (r"\\(?:left|right|middle)\s*\.", " "),
-        (r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|bigskip)(?![A-Za-z])", ""),
+        (rf"\\(?:left|right|middle|[bB]igg?[lrm]?|{_SIZES})(?![A-Za-z])", ""),
+        (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
         (r",\\!|\\!", ""),
         (r"(?<=\d)\\?'(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)(?:\{,\}|,?\\[,;:]|~)\s*(?=\d{3}(?!\d))", "\N{INVISIBLE SEPARATOR}"),
@@ -113,32 +130,43 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         # Fonts.
         (rf"\\(?:{_FONTS})\s*\{{({_INSIDE})\}}", r"\1"),
         (r"\\(?:bf|rm|it)(?![A-Za-z])", " "),
+        (rf"\\(?:{_TEXTS})\s*\{{\s*([ei])\s*\}}", r" \1"),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*|\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r"\1"),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*)\}}", r"\1"),
         (rf"\\(?:{_TEXTS})\s*\{{\s*([^{{}}]*?)\s*\}}", r"\\text{\1}"),
         (r"^\s*\\text\{([^{}]*)\}\.?\s*$", r"\1"),
+        (r"\\text\{([^{}]*[^{}\s])\s*[:=]\s*\}", r"\\text{\1} = "),
+        (r"(?<=[\d}])(?:\s*[(\[]\s*\\text\{([^{}]*)\}|\s+\(([A-Za-z][A-Za-z ]{2,}))\s*[)\]]\s*$", r" \\text{\1\2}"),
+        (rf"(?<=\d)\s*\^?\s*(?:{_ORDINAL}|\{{\s*{_ORDINAL}\s*\}}|\{{?\\text\{{\s*{_ORDINAL}\s*\}}\}}?)\s*$", ""),
         # Names.
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
+        (r"\\colon(?![A-Za-z])", ":"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
-        (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
-        (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
-        (r"\\neq(?![A-Za-z])", r"\\ne"),
-        (r"\\bar(?=\s*\{\d)", r"\\overline"),
+        (r"\\(?:leq|leqslant)(?![A-Za-z])|<=", r"\\le "),
+        (r"\\(?:geq|geqslant)(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\neq(?![A-Za-z])|!=", r"\\ne "),
+        (r"\\(?:bar|dot)(?=\s*\{\d)", r"\\overline"),
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", r"\\text{degrees}"),
         (r"(?<!\\)%|(?<=[\d}\s])(?:\\text\{\s*percent\s*\}|percent(?![A-Za-z]))", r"\\%"),
         (rf"(?:\s*,)?\s*(?:{_WORDS_BETWEEN})\s*(?=\S)", ", "),
         # Numbers.
-        (r"\\frac\s*(\d)\s*(\d|\{)", r"\\frac{\1}\2"),
-        (r"\\frac\s*(\{[^{}]*\})\s*(\d)", r"\\frac\1{\2}"),
+        (r"\\(frac|binom)\s*(\d)\s*(\d|\{)", r"\\\1{\2}\3"),
+        (r"\\(frac|binom)\s*(\{[^{}]*\})\s*(\d)", r"\\\1\2{\3}"),
         (r"\\frac\s+\{", r"\\frac{"),
         (r"(\\frac\{[^{}]*\})\s+\{", r"\1{"),
         (r"\{\s*([^{}\\]+?)\s*\\over\s*([^{}\\]+?)\s*\}", r"\\frac{\1}{\2}"),
         (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
         (r"(?<![\w.\\])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d+)(?![\w.])", r"\1\\times 10^{\2}"),
         (r"(?<=\d)\s*(?:\bx|\*)\s*(?=10\s*\^)", r"\\times "),
+        (r"(?<=[\w)}])\s*\*\*\s*(\d+|\w)", r"^{\1}"),
+        # What was worked out before it, and what it is about.
+        (rf"^((?:[A-Za-z](?:_\w)?\s*=)?)(?=[^=]*\d){_WORKED}+=\s*(?=(?:{_WORKED}|\\pi|\\text\{{[^{{}}]*\}})+$)", r"\1"),
+        (r"(?:(?<=[\d}])(?<!_\d)|(?<=\d\\pi))\s*\\approx(?![A-Za-z])(?:[-\d.,\s]|\\[%$,]|\\text\{[^{}]*\})+$", ""),
+        (rf"^\s*(?:\\approx(?![A-Za-z])|=|{_ABOUT}|\\text\{{\s*{_ABOUT}\s*\}})\s*(?=[-+]?\s*[\d.\\])", ""),
         (r"(^|[=(,\[{<>:])(\s*)([-+])\s+(?=[\d.\\a-zA-Z])", r"\1\2\3"),
         (r"^\s*\+(?=[\d.\\])", ""),
         (rf"^\s*\{{({_INSIDE})\}}\s*$", r"\1"),
@@ -156,7 +184,8 @@ _MIXED: Final = re.compile(
 )
 
 _SPELLED: Final = r"""
-dollar=\$,usd euro=euros,eur pound=pounds yen=yen cent=¢ %=\%,percent,percentage,pct degree=degs,deg
+dollar=\$,usd euro=euros,eur pound=pounds,gbp rupee=rs,rs.,inr yen=yen cent=¢ degree=degs,deg
+%=\%,percent,percentage,pct
 mm=millimeter,millimetre cm=centimeter,centimetre dm=decimeter,decimetre m=meter,metre km=kilometer,kilometre
 in=inch,inche ft=foot,feet yd=yard mi=mile g=gram kg=kilogram mg=milligram oz=ounce lb=lb,lbs ton=tonne
 s=second,sec,secs min=minute,mins h=hour,hr,hrs l=liter,litre ml=milliliter,millilitre n=newton j=joule w=watt
@@ -170,6 +199,7 @@ _UNIT_NAMES: Final = {
 # Those shorter than four letters that need no \text to be one, and common words.
 _UNITS: Final = _words("""
 mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu
+nm kwh gb mb tb kb gal pt qt mpa gpa atm kn mj kv mhz ghz ha bit old
 day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar
 """)
 # Words behind a number that make another answer of it.
@@ -178,21 +208,35 @@ or and more less than not least most mod modulo if squared cubed factorial root 
 cos tan cot sec csc log ln exp sqrt pi max min lim theta alpha beta fewer greater smaller digit other
 """)
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_UNIT_PART: Final = r"(?:\\text\{[^{}]*\}|\\%|\\\$|¢|[A-Za-z]+\.?)(?:\s*\^\s*(?:\{-?\d\}|-?\d))?"
+# Of any script but the Greek, whose letters are variables.
+_LETTERS: Final = r"[^\W\d_\u0370-\u03ff]+"
+_UNIT_PART: Final = rf"(?:\\text\{{[^{{}}]*\}}|\\%|\\\$|¢|{_LETTERS}\.?)(?:\s*\^\s*(?:\{{-?\d\}}|-?\d))?"
 _WITH_UNIT: Final = re.compile(
     rf"(?P<core>.{{0,400}}?[\d}})!]|.{{0,400}}?\\pi)(?P<unit>(?:[\s/-]*(?:\\cdot(?![A-Za-z]))?\s*{_UNIT_PART}){{1,6}})",
     re.DOTALL,
 )
-_UNIT_TOKEN: Final = re.compile(r"\\text\{([^{}]*)\}|(\\%|\\\$|¢)|([A-Za-z]+)\.?|\^\s*\{?(-?\d)\}?|(/)")
+_UNIT_TOKEN: Final = re.compile(rf"\\text\{{([^{{}}]*)\}}|(\\%|\\\$|¢)|({_LETTERS})\.?|\^\s*\{{?(-?\d)\}}?|(/)")
+_MONEY: Final = re.compile(
+    r"([-+]?)\s*(?:[A-Z]{1,2}(?=\\\$))?(\\\$|\\text\{[a-z]+\}|(?:USD|EUR|GBP|INR|Rs\.?)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])"
+)
+_OBJECT: Final = (
+    r"(?:\\text\{[^{}=]*\}|\\(?:overline|vec|hat|widehat|overrightarrow)\s*\{?\w+\}?|\\?[A-Za-z]+(?:\s[A-Z]{1,4})?)"
+)
+# ``x``, ``x_1``, ``f(x)``, ``P(A)``, ``|AB|``, ``\angle ABC``, ``(x, y)``
 _LABEL: Final = re.compile(
-    r"\s*(\\?[A-Za-z]+(?:\s[A-Z]{1,4})?(?:_(?:\{\w+\}|\w)|'|\([a-z](?:,\s*[a-z])*\))?)\s*(?:=|:|\\in(?![A-Za-z]))(?!=)\s*"
-    r"([^=<>]+)$"
+    rf"\s*(\|?{_OBJECT}\|?(?:_(?:\{{[^{{}}]*\}}|\w)|'|\(-?\w+(?:,\s*-?\w+)*\))?|\([a-z](?:,\s*[a-z])*\))"
+    r"\s*(?:=|:|\\(?:in|approx)(?![A-Za-z]))(?!=)\s*([^=<>]+)$"
+)
+_TWO_VARIABLES: Final = re.compile(
+    r"^[^,]*(?<![A-Za-z\\])([a-z])(?![A-Za-z])[^,]*(?<![A-Za-z\\])(?!\1)[a-z](?![A-Za-z])[^,]*$"
 )
 _CHOSEN: Final = re.compile(
-    r"(?i:answer|option|choice|choose|select)s?\b"
-    r"(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct)){0,4}[\s:]*"
-    r"((?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(?:\([A-J]\)|[A-J](?![\w'])))"
+    r"(?:(?i:answer|option|choice|choose|select)s?\b|答案|选项?)"
+    r"(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct|是|为)){0,4}[\s:]*"
+    r"(?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(\([A-J]\)|[A-J](?![a-zA-Z0-9_'])|[b-j](?=\W*\Z))(?!\s+is\b)"
+    r"|(?<![\w'])(\([A-J]\)|[A-J])\s+is\s+(?:the\s+)?(?:(?:correct|right|best)\b|answer\b)"
 )
+_CHOICES: Final = re.compile(r"\(?[A-J]\)?(?:\s*[,;&]\s*\(?[A-J]\)?)+\.?|[A-J]{2,10}")
 _CHOICE: Final = re.compile(
     r"\s*(?:option\s+|choice\s+|answer:?\s+)?(?:\(([A-J])\)|([A-J])\)|([A-J])[.:](?=\s|$)|([A-J])$)\s*(.*)",
     re.DOTALL | re.IGNORECASE,
@@ -216,6 +260,7 @@ def normalize(answer: str) -> str:
     text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = _VULGAR.sub(_vulgar, text)
     text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
+    text = _CURRENCY.sub(lambda found: rf"\text{{{unicodedata.name(found[0]).split()[-2].lower()}}}", text)
     # Each pass undoes one layer; a text that goes on changing is nothing that anybody wrote.
     for _ in range(12):
         before = text
@@ -234,11 +279,14 @@ def _vulgar(found: re.Match[str]) -> str:
 
 
 def _joined(found: re.Match[str]) -> str:
-    # Within brackets a plain comma is that of a list: (1,100) is a point.
-    before = found.string[: found.start()]
-    plain = "\N{INVISIBLE SEPARATOR}" not in found[2]
-    if plain and sum(before.count(one) for one in "([{") > sum(before.count(one) for one in ")]}"):
-        return found[0]
+    # Within brackets a plain comma is that of a list: (1,100) is a point; but not in an argument, such as of \\frac.
+    before, depth = found.string[: found.start()], 0
+    for at in reversed(range(len(before) if "\N{INVISIBLE SEPARATOR}" not in found[2] else 0)):
+        depth += (before[at] in ")]}") - (before[at] in "([{")
+        if depth < 0:
+            if before[at] == "{" and re.search(r"[A-Za-z}]$", before[:at]):
+                break
+            return found[0]
     return found[1] + re.sub(r"\D", "", found[2])
 
 
@@ -280,14 +328,13 @@ def _taken_apart(text: str) -> _Answer:
     name = ""
     if named := _LABEL.fullmatch(text):
         name, text = re.sub(r"\s", "", named[1]), named[2].strip()
-        name = "" if name.lower() in {"answer", "result", "total", "solution"} else name
+        said = name.startswith(r"\text") or name.lower() in {"answer", "result", "total", "solution"}
+        name = "" if said else name
     sign, unit = "", ""
-    if money := re.match(
-        r"([-+]?)\s*(?:\\\$|\\text\{(?:euro|pound|yen)\}|(?:USD|EUR)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])", text
-    ):
-        sign = "-" if "-" in money[1] + money[2] else ""
-        unit = re.sub(r"[\s+-]|\\text|[{}]", "", money[0])
-        unit = _UNIT_NAMES.get(unit.lower(), unit.lower())
+    if money := _MONEY.match(text):
+        sign = "-" if "-" in money[1] + money[3] else ""
+        unit = re.sub(r"\\text|[{}]", "", money[2]).lower()
+        unit = _UNIT_NAMES.get(unit, unit)
         text = sign + text[money.end() :]
     if (found := _WITH_UNIT.fullmatch(text)) and (read := _read_unit(found["unit"])):
         scale, behind = read
@@ -317,7 +364,14 @@ def _read_unit(text: str) -> tuple[int, str] | None:
             single = low[:-1] if low.endswith("s") and len(low) > 3 else low
             if low in _NO_UNITS and low not in _UNITS:
                 return None
-            if words is None and word and single not in _UNITS and low not in _UNIT_NAMES and len(low) < 4:
+            if (
+                words is None
+                and word
+                and single not in _UNITS
+                and low not in _UNIT_NAMES
+                and len(low) < 4
+                and low.isascii()
+            ):
                 return None
             if words is None and word and at == 0 and touching and len(low) < 2:
                 return None
@@ -330,7 +384,11 @@ def _read_unit(text: str) -> tuple[int, str] | None:
 
 
 def _choice(text: str) -> tuple[str, str] | None:
-    # The letter of a choice, and the text behind it; None when it is none.
+    # The letters of a choice, and the text behind it; None when it is none.
+    if several := _CHOICES.fullmatch(text):
+        letters = re.findall("[A-J]", text)
+        # A word has its letters in another order.
+        return ("".join(sorted(letters)), "") if letters == sorted({*letters}) or not several[0].isalpha() else None
     found = _CHOICE.fullmatch(re.sub(r"\\text\{\s*(\(?[A-J]\)?[.:)]?)\s*\}", r"\1 ", text))
     if found is None:
         return None
@@ -355,6 +413,29 @@ def _elements(text: str) -> tuple[str, list[str]]:
                 return (opens + closes).replace("\\", ""), parts
     parts = _split(text) or [text]
     return "{}", [one for part in parts for one in _both_signs(part)]
+
+
+def _as_interval(text: str) -> str:
+    r"""Return inequalities of a variable and numbers as an interval, or a union: ``x<2, x\ge 3``; all else as it is.
+
+    What is still to be solved stays as it is, too: it would be the question.
+    """
+    intervals = []
+    for part in _split(text) or [text]:
+        found = [one.strip() for one in _INEQUALITY.split(part)]
+        sides, signs = found[::2], found[1::2]
+        at = next((at for at, side in enumerate(sides) if re.fullmatch("[a-zA-Z]", side)), None)
+        bounds = [side for place, side in enumerate(sides) if place != at]
+        if at is None or not all(map(_BOUND.fullmatch, bounds)) or (len(signs) > 1 and at != 1) or len(signs) > 2:
+            return text
+        low, high = r"(-\infty", r"\infty)"
+        for place, (sign, bound) in enumerate(zip(signs, bounds, strict=True)):
+            if (sign[-1] in "<l") == (place < at) if len(sign) == 1 else (sign == r"\le") == (place < at):
+                low = ("[" if "e" in sign else "(") + bound
+            else:
+                high = bound + ("]" if "e" in sign else ")")
+        intervals.append(f"{low}, {high}")
+    return r" \cup ".join(intervals)
 
 
 def _both_signs(text: str) -> list[str]:
@@ -385,6 +466,8 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
     if (choice := _choice(wanted)) is not None:
         other = _choice(given) or ("", "")
         return choice[0] == other[0] and (not choice[1] or not other[1] or choice[1] == other[1])
+    if bool(_INEQUALITY.search(given)) != bool(_INEQUALITY.search(wanted)):
+        given, wanted = _as_interval(given), _as_interval(wanted)
     named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
     (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
     if len(mine) == len(theirs) == 1 or named_given or named_wanted:
@@ -392,8 +475,7 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
         return _compare_one(mine[0], theirs[0]) if alike else _compare_one(given, wanted)
     if kind == other_kind == "{}":
         return _compare_unordered(mine, theirs)
-    # An interval may be written as inequalities.
-    if 1 in {len(mine), len(theirs)} and (_INEQUALITY.search(given) or _INEQUALITY.search(wanted)):
+    if 1 in {len(mine), len(theirs)} and (_INEQUALITY.search(given + wanted) or r"\mathbb" in given + wanted):
         return given, wanted
     verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
     alike = kind == other_kind and len(mine) == len(theirs) and False not in verdicts
@@ -440,32 +522,45 @@ def _compare_one(given: str, wanted: str) -> bool | tuple[str, str]:
     # Digits in a base are another number: 101_2 is not 101.
     if re.search(r"\d_", mine.core + theirs.core):
         return False
+    # The equation of a curve has many forms, of which one names a coordinate.
+    if "=" in mine.core + theirs.core and _TWO_VARIABLES.search(given) and _TWO_VARIABLES.search(wanted):
+        mine, theirs = _Answer(given, "", ""), _Answer(wanted, "", "")
     # Where a number is wanted nothing is worked out: the question itself, 48 + 24, would be an answer to it.
     return (mine.core, theirs.core) if _MATHEMATICS.search(theirs.core) or re.search(r"\d", theirs.core) else False
 
 
 def extract_answer(text: str) -> str | None:
     """Return the final answer in a response, as it was written; None when there is none."""
+    tagged = _TAGGED.findall(text)
+    text = tagged[-1] if tagged else text
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed
     _, marked, tail = text.rpartition("####")
-    if marked:
-        return tail.strip().splitlines()[0].strip() if tail.strip() else None
-    return _unmarked(text)
+    if not (marked or tagged):
+        return _unmarked(text)
+    tail = tail if marked else text
+    # A sentence, or a heading of what is answered.
+    if (before := _HEADING.match(tail)) and re.search("[A-Za-z]{2,}", before[0]):
+        return _unmarked(tail)
+    return tail.strip().splitlines()[0].strip() if tail.strip() else None
+
+
+def _is_marked(text: str) -> bool:
+    return bool(_BOXED.search(text) or "####" in text or _TAGGED.search(text))
 
 
 def _chosen(text: str) -> str | None:
     # As it marks answers, else behind words that say so, else at its end.
-    if _BOXED.search(text) or "####" in text:
+    if _is_marked(text):
         return extract_answer(text)
-    text = _EMPHASIS.sub(r"\2", text)
+    text = _EMPHASIS.sub(r"\2", text.translate(_CHARACTERS))
     said = list(_CHOSEN.finditer(text))
     if said:
-        letter, rest = said[-1][1], text[said[-1].end() :].partition("\n")[0]
-        others = re.match(r"[*_$`}]*\s*(?:,|/|&|or|and)[\s*(]*(?:or |and )?[A-J]\b", rest)
-        ends = re.match(r"[*_$`}]*\s*(?:,|;|since\b|because\b|as\b)", rest)
-        return letter if ends and not others else letter + rest
+        letter, rest = said[-1][1] or said[-1][2], text[said[-1].end() :].partition("\n")[0].lstrip("*_$`}")
+        others = re.match(r"\s*(?:,|/|&|or|and)[\s*(]*(?:or |and )?[A-J]\b", rest)
+        ends = re.match(r"\s*(?:,|;|since\b|because\b|as\b)", rest)
+        return letter if said[-1][2] or (ends and not others) else letter + rest
     last = text.strip().rpartition("\n")[2]
     if _choice(normalize(last)):
         return last
@@ -475,8 +570,7 @@ def _chosen(text: str) -> str | None:
 
 def reference(answer: str) -> str:
     """Return the end of a worked reference, or the reference as it is."""
-    marked = "boxed" in answer or "####" in answer
-    return (extract_answer(answer) if marked else None) or answer
+    return (extract_answer(answer) if _is_marked(answer) else None) or answer
 
 
 async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
@@ -505,7 +599,8 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
 
 def _unmarked(text: str) -> str | None:
     # The last number after the last ``=``, else the last one, with the formula that it is part of.
-    text = _EMPHASIS.sub(r"\2", _CALCULATED.sub("", text.translate(_CHARACTERS)))
+    text = _UNSPACED.sub(r" \g<0> ", _CALCULATED.sub("", text.translate(_CHARACTERS)))
+    text = re.sub("[<>!]=", lambda found: _COMPARED[found[0]], _EMPHASIS.sub(r"\2", text))
     start = text.rfind("=") + 1
     last = _last_digits(text, start)
     if last < 0 and start:

@@ -140,32 +140,41 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type
-    if pa.types.is_float32(kind):
-        # The shortest text that means it: 0.1, and not what a wider number makes of it.
-        return [None if text in (None, "nan") else float(text) for text in column.cast(pa.string()).to_pylist()]
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         # Python has no nanoseconds.
         return list(column.cast(pa.string()).to_pylist())
     found = column.to_pylist(maps_as_pydicts="strict")
     if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return list(found)
-    return [_plain(value) for value in found]
+    return [_plain(value, kind) for value in found]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, kind: Any) -> Any:
     """Return what msgpack has: no NaN, which stands for a missing value."""
+    below = getattr(kind, "item_type", getattr(kind, "value_type", None))
     match value:
         case dict():
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            kinds = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
+            return {str(key): _plain(inner, kinds.get(key, below)) for key, inner in value.items()}
         case list() | tuple():
-            return [_plain(inner) for inner in value]
+            return [_plain(inner, below) for inner in value]
         case float():
-            return None if math.isnan(value) else value
+            return None if math.isnan(value) else _shortest(value, kind)
         case Decimal():
             return format(value, "f")
         case date() | time() | timedelta() | UUID():
             return str(value)
     return value
+
+
+def _shortest(value: float, kind: Any) -> float:
+    """Return a number as its shortest text means it: 0.1, and not what a wider number makes of it."""
+    narrow = {pa.float16(): ("e", 3), pa.float32(): ("f", 6)}.get(kind)
+    if narrow is None:
+        return value
+    width, least = narrow
+    told = (float(f"{value:.{digits}g}") for digits in itertools.count(least))
+    return next(one for one in told if struct.pack(width, one) == struct.pack(width, value))
 
 
 if __name__ == "__main__":

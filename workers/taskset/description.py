@@ -46,7 +46,7 @@ class RowTemplate(string.Template):
 
 class RowSource(Section):
     path: Annotated[str, Field(min_length=1)] | None = None
-    """A file (``.jsonl``, ``.csv``, either with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
+    """A file (``.jsonl``, ``.json``, ``.csv``, each with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
     ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description.
     Or a folder of Harbor tasks below it."""
     # Instead of a path: a task of reasoning-gym, which makes rows without end.

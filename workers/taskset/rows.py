@@ -6,6 +6,7 @@ A file is read once, by who wants its rows: what is hashed is what they are made
 path                   read with                                      the number of a row
 =====================  =============================================  ================================================
 ``*.jsonl``            the standard library, a line at a time         its line
+``*.json``             the same, or an array, an object at a time     its line, or its place in the array, from 1
 ``*.csv``              the standard library; the first line names     the line that it ends in
                        the columns
 ``*.parquet``          pyarrow                                        its place in the file, from 1
@@ -31,6 +32,7 @@ import gzip
 import importlib.util
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -77,7 +79,9 @@ def files(path: Path) -> list[Path]:
         return _saved(path)
     if path.exists():
         return [path]
-    found = sorted(path.parent.glob(path.name)) if path.parent.is_dir() else _far(path)
+    fixed = next((parent for parent in path.parents if parent.is_dir()), Path())
+    wanted = path.relative_to(fixed)
+    found = sorted(one for one in fixed.glob(str(wanted)) if str(wanted).startswith(".") or not _is_hidden(one, fixed))
     if not found:
         raise RowError(None, "no such file")
     return found
@@ -204,10 +208,9 @@ def _ended(status: int) -> str:
     return f"the process that reads it has died {how}: the file is damaged"
 
 
-def _far(path: Path) -> list[Path]:
-    """Return what a pattern matches that has wildcards in its folders too."""
-    fixed = next((parent for parent in path.parents if parent.is_dir()), Path())
-    return sorted(fixed.glob(str(path.relative_to(fixed))))
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether no pattern means a file: a copy that an editor or a file system keeps beside the others."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _saved(folder: Path) -> list[Path]:
@@ -235,13 +238,48 @@ def _json_lines(content: bytes) -> Iterator[tuple[int, int, Row]]:
             row = json.loads(line.decode(), object_pairs_hook=distinct, parse_constant=_constant)
         except (ValueError, RecursionError) as error:
             raise RowError(number, f"this is no JSON object: {error}") from error
-        if not isinstance(row, dict):
-            raise RowError(number, f"this is no JSON object, but {type(row).__name__}")
-        yield number, len(line), row
+        yield number, len(line), _object(number, row)
+
+
+def _json(content: bytes) -> Iterator[tuple[int, int, Row]]:
+    if not content.lstrip().startswith(b"["):
+        yield from _json_lines(content)
+        return
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise RowError(None, f"this is no JSON: {error}") from error
+    at = _COMMA.match(text, text.index("[") + 1).end()  # type: ignore[union-attr] - it matches nothing, too
+    number = 1
+    while text[at : at + 1] != "]" or text[at + 1 :].strip():
+        size, some = 0, 1 << 16
+        while not size:
+            try:
+                row, size = _DECODER.raw_decode(text[at : at + some])
+            except (ValueError, RecursionError) as error:
+                # It may be longer. No more than a row may have is ever read at once.
+                if some >= min(MAX_ROW_BYTES, len(text) - at):
+                    raise RowError(
+                        number, f"this is no JSON object of at most {MAX_ROW_BYTES:,} bytes: {error}"
+                    ) from error
+                some *= 2
+        yield number, size, _object(number, row)
+        at = _COMMA.match(text, at + size).end()  # type: ignore[union-attr] - likewise
+        number += 1
+
+
+def _object(number: int, row: Any) -> Row:
+    if not isinstance(row, dict):
+        raise RowError(number, f"this is no JSON object, but {type(row).__name__}")
+    return row
 
 
 def _constant(name: str) -> float | None:
     return None if name == "NaN" else float(name)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=distinct, parse_constant=_constant)
+_COMMA: Final = re.compile(r"\s*,?\s*")
 
 
 def _csv(content: bytes) -> Iterator[tuple[int, int, Row]]:
@@ -253,7 +291,7 @@ def _csv(content: bytes) -> Iterator[tuple[int, int, Row]]:
     csv.field_size_limit(MAX_ROW_BYTES)
     reader = csv.reader(lines, strict=True)
     try:
-        names = next(reader, [])
+        names = next(filter(None, reader), [])
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
             raise RowError(reader.line_num, f"two columns are called {min(twice)!r}")
@@ -269,5 +307,6 @@ def _csv(content: bytes) -> Iterator[tuple[int, int, Row]]:
 
 _READERS: Final[Mapping[str, Callable[[bytes], Iterator[tuple[int, int, Row]]]]] = {
     ".jsonl": _json_lines,
+    ".json": _json,
     ".csv": _csv,
 }

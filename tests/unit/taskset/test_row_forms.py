@@ -49,6 +49,7 @@ TEXTS: list[tuple[pa.Array, str]] = [
     (pa.array([0.00001]), "0.00001"),
     (pa.array([-2.5e-7]), "-0.00000025"),
     (pa.array([0.1], pa.float32()), "0.1"),
+    (pa.array([0.1], pa.float16()), "0.1"),
     (pa.array([2**64 - 1], pa.uint64()), "18446744073709551615"),
     (pa.array([Decimal("0.0000001")], pa.decimal128(20, 7)), "0.0000001"),
     (pa.array([Decimal("12.50")], pa.decimal128(20, 2)), "12.50"),
@@ -121,6 +122,8 @@ VERL = {
     "reward_model": {"style": "rule", "ground_truth": "42"},
     "extra_info": {"index": 3, "tags": ["a", "b"]},
 }
+FLOATS = pa.struct({"a": pa.list_(pa.float32()), "b": pa.map_(pa.string(), pa.float32())})
+
 FROM_VERL = (
     'workflow = "math"\nmessages = "prompt"\nanswer = "${reward_model.ground_truth}"\nid = "${extra_info.index}"\n'
     'data = ["extra_info.tags.1", "reward_model"]\ndifficulty = "extra_info.index"\n'
@@ -138,6 +141,13 @@ def test_parts_of_columns_are_taken_by_their_paths(tmp_path: Path, kind: str) ->
     assert [(one.role, one.content) for one in task.messages] == [("user", "6 times 7?")]
     assert (task.task_id, task.answer) == ("t/0/3", "42")
     assert task.data == {"extra_info.tags.1": "b", "reward_model": VERL["reward_model"]}
+
+
+@COLUMNAR
+def test_a_short_number_within_a_column_is_as_long(tmp_path: Path, kind: str) -> None:
+    rows = pa.table({"n": pa.array([{"a": [0.1, float("inf")], "b": [("c", -1e-7)]}], FLOATS)})
+    more = 'workflow = "math"\nprompt = "${n.a.0} ${n.b.c}"\nanswer = "1"\nchat = false\n'
+    assert tasks(tmp_path, write(tmp_path, kind, rows), more)[0].prompt == "0.1 -0.0000001"
 
 
 @pytest.mark.parametrize(
@@ -175,14 +185,15 @@ def test_a_column_may_have_a_dot_or_a_blank_in_its_name_or_none_and_a_field_be_l
 
 ROWS = b'{"question": "a?", "answer": "1"}\n{"question": "b?", "answer": "2"}\n'
 TASKS = b'{"task_id": "a", "workflow": "math", "prompt": "a?", "answer": "1"}\n'
-CSV = b'"question","answer"\na?,1\nb?,2\n'
+CSV = b'\n"question","answer"\na?,1\nb?,2\n'
+ARRAY = b'[%s, {"question": "b?",\n "answer": "2"}\n]\n' % ROWS.splitlines()[0]
 
 
 @pytest.mark.parametrize("content", [ROWS, ROWS.replace(b"\n", b"\r\n")], ids=["LF", "CRLF"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "A.JSONL.GZ", "a.csv.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "A.JSONL.GZ", "a.csv.gz", "a.json", "a.json.gz"])
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
 def test_marks_of_byte_order_ends_of_lines_and_packing(tmp_path: Path, content: bytes, name: str, mark: bytes) -> None:
-    written = mark + (CSV if "csv" in name else content)
+    written = mark + (CSV if "csv" in name else ARRAY if ".json." in f"{name}." else content)
     (tmp_path / name).write_bytes(gzip.compress(written) if name.lower().endswith("gz") else written)
     assert [task.answer for task in tasks(tmp_path, name)] == ["1", "2"]
     if "jsonl" in name.lower():
@@ -190,9 +201,23 @@ def test_marks_of_byte_order_ends_of_lines_and_packing(tmp_path: Path, content: 
         assert [task.task_id for task in tasks(tmp_path, name, "")] == ["t/0/a"]
 
 
+def test_an_array_of_json_has_rows_of_any_length_up_to_the_most(tmp_path: Path) -> None:
+    long = [{"question": "a" * size, "answer": size} for size in (1, 1 << 16, 1 << 19)]
+    (tmp_path / "a.json").write_text(json.dumps(long))
+    assert [task.answer for task in tasks(tmp_path, "a.json")] == ["1", "65536", "524288"]
+    (tmp_path / "a.json").write_text(json.dumps([{"question": "a" * (8 << 20)}]))
+    with pytest.raises(DatasetError, match=r"a\.json:1: this is no JSON object of at most 8,388,608 bytes"):
+        tasks(tmp_path, "a.json")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "more", "message"),
     [
+        ("a.json", ARRAY[:-3], MATH, "a.json:3: this is no JSON object"),
+        ("a.json", ARRAY + b"{}", MATH, "a.json:3: this is no JSON object"),
+        ("a.json", b'[{"question": 1, "question": 2}]', MATH, "a.json:1: .*the name 'question' is there twice"),
+        ("a.json", b"[1]", MATH, "a.json:1: this is no JSON object, but int"),
+        ("a.json", b"[]", MATH, "has no task"),
         ("a.csv", b"question,answer,answer\na?,1,2\n", MATH, "a.csv:1: two columns are called 'answer'"),
         ("a.csv", b"question,answer\na?,1\n\xff,2\n", MATH, "a.csv:3: this is no CSV: 'utf-8'"),
         ("a.csv", b"", MATH, "has no task"),
@@ -233,6 +258,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "names", "ids"),
     [
+        ("*.csv", ["a.csv", "b.csv", "._a.csv"], ["a", "b"]),
+        ("**/*.csv", ["a.csv", "b.csv", ".ipynb_checkpoints/a.csv"], ["a", "b"]),
         (
             "*/train-*.csv",
             ["algebra/train-0.csv", "geometry/train-0.csv"],
@@ -252,7 +279,7 @@ def test_files_called_alike_have_own_ids(tmp_path: Path, pattern: str, names: li
     found = [task.task_id for task in tasks(tmp_path, pattern)]
     assert len({*found}) == 4
     if "part" not in ids:
-        assert found == [f"t/0/{one}/{line}" for one in ids for line in (2, 3)]
+        assert found == [f"t/0/{one}/{line}" for one in ids for line in (3, 4)]
 
 
 def test_an_order_goes_by_numbers_and_not_by_what_is_missing(tmp_path: Path) -> None:
