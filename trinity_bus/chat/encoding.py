@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.chat.formats import THINK, THOUGHT
+from trinity_bus.chat.formats import READ, THINK, THOUGHT
 from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.rendering import TemplateOptions, read_options
 
@@ -167,12 +167,18 @@ class Encoder:
         return max(_SHORTEST, max(map(len, self._tokenizer.get_vocab()), default=0))
 
     @cached_property
-    def _added(self) -> list[Any]:
-        return list(getattr(self._tokenizer, "added_tokens_decoder", {}).values())
+    def ends(self) -> frozenset[int]:
+        """The marks that may end a turn, and are no text of it: of several ends a tokenizer names one by itself."""
+        named = {*self._tokenizer.all_special_ids, *(number for number, one in self._added.items() if one.special)}
+        return frozenset(named - {number for number, one in self._added.items() if one.content in READ})
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(getattr(self._tokenizer, "added_tokens_decoder", {}))
 
     @cached_property
     def _marks(self) -> list[str]:
-        return sorted({one.content for one in self._added if one.content}, key=len, reverse=True)
+        return sorted({one.content for one in self._added.values() if one.content}, key=len, reverse=True)
 
     @cached_property
     def _all(self) -> re.Pattern[str]:
@@ -180,7 +186,7 @@ class Encoder:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        special = {one.content for one in self._added if one.special} - _REASONING
+        special = {one.content for one in self._added.values() if one.special} - _REASONING
         return _any_of([mark for mark in self._marks if mark in special])
 
     @cached_property

@@ -23,6 +23,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
+READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
 
 type Format = Callable[[str], Read]
 

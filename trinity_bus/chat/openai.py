@@ -427,7 +427,7 @@ def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
 
 def text_of_completion(tokenizer: Tokenizer, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """Return what a completion reads as: without its end, and what ended it."""
-    text = tokenizer.decode(without_marks(token_ids, frozenset(tokenizer.all_special_ids)))
+    text = tokenizer.decode(without_marks(token_ids, encoder_of(tokenizer).ends))
     for one in stop:
         text = text.partition(one)[0]
     return text
