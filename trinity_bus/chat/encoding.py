@@ -41,6 +41,7 @@ from typing import Any, Final
 from trinity_bus.chat.formats import READ, THINK, THOUGHT
 from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.rendering import TemplateOptions, read_options
+from trinity_bus.errors import ConfigError
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
 # Bytes for each token of the longest prompt, up to which a text is not counted first.
@@ -249,7 +250,7 @@ _AS_IT_COMES: Final = Writing()
 def load_tokenizer(
     model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES
 ) -> EndingTokenizer:
-    """Return the tokenizer of a Hugging Face model; OSError, ValueError, ChatError.
+    """Return the tokenizer of a Hugging Face model; ConfigError, and ChatError for the options.
 
     ``options`` of its chat template (``mesh.chat_template_options``), and ``how``, are for ``renderer_for`` to find.
     """
@@ -261,8 +262,13 @@ def load_tokenizer(
     with without_torch():
         from transformers import AutoTokenizer
 
-        # Left out, it asks at the terminal whether code of the folder may run.
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        try:
+            # Left out, it asks at the terminal whether code of the folder may run.
+            tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        # Its errors have no common base; what is wrong is in the folder.
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{model_path} has no tokenizer that can be read: {told}") from error
     tokenizer.chat_template_options = options
     tokenizer.encoder_of_text = Encoder(tokenizer, how)
     loaded: EndingTokenizer = tokenizer

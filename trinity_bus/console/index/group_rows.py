@@ -202,8 +202,6 @@ def load_texts(model_path: str | None) -> ModelTexts | str:
         return f"samples have no text: {error}"
     except ModuleNotFoundError:
         return "samples have no text: the tokenizer needs transformers, pip install 'trinity-bus[console]'"
-    except (OSError, ValueError) as error:
-        return f"samples have no text: {model_path} has no tokenizer that can be read: {error}"
 
 
 def _asking(tokenizer: Any) -> Texts:
