@@ -55,7 +55,7 @@ def checked(name: str) -> Path:
     Raises:
         ConfigError: It is a GGUF, which is not read.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.suffix == ".gguf":
         raise _gguf(path)
     if path.is_dir() and not (path / "config.json").exists() and (found := sorted(path.glob("*.gguf"))):

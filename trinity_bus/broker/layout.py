@@ -174,13 +174,11 @@ def server_properties(
 
 
 def cache_dir(settings: BrokerSettings) -> Path:
-    return (settings.cache_dir or xdg("XDG_CACHE_HOME", ".cache") / "trinity-bus").expanduser().absolute()
+    return (settings.cache_dir or xdg("XDG_CACHE_HOME", ".cache") / "trinity-bus").absolute()
 
 
 def data_dir(settings: BrokerSettings) -> Path:
-    return (
-        (settings.data_dir or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "broker").expanduser().absolute()
-    )
+    return (settings.data_dir or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "broker").absolute()
 
 
 def xdg(variable: str, default: str) -> Path:

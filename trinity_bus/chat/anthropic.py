@@ -36,6 +36,7 @@ _PASSED_OVER: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "metadata", "service_tier"),
         *("anthropic_beta", "betas", "cache_control", "context_management", "inference_geo", "speed"),
+        *("diagnostics", "fallbacks"),
     }
 )
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"mcp_servers": ([],)}
@@ -83,8 +84,8 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
 
 def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise ChatError(f"a message is the user's or the assistant's, not of {str(role)[:50]!r}")
+    if role not in ("user", "assistant", "system"):
+        raise ChatError(f"a message is the user's, the assistant's or the system's, not of {str(role)[:50]!r}")
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -106,14 +107,14 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
+    function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
     return {"id": str(block.get("id", "")), "type": "function", "function": function}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
+    if tool.get("type") not in (None, "custom") or not isinstance(tool.get("name"), str):
         raise ChatError("only tools with a name and an input_schema can be had here")
-    function = {"name": tool["name"], "parameters": tool.get("input_schema", {"type": "object"})}
+    function = {"name": tool["name"], "parameters": tool.get("input_schema") or {"type": "object"}}
     if tool.get("description"):
         function["description"] = tool["description"]
     return {"type": "function", "function": function}

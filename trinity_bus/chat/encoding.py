@@ -38,9 +38,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.chat.formats import THINK, THOUGHT
+from trinity_bus.chat.formats import READ, THINK, THOUGHT
 from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.rendering import TemplateOptions, read_options
+from trinity_bus.errors import ConfigError
 
 _PIECE: Final = 1 << 16  # characters that are tokenized at once to count them
 # Bytes for each token of the longest prompt, up to which a text is not counted first.
@@ -167,12 +168,18 @@ class Encoder:
         return max(_SHORTEST, max(map(len, self._tokenizer.get_vocab()), default=0))
 
     @cached_property
-    def _added(self) -> list[Any]:
-        return list(getattr(self._tokenizer, "added_tokens_decoder", {}).values())
+    def ends(self) -> frozenset[int]:
+        """The marks that may end a turn, and are no text of it: of several ends a tokenizer names one by itself."""
+        named = {*self._tokenizer.all_special_ids, *(number for number, one in self._added.items() if one.special)}
+        return frozenset(named - {number for number, one in self._added.items() if one.content in READ})
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(getattr(self._tokenizer, "added_tokens_decoder", {}))
 
     @cached_property
     def _marks(self) -> list[str]:
-        return sorted({one.content for one in self._added if one.content}, key=len, reverse=True)
+        return sorted({one.content for one in self._added.values() if one.content}, key=len, reverse=True)
 
     @cached_property
     def _all(self) -> re.Pattern[str]:
@@ -180,7 +187,7 @@ class Encoder:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        special = {one.content for one in self._added if one.special} - _REASONING
+        special = {one.content for one in self._added.values() if one.special} - _REASONING
         return _any_of([mark for mark in self._marks if mark in special])
 
     @cached_property
@@ -243,7 +250,7 @@ _AS_IT_COMES: Final = Writing()
 def load_tokenizer(
     model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES
 ) -> EndingTokenizer:
-    """Return the tokenizer of a Hugging Face model; OSError, ValueError, ChatError.
+    """Return the tokenizer of a Hugging Face model; ConfigError, and ChatError for the options.
 
     ``options`` of its chat template (``mesh.chat_template_options``), and ``how``, are for ``renderer_for`` to find.
     """
@@ -255,8 +262,13 @@ def load_tokenizer(
     with without_torch():
         from transformers import AutoTokenizer
 
-        # Left out, it asks at the terminal whether code of the folder may run.
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        try:
+            # Left out, it asks at the terminal whether code of the folder may run.
+            tokenizer: Any = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        # Its errors have no common base; what is wrong is in the folder.
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{model_path} has no tokenizer that can be read: {told}") from error
     tokenizer.chat_template_options = options
     tokenizer.encoder_of_text = Encoder(tokenizer, how)
     loaded: EndingTokenizer = tokenizer

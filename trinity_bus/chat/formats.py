@@ -23,6 +23,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
+READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
 
 type Format = Callable[[str], Read]
 
@@ -281,7 +282,7 @@ def required_call(chat_template: str, functions: Sequence[Mapping[str, Any]], *,
 
 def _tag(chat_template: str, function: Mapping[str, Any]) -> dict[str, Any]:
     name, read = json.dumps(function["name"]), format_of(chat_template)
-    content: dict[str, Any] = {"type": "json_schema", "json_schema": function.get("parameters", {"type": "object"})}
+    content: dict[str, Any] = {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}}
     if read is read_hermes:
         begin, end = f'<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>"
     elif read is read_llama:

@@ -39,11 +39,15 @@ _DRAWING: Final = frozenset(
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     }
 )
+# Who asks, and hints.
+HINTS: Final = frozenset(
+    {"user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+)
 PASSED_OVER: Final = frozenset(
     {
         *_DRAWING,
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls", "verbosity"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
+        *HINTS,
+        *("metadata", "store", "parallel_tool_calls", "verbosity", "reasoning_effort"),
         *("prediction", "reasoning", "include_reasoning"),
     }
 )
@@ -93,7 +97,7 @@ class ChatRequest:
         """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""
         if not self.required:
             return self.sampling
-        functions = [one for tool in self.tools or () if (one := tool.get("function", {})).get("name") in self.required]
+        functions = [one for tool in self.tools or () if (one := tool["function"])["name"] in self.required]
         shape = required_call(str(tokenizer.chat_template), functions, opened=in_reasoning(tokenizer, prompt))
         return self.sampling.model_copy(update={"structured_outputs": shape})
 
@@ -118,6 +122,12 @@ def read_request(body: bytes, sampling: Sampling | None) -> ChatRequest:
     """Read a request, with the task's wishes; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | PASSED_OVER, _NEUTRAL)
     tools = read_objects(asked, "tools")
+    for place, tool in enumerate(tools):
+        match tool:
+            case {"function": {"name": str()}}:
+                pass
+            case _:
+                raise not_had(f"tools[{place}]", tool)
     required = read_required(asked.get("tool_choice", "auto"), tools)
     if asked.get("tool_choice") == "none":
         tools = []
@@ -187,8 +197,7 @@ def read_required(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def tool_names(tools: Sequence[Mapping[str, Any]], wanted: str | None = None) -> list[str]:
     """Return the names of tools, one of which is to be called; ChatError where there is none."""
-    named = [tool["function"].get("name") for tool in tools if isinstance(tool.get("function"), dict)]
-    names = [name for name in named if isinstance(name, str) and wanted in (None, name)]
+    names = [name for tool in tools if wanted in (None, name := tool["function"]["name"])]
     if not names:
         raise ChatError("tool_choice requires a call of a tool that is not among the tools", "tool_choice")
     return names
@@ -258,7 +267,7 @@ def check_parts(body: bytes) -> None:
 
 def read_flag(asked: Mapping[str, Any], name: str) -> bool:
     """Return a field that is true or false, false where it is not there; the text "false" is a ChatError."""
-    value = asked.get(name, False)
+    value = False if asked.get(name) is None else asked[name]
     if not isinstance(value, bool):
         raise ChatError(f"{name} is true or false, not {json.dumps(value)[:100]}", name)
     return value
@@ -268,7 +277,7 @@ def read_include_usage(asked: Mapping[str, Any]) -> bool:
     options = asked.get("stream_options", {})
     if not isinstance(options, dict):
         raise ChatError("stream_options is an object")
-    return read_flag({name: value for name, value in options.items() if value is not None}, "include_usage")
+    return read_flag(options, "include_usage")
 
 
 def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None, **more: Any) -> Sampling:
@@ -427,7 +436,7 @@ def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
 
 def text_of_completion(tokenizer: Tokenizer, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """Return what a completion reads as: without its end, and what ended it."""
-    text = tokenizer.decode(without_marks(token_ids, frozenset(tokenizer.all_special_ids)))
+    text = tokenizer.decode(without_marks(token_ids, encoder_of(tokenizer).ends))
     for one in stop:
         text = text.partition(one)[0]
     return text

@@ -80,7 +80,7 @@ class PackagedRenderer:
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         # What the package reads as text is known at the end of a turn.
         del prompt, stop, tools
-        return Speech(self._encoder.model, whole=True)
+        return Speech(self._encoder.model, (), whole=True)
 
     def _render(self, messages: Sequence[ChatMessage], tools: Tools, *, prompted: bool) -> list[int]:
         try:

@@ -129,7 +129,7 @@ class TemplateRenderer:
         self._encoder = encoder_of(tokenizer)
         self._tokenizer = self._encoder.model
         self._options = options
-        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._ends = self._encoder.ends
         self._read = format_of(str(self._tokenizer.chat_template))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> list[int]:
@@ -145,7 +145,7 @@ class TemplateRenderer:
         return new[self._end_of_turn(drawn, new) :]
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
-        text = self._tokenizer.decode(without_marks(drawn.token_ids, self._special))
+        text = self._tokenizer.decode(without_marks(drawn.token_ids, self._ends))
         reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
         read = self._read(rest) if tools else Read(rest)
         if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
@@ -170,14 +170,21 @@ class TemplateRenderer:
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         opened, object_is_call = in_reasoning(self._tokenizer, prompt), bool(tools) and self._read is read_llama
-        return Speech(self._tokenizer, opened=opened, stop=stop, object_is_call=object_is_call, called=bool(tools))
+        return Speech(
+            self._tokenizer,
+            self._ends,
+            opened=opened,
+            stop=stop,
+            object_is_call=object_is_call,
+            called=bool(tools),
+        )
 
     def _end_of_turn(self, drawn: DrawnTurn, new: Sequence[int]) -> int:
         """Return how many of the tokens that follow are the turn's end, and were drawn."""
         last = drawn.token_ids[-1] if drawn.token_ids else None
-        if last not in self._special:
+        if last not in self._ends:
             return 0
-        end = next((i for i, token in enumerate(new) if token in self._special), None)
+        end = next((i for i, token in enumerate(new) if token in self._ends), None)
         if end is None or self._tokenizer.decode(list(new[:end])).strip():
             return 0
         # A model may end a turn with another mark than its template does.
@@ -221,7 +228,7 @@ class PromptsOnly:
 
     def speech(self, prompt: Sequence[int], stop: Sequence[str], tools: Tools = None) -> Speech:
         del prompt, tools
-        return Speech(self._tokenizer, stop=stop, plain=True)
+        return Speech(self._tokenizer, encoder_of(self._tokenizer).ends, stop=stop, plain=True)
 
 
 def renderer_for(tokenizer: Tokenizer, **options: Any) -> Renderer:

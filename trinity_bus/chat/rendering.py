@@ -13,7 +13,7 @@ together, is what the turn reads as; nothing is ever taken back.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,7 @@ class Speech:
 
     Args:
         tokenizer: The model's.
+        ends: Marks that may end the turn, and are no text of it.
         opened: Whether the prompt ends in reasoning.
         stop: Texts that end the turn, and are no part of it.
         object_is_call: Whether a turn that begins with a brace may be a tool call.
@@ -40,6 +41,7 @@ class Speech:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        ends: Collection[int],
         *,
         opened: bool = False,
         stop: Sequence[str] = (),
@@ -49,8 +51,8 @@ class Speech:
         called: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._ends = (*_MARKS, *stop) if called and not plain else tuple(stop)
+        self._ends = ends
+        self._cuts = (*_MARKS, *stop) if called and not plain else tuple(stop)
         self._object_is_call = object_is_call
         self._reasons: bool | None = False if plain else True if opened else None  # None while it is not known
         self._after_reasoning = False
@@ -67,7 +69,7 @@ class Speech:
             return ""
         for token in token_ids:
             self._trailing.append(token)
-            if token not in self._special:
+            if token not in self._ends:
                 # Marks at the end of a turn are no text of it.
                 self._ids += self._trailing
                 self._trailing = []
@@ -112,9 +114,9 @@ class Speech:
             if self._object_is_call and self._text.lstrip().startswith("{"):
                 self._silent = True
                 return ""
-        cut = min((at for mark in self._ends if (at := self._text.find(mark)) >= 0), default=None)
+        cut = min((at for mark in self._cuts if (at := self._text.find(mark)) >= 0), default=None)
         if cut is None:
-            end = len(self._text) - max((_overlap(self._text, mark) for mark in self._ends), default=0)
+            end = len(self._text) - max((_overlap(self._text, mark) for mark in self._cuts), default=0)
         else:
             end, self._silent = cut, True
         shown = self._text[:end].rstrip()

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final
 from schemas.sampling import MAX_NEW_TOKENS, Sampling
 from trinity_bus.chat.messages import ChatError, canonical
 from trinity_bus.chat.openai import (
+    HINTS,
     OPTIONS,
     ChatRequest,
     Choices,
@@ -52,15 +53,11 @@ _TAKEN: Final = frozenset(
     {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens", "temperature"}
     | {"top_p", "tools", "tool_choice", "parallel_tool_calls", "text", "metadata", "reasoning", OPTIONS}
 )
-# Who asks, and hints for caches.
-_PASSED_OVER: Final = frozenset(
-    {"user", "safety_identifier", "client_metadata", "prompt_cache_key", "prompt_cache_retention"}
-)
+_PASSED_OVER: Final = HINTS | {"client_metadata", "max_tool_calls"}  # calls of tools that are built in
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "background": (False,),
     # Reasoning needs no other form to come back: what was drawn is known.
     "include": ([], ["reasoning.encrypted_content"]),
-    "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
@@ -147,7 +144,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     for item, where in _listed(given, "input", MAX_ITEMS):
         match item.get("type", "message"):
             case "message":
-                fields = read_fields(item, _ITEM | {"role", "content"}, {}, where)
+                fields = read_fields(item, _ITEM | {"role", "content", "phase"}, {}, where)
                 if (role := fields.get("role")) not in ("user", "assistant", "system", "developer"):
                     raise not_had(f"{where}.role", role)
                 messages.append({"role": role, "content": read_text(fields.get("content"), f"{where}.content", _PARTS)})

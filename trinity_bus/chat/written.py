@@ -40,7 +40,6 @@ class WrittenAnswer:
 class ExampleWriter:
     def __init__(self, tokenizer: EndingTokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)
-        self._special = frozenset(tokenizer.all_special_ids)
         self._renderer: Renderer | None = None
 
     def write(self, example: Demonstration | Preference) -> list[WrittenAnswer]:
@@ -94,7 +93,7 @@ class ExampleWriter:
             at = after
 
     def _up_to_its_end(self, turn: list[int]) -> list[int]:
-        ends = [i for i, token in enumerate(turn) if token in self._special]
+        ends = [i for i, token in enumerate(turn) if token in self._encoder.ends]
         if ends and not self._tokenizer.decode(turn[ends[-1] + 1 :]).strip():
             return turn[: ends[-1] + 1]
         return _some(turn)

@@ -158,7 +158,7 @@ class ExplorerSettings(Section):
     what is written of long responses (``turn_tokens``)."""
     runners: Count = 1
     """Processes that run workflows; slots are divided among them."""
-    workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(,[A-Za-z_][\w.]*)*$")] | None = None
+    workflow_modules: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(, ?[A-Za-z_][\w.]*)*$")] | None = None
     """Your modules that register workflows, separated by commas, such as ``my_tasks,my_package.games``: installed, in
     the working folder, or on ``PYTHONPATH``. They must not start threads. Unset: the included workflows."""
     runner_python: Path | None = None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.sources import Environment, File, Origins, WrongSettingsError, line
@@ -43,10 +43,6 @@ class Settings(Sections, BaseSettings):
                 path = ".".join(str(part) for part in detail["loc"])
                 if path not in unknown and env_name(path) not in map(str.upper, unknown):
                     problems.append(line(detail, origins.label, origins.told))
-        except SettingsError:
-            # A section's own variable, which is no setting and holds no JSON.
-            if not problems:
-                raise
         if problems:
             raise WrongSettingsError(problems) from None
 

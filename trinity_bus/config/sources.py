@@ -17,6 +17,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, TomlConfigSettingsSource
 
@@ -101,7 +102,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
     if len(content) > MAX_TOML_BYTES:
         raise ValueError(f"the file is too large: it may have {MAX_TOML_BYTES} bytes")
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8 text") from None
     except RecursionError:
@@ -133,7 +134,7 @@ class File(TomlConfigSettingsSource):
             raise ConfigError(f"{file_path}: {error.strerror}; give the path of a readable file") from None
         except ValueError as error:
             raise ConfigError(f"{file_path}: {error}") from None
-        self._lines = dict(reversed([*_lines(content.decode())]))
+        self._lines = dict(reversed([*_lines(content.decode("utf-8-sig"))]))
 
         if status.st_uid == os.getuid() and status.st_mode & _OTHERS:
             self._keeps_no_secret(found, status.st_mode)
@@ -172,7 +173,13 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 class Environment(EnvSettingsSource):
-    # A secret's ``_FILE`` variable stands for what is in the file.
+    # A secret's ``_FILE`` variable stands for what is in the file. What is to be JSON and is none is no mapping.
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
     def _load_env_vars(self) -> Mapping[str, str | None]:
         given = dict(super()._load_env_vars())
         for variable in secret_variables():

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, LiteralString
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidationInfo, ValidatorFunctionWrapHandler
 
 from schemas.record import Identifier
 
@@ -31,6 +32,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read(cls, value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        # An empty text is no value, as in a variable: as a path it would be the working folder. No shell expands the
+        # paths of a file, or of what compose and systemd pass on.
+        field = cls.model_fields[str(info.field_name)]
+        found = read(field.get_default(call_default_factory=True) if value == "" else value)
+        return found.expanduser() if isinstance(found, Path) else found
+
 
 CONFLICT = "conflicting_settings"
 
@@ -42,7 +52,7 @@ def conflict(text: str) -> PydanticCustomError:
 
 
 def _existing_file(path: Path) -> Path:
-    if not path.is_file():
+    if not path.expanduser().is_file():
         raise PydanticCustomError("no_such_file", "no such file; give the path of a readable file")
     return path
 

@@ -163,7 +163,7 @@ class ForkServer:
                     model_path=explorer.model_path or "",
                     model=explorer.served_model,
                     sampling=sampling.model_dump_json(exclude_none=True).encode(),
-                    modules=[] if modules is None else modules.split(","),
+                    modules=[] if modules is None else modules.replace(" ", "").split(","),
                     explorer=explorer.name,
                     namespace=settings.kafka.namespace,
                     telemetry=settings.telemetry.model_dump_json().encode(),

@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 METRICS = "metrics"  # the folder of a run that has its metrics, a file for each process
 FILE_DELAY_MS = 500  # how long a span waits to be written to a file: what a killed process can lose
 SHUTDOWN_S = 5.0  # of the end of telemetry; the exporters' own limits are ten seconds for each batch that they hold
-_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP = "http/protobuf"
 
 
@@ -128,7 +126,7 @@ def setup_telemetry(
             then, unless ``telemetry.record_content`` is set.
 
     Raises:
-        ConfigError: The protocol is one that is not spoken here.
+        ConfigError: The endpoint is no URL, or the protocol is one that is not spoken here.
         TrinityError: The providers of this process are set already.
     """
     if isinstance(trace.get_tracer_provider(), TracerProvider):
@@ -187,18 +185,24 @@ def build_telemetry(
     )
 
 
+def _given(signal: str, name: str) -> tuple[str, str | None]:
+    # The variable that counts for a signal, and its value: its own, before that of all.
+    names = f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"
+    return next(((one, value) for one in names if (value := os.environ.get(one))), (names[1], None))
+
+
 def _endpoint(signal: str) -> str | None:
-    return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or os.environ.get(_ENDPOINT) or None
+    turned_off = os.environ.get("OTEL_SDK_DISABLED", "").lower(), os.environ.get(f"OTEL_{signal}_EXPORTER", "").lower()
+    return None if turned_off[0] == "true" or turned_off[1] == "none" else _given(signal, "ENDPOINT")[1]
 
 
 def _checked_endpoint(signal: str) -> str | None:
-    # Raises ConfigError where the protocol is one that is not spoken here.
-    endpoint = _endpoint(signal)
-    if endpoint is not None:
-        for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", _PROTOCOL):
-            protocol = os.environ.get(variable)
-            if protocol and protocol != _HTTP:
-                raise ConfigError(f"{variable}={protocol!r}: only {_HTTP} is spoken; collectors take it on port 4318")
+    # Raises ConfigError where it is no URL, or the protocol is one that is not spoken here.
+    endpoint, (variable, protocol) = _endpoint(signal), _given(signal, "PROTOCOL")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"{_given(signal, 'ENDPOINT')[0]}={endpoint!r}: expected a URL, as http://localhost:4318")
+    if endpoint is not None and protocol not in (None, _HTTP):
+        raise ConfigError(f"{variable}={protocol!r}: only {_HTTP} is spoken; collectors take it on port 4318")
     return endpoint
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from schemas.sampling import Sampling
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
+from trinity_bus.chat.encoding import encoder_of
 from trinity_bus.chat.messages import Completion, Tokenizer
 from trinity_bus.chat.openai import (
     ChatRequest,
@@ -152,7 +153,7 @@ class ChatApis:
         run = context.begin(request, "cmpl-")
         prompt, sampling = asked.prompt, asked.sampling
         shape = CompletionShape(run.id, run.created, context.model, len(prompt), replace(asked, prompt=[]))
-        stop = sampling.stop or ()
+        stop, ends = sampling.stop or (), encoder_of(context.tokenizer).ends
 
         def texts(drawings: Sequence[Completion]) -> list[str]:
             run.completed(prompt, drawings)
@@ -162,7 +163,7 @@ class ChatApis:
             drawings = await run.draw(prompt, sampling, asked.n)
             choices = [(text, one.finish_reason) for text, one in zip(texts(drawings), drawings, strict=True)]
             return json_response(shape.body(choices, _drawn(drawings)))
-        speeches = [Speech(context.tokenizer, stop=stop, plain=True) for _ in range(asked.n)]
+        speeches = [Speech(context.tokenizer, ends, stop=stop, plain=True) for _ in range(asked.n)]
 
         def hear(index: int, token_ids: list[int]) -> Iterable[Any]:
             if text := speeches[index].hear(token_ids):

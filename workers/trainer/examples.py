@@ -32,7 +32,7 @@ from schemas.topics import BATCHES, DEMONSTRATIONS, TRAINER_DEAD_LETTERS
 from trinity_bus.bus import Bus, Producer, Received, Undecodable
 from trinity_bus.chat.encoding import Writing, load_tokenizer
 from trinity_bus.config import MeshSettings, TrainerSettings
-from trinity_bus.errors import ConfigError, RecordGoneError
+from trinity_bus.errors import RecordGoneError
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.steps.examples import ExampleError, ExampleReader
@@ -45,11 +45,8 @@ _POLL_S = 1.0
 
 def example_reader(source: Path, own: TrainerSettings | MeshSettings) -> ExampleReader:
     shape = read_shape(source)
-    try:
-        writing = Writing(shape.max_positions, own.parse_special_tokens, own.renderer)
-        tokenizer = load_tokenizer(str(source), how=writing)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{source} has no tokenizer that can be read: {error}") from error
+    writing = Writing(shape.max_positions, own.parse_special_tokens, own.renderer)
+    tokenizer = load_tokenizer(str(source), how=writing)
     return ExampleReader.of(tokenizer, Bounds(shape.vocabulary, shape.max_positions))
 
 

@@ -50,7 +50,8 @@ def tokenizer_of(family: str, name: str = "") -> Any:
         tokenizer_object=bpe,
         eos_token=END[family],
         bos_token=special[0] if family == "llama3" else None,
-        additional_special_tokens=special,
+        # Llama's names no more than these, though all are special.
+        additional_special_tokens=[] if family == "llama3" else special,
         chat_template=(HERE / f"{family}.jinja").read_text(),
     )
     if name:

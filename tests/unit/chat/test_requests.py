@@ -11,6 +11,7 @@ from trinity_bus.chat import ChatError, Completion, ModelReply, Session, rendere
 from trinity_bus.chat.anthropic import MessageShape, read_messages_request
 from trinity_bus.chat.messages import for_template
 from trinity_bus.chat.openai import MAX_PARTS, read_request
+from trinity_bus.chat.responses import read_responses_request
 
 USER = {"role": "user", "content": "go"}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -82,9 +83,13 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_read() -> None:
 def test_fields_that_coding_agents_send_change_nothing() -> None:
     bare = read_messages_request(asked(), Sampling())
     more = {"context_management": {"edits": [{"type": "x"}]}, "output_config": {"effort": "low"}, "mcp_servers": []}
+    more |= {"diagnostics": {"previous_message_id": None}, "fallbacks": "default"}
     assert read_messages_request(asked(**more), Sampling()) == bare
     with pytest.raises(ChatError, match="mcp_servers"):
         read_messages_request(asked(mcp_servers=[{"name": "x"}]), Sampling())
+    hints = {"service_tier": "flex", "max_tool_calls": 3, "prompt_cache_options": {"ttl": "30m"}}
+    of_responses = [json.dumps({"input": "go", **given}).encode() for given in ({}, hints)]
+    assert len({str(read_responses_request(body, Sampling())) for body in of_responses}) == 1
     shape = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     drawn = some(read_messages_request(asked(output_config=shape), Sampling()).sampling.structured_outputs)
     assert drawn.json_schema == {"type": "object"}
@@ -94,9 +99,36 @@ def test_a_tool_that_has_failed_is_told_to_have() -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "a", "content": "no such file", "is_error": True},
         {"type": "tool_result", "tool_use_id": "b", "content": "a file", "is_error": False},
+        {"type": "tool_result", "tool_use_id": "c", "content": None, "is_error": None},
     ]
     messages = read_messages_request(asked(messages=[{"role": "user", "content": blocks}]), Sampling()).messages
-    assert [one["content"] for one in messages] == ["error: no such file", "a file"]
+    assert [one["content"] for one in messages] == ["error: no such file", "a file", ""]
+
+
+def test_what_is_null_says_as_much_as_what_is_absent() -> None:
+    use = {"type": "tool_use", "id": "a", "name": "add", "input": None}
+    tool = {"name": "add", "type": None, "input_schema": None, "description": None}
+    read = read_messages_request(asked(messages=[{"role": "assistant", "content": [use]}], tools=[tool]), Sampling())
+    assert read.messages[0]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert some(read.tools)[0]["function"] == {"name": "add", "parameters": {"type": "object"}}
+    null = [{"type": "function", "function": {"name": "add", "parameters": None}}]
+    tokenizer = tokenizer_of("qwen25")
+    required = read_request(asked(tools=null, tool_choice="required"), None).drawn_after([1], tokenizer)
+    assert '"json_schema": {"type": "object"}' in str(some(required.structured_outputs).structural_tag)
+
+
+def test_the_system_may_speak_among_anthropics_messages() -> None:
+    messages = [USER, {"role": "assistant", "content": "what?"}, {"role": "system", "content": "Be brief."}]
+    assert read_messages_request(asked(messages=messages), Sampling()).messages == messages
+
+
+@pytest.mark.parametrize(
+    "tool", [{"type": "web_search"}, {"type": "function", "function": None}, {"name": "add", "parameters": {}}]
+)
+def test_a_tool_that_is_no_function_is_refused_by_its_place(tool: Any) -> None:
+    with pytest.raises(ChatError, match=r"tools\[1\]") as refused:
+        read_request(asked(tools=[*TOOLS, tool]), None)
+    assert refused.value.param == "tools[1]"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,22 @@ def test_reasoning_and_what_has_stopped_a_turn_stay_where_they_were_drawn() -> N
     assert (talk.session.rewrites, talk.session.branches) == (0, 0)
 
 
+def test_a_turn_may_end_in_a_mark_that_only_the_added_tokens_name() -> None:
+    """Llama 3 ends a tool call in another mark than a turn; its tokenizer names one end."""
+    talk = Talk("llama3")
+    end = talk.tokenizer.convert_tokens_to_ids("<|eom_id|>")
+    assert end not in talk.tokenizer.all_special_ids
+    prompt = talk.session.prompt([USER], TOOLS)
+    drawn = talk.drawn('{"name": "add", "parameters": {"a": 1, "b": 2}}<|eom_id|>', ended=False)
+    said = talk.session.add(prompt, dataclasses.replace(drawn, finish_reason="stop"))
+    assert (said.content, said.flaws, len(said.tool_calls)) == ("", (), 1)
+    speech = talk.session.speech(talk.session.prompt([USER]))
+    assert speech.hear([*talk.tokenizer.encode("3", add_special_tokens=False), end]) == "3"
+    # What follows ends the turn no second time.
+    following = talk.session.prompt([USER, said.message, MORE], TOOLS).token_ids[len(prompt.token_ids) :]
+    assert talk.text(following).count(END["llama3"]) == 1
+
+
 def test_an_option_of_the_template_is_its_own_at_every_turn() -> None:
     talk = Talk("qwen3", enable_thinking=False)
     said = talk.say([USER], "3")

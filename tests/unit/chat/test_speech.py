@@ -35,10 +35,10 @@ def test_what_was_shown_is_what_it_reads_as(family: str, texts: list[str], sizes
 
 
 def test_content_is_shown_at_once_and_marks_stops_and_reasoning_are_held() -> None:
-    speech = Speech(CharacterTokenizer(), stop=("STOP",))
+    speech = Speech(CharacterTokenizer(), (), stop=("STOP",))
     heard = [speech.hear([ord(character)]) for character in "<think>x</think>\n\nHi <b> STO"]
     assert "".join(heard) == "Hi <b>"
     assert speech.hear([ord("P")]) == ""
     assert speech.end("Hi <b> ") == " "
-    speech = Speech(CharacterTokenizer(), opened=True)
+    speech = Speech(CharacterTokenizer(), (), opened=True)
     assert speech.hear([ord(character) for character in "so 3</think>3"]) == "3"

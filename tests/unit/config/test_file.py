@@ -4,6 +4,7 @@ import pytest
 
 from trinity_bus.config import Origins, Settings, WrongSettingsError
 from trinity_bus.errors import ConfigError
+from trinity_bus.hub import checked
 
 
 @pytest.fixture
@@ -26,6 +27,24 @@ def test_the_environment_counts_more_than_the_file(mesh_toml: Path, monkeypatch:
     assert origins.of("mesh.model") == "TRINITY_BUS_MESH__MODEL"
     assert origins.of("coordinator.batch_size") == f"{mesh_toml}:6"
     assert origins.of("coordinator.tick_s") is None
+
+
+def test_a_path_may_be_at_home_and_what_is_empty_is_unset(
+    mesh_toml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ca.pem").touch()
+    mesh_toml.write_text(
+        '\ufeff[trainer]\ncheckpoint_dir = "~/a"\nexport_dir = ""\n[kafka]\nssl_cafile = "~/ca.pem"\n'
+        '[explorer]\nworkflow_modules = "a, b"\nrunners = ""\n'
+    )
+    monkeypatch.setenv("TRINITY_BUS_TELEMETRY__RUN_DIR", "~/b")
+    settings = Settings()
+    assert (settings.trainer.checkpoint_dir, settings.telemetry.run_dir) == (tmp_path / "a", tmp_path / "b")
+    assert (settings.trainer.export_dir, settings.explorer.runners) == (None, 1)
+    assert settings.kafka.ssl_cafile == tmp_path / "ca.pem"
+    assert Origins(Settings).of("trainer.checkpoint_dir") == f"{mesh_toml}:2"
+    assert checked("~/model") == tmp_path / "model"
 
 
 def test_every_mistake_is_told_with_its_line(mesh_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,7 @@ NOT_SERVERS = "expected host:port, several separated by commas"
         ("MESH__NAMESPACE", "a b", "@='a b': string should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]*$'"),
         ("KAFKA__SSL_CAFILE", "/no/such.pem", "@='/no/such.pem': no such file; give the path of a readable file"),
         ("KAFKA__SSL_CERTFILE", __file__, "~KAFKA__SSL_KEYFILE is not set: it goes together with @"),
+        ("MESH__CHAT_TEMPLATE_OPTIONS", "think=0", "@='think=0': input should be a valid dictionary"),
         ("COORDINATOR__BATCH_SIZE", "0", "@='0': input should be greater than or equal to 1"),
         ("COORDINATOR__TICK_S", "inf", "@='inf': input should be a finite number"),
         ("EXPLORER__NAME", "x" * 300, "@='" + "x" * 119 + "...: string should have at most 200 characters"),

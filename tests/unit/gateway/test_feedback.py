@@ -176,7 +176,7 @@ async def test_anthropics_client_is_answered_in_its_own_words() -> None:
         ]
         await client.messages.create(**{**asked, "messages": back}, tools=tools)
         assert (await client.messages.count_tokens(model="policy", messages=ASKED)).input_tokens == 22
-        for wrong in ({"model": "another"}, {"messages": [{"role": "system", "content": ""}]}):
+        for wrong in ({"model": "another"}, {"messages": [{"role": "robot", "content": ""}]}):
             with pytest.raises(anthropic.APIStatusError) as refused:
                 await client.messages.create(**{**asked, **wrong})
             assert refused.value.status_code in (400, 404)

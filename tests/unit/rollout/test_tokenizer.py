@@ -2,6 +2,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from trinity_bus.chat.encoding import load_tokenizer
+from trinity_bus.errors import ConfigError
 from workers.demo.model import make_model
 
 
@@ -29,3 +33,11 @@ def test_a_tokenizer_is_loaded_where_something_of_transformers_was_imported_befo
         "load_tokenizer(sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"eos_token": ["a", "b"]}'])
+def test_a_folder_whose_tokenizer_cannot_be_read_is_refused_with_one_line(tmp_path: Path, damaged: str) -> None:
+    make_model(tmp_path, 0)
+    (tmp_path / "tokenizer_config.json").write_text(damaged)
+    with pytest.raises(ConfigError, match="has no tokenizer that can be read"):
+        load_tokenizer(str(tmp_path))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from opentelemetry.metrics import NoOpMeter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from trinity_bus.config import TelemetrySettings
@@ -144,6 +145,24 @@ def test_a_protocol_that_is_not_spoken_is_a_wrong_setting(monkeypatch: pytest.Mo
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_PROTOCOL='grpc': only http/protobuf is spoken"):
         build_telemetry("explorer", TelemetrySettings())
+
+
+def test_what_a_signal_has_of_its_own_counts_before_what_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT='localhost:4318': expected a URL"):
+        build_telemetry("explorer", TelemetrySettings())
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318/v1/traces")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    for signal in ("METRICS", "LOGS"):
+        monkeypatch.setenv(f"OTEL_{signal}_EXPORTER", "none")
+    telemetry = build_telemetry("explorer", TelemetrySettings())
+    assert telemetry.destination == "OTLP endpoint http://127.0.0.1:4318/v1/traces"
+    assert telemetry.logs is None
+    assert isinstance(telemetry.meter_provider.get_meter("m"), NoOpMeter)
+    telemetry.shutdown()
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert build_telemetry("explorer", TelemetrySettings()).destination == "nowhere"
 
 
 def test_the_process_has_one_set_up_and_late_comers_share_it(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ _BUSY_S: Final = 10.0
 def store_folder(settings: Settings) -> Path:
     """Return the folder of a mesh's index: each namespace has one of its own. Absolute."""
     base = settings.console.folder or xdg("XDG_DATA_HOME", ".local/share") / "trinity-bus" / "console"
-    return base.expanduser().absolute() / settings.kafka.namespace
+    return base.absolute() / settings.kafka.namespace
 
 
 def database(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from schemas import ExperienceGroup
 from schemas.record import MAX_COUNT
 from trinity_bus.bus import Received
-from trinity_bus.chat.encoding import load_tokenizer
+from trinity_bus.chat.encoding import encoder_of, load_tokenizer
 from trinity_bus.chat.formats import format_of
 from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.console.index.rows import Row
@@ -177,7 +177,7 @@ class ModelTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         # Tokens that stand for no text: what templates are made of
-        self.special: frozenset[int] = frozenset(tokenizer.all_special_ids)
+        self.special = encoder_of(tokenizer).ends
         # Finds the tools that the model calls in the text of a turn, as its template has it write them
         self.read = format_of(str(getattr(tokenizer, "chat_template", None) or ""))
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -202,8 +202,6 @@ def load_texts(model_path: str | None) -> ModelTexts | str:
         return f"samples have no text: {error}"
     except ModuleNotFoundError:
         return "samples have no text: the tokenizer needs transformers, pip install 'trinity-bus[console]'"
-    except (OSError, ValueError) as error:
-        return f"samples have no text: {model_path} has no tokenizer that can be read: {error}"
 
 
 def _asking(tokenizer: Any) -> Texts:
