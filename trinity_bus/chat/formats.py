@@ -5,7 +5,8 @@ template. A call that cannot be read is a flaw, in words that the model can be t
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
 READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 type Format = Callable[[str], Read]
 
@@ -62,7 +64,7 @@ class Read:
         self.calls.append(ParsedCall(name, arguments))
         return True
 
-    def add_json(self, written: str, arguments_key: str = "arguments") -> bool:
+    def add_json(self, written: str) -> bool:
         """Take a call that is written as a JSON object with a name and arguments; return whether it is one."""
         try:
             call = json.loads(written)
@@ -70,7 +72,9 @@ class Read:
             return self.flaw(written, f"it is no JSON: {error}")
         if not isinstance(call, dict):
             return self.flaw(written, "it is no JSON object")
-        return self.add(call.get("name"), call.get(arguments_key, call.get("arguments", {})), written)
+        # Models write the one for the other.
+        arguments = call.get("arguments", call.get("parameters"))
+        return self.add(call.get("name"), {} if arguments is None else arguments, written)
 
     def flaw(self, written: str, why: str) -> bool:
         """Note a call that could not be read, which is none: False."""
@@ -82,9 +86,11 @@ class Read:
 def _unsendable(name: str, arguments: dict[str, Any]) -> str | None:
     """Return why a call cannot be written as JSON again; None where it can."""
     try:
-        json.dumps([name, arguments], ensure_ascii=False).encode()
+        json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return "it has half a character"
+    except ValueError:
+        return "it has a number that JSON has not"
     except RecursionError:
         return "its arguments are nested too deep"
     return None
@@ -95,7 +101,8 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     begun = text.lstrip()
     if not opened and not begun.startswith(THINK):
         return None, text
-    inside = text if opened else begun.removeprefix(THINK)
+    # Models repeat what the prompt ended in.
+    inside = begun.removeprefix(THINK)
     reasoning, closed, rest = inside.partition(THOUGHT)
     return (reasoning.strip(), rest.lstrip("\n")) if closed else (inside.strip(), "")
 
@@ -161,7 +168,7 @@ def read_llama(text: str) -> Read:
             read.flaw(rest[at:], f"it is no JSON: {error}")
             texts.append(tagged + rest[at:])
             break
-        if not read.add_json(rest[at:end], "parameters"):
+        if not read.add_json(rest[at:end]):
             texts.append(tagged + rest[at:end])
         at = end
         while at < len(rest) and rest[at] in "; \n":
@@ -180,42 +187,70 @@ def calls_only_by_name(read: Read, text: str, tools: Sequence[Mapping[str, Any]]
 
 
 def read_mistral(text: str) -> Read:
-    """As Mistral writes calls: ``[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]``, after the text."""
-    content, marked, written = text.partition(_MARK)
-    if not marked:
+    """As Mistral writes calls, after the text: ``[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]``.
+
+    Its later models write ``[TOOL_CALLS]add[ARGS]{"a": 1}``, with or without the mark between, once for each.
+    """
+    content, *blocks = text.split(_MARK)
+    if not blocks:
         return Read(text)
     read, texts = Read(content), [content.strip()]
-    try:
-        calls = json.loads(written)
-    except UNREADABLE as error:
-        read.flaw(written, f"it is no JSON: {error}")
-        return Read(text, flaws=read.flaws)
-    each = [json.dumps(call, ensure_ascii=False) for call in (calls if isinstance(calls, list) else [calls])]
-    texts += [_MARK + call for call in each if not read.add_json(call)]
+    for block in blocks:
+        if (named := _NAMED.match(block)) is not None:
+            texts += [] if read.add(named[1], block[named.end() :], block) else [_MARK + block]
+            continue
+        try:
+            calls = json.loads(block)
+        except UNREADABLE as error:
+            read.flaw(block, f"it is no JSON: {error}")
+            texts.append(_MARK + block)
+            continue
+        each = [json.dumps(call, ensure_ascii=False) for call in (calls if isinstance(calls, list) else [calls])]
+        texts += [_MARK + call for call in each if not read.add_json(call)]
     read.content = "".join(texts)
     return read
 
 
-def read_xml(text: str) -> Read:
+def read_xml(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Read:
     """As Qwen3-Coder and Qwen3.5 write calls. Takes time in proportion to the text, whatever it is.
 
-    ``<tool_call><function=add><parameter=a>1</parameter></function></tool_call>``. A value is JSON where it can be read
-    as such, and text otherwise: what a parameter is to be is known to the tool.
+    ``<tool_call><function=add><parameter=a>1</parameter></function></tool_call>``; they leave out the outer tags, too.
+    A value is text where a tool says that it is a string; otherwise it is JSON where it can be read as such.
     """
-    return _read_blocks(text, _add_xml, blanks=True)
+    content, *functions = text.split(_FUNCTION)
+    if _CALL not in text and all(_FUNCTION_END in one for one in functions):
+        for one in functions:
+            written, _, after = one.partition(_FUNCTION_END)
+            inside = f"{_CALL}{_FUNCTION}{written}{_FUNCTION_END}{_CALL_END}"
+            content += inside + (after.lstrip().removeprefix(_CALL_END) if _CALL_END in after else after)
+        text = content
+    strings = {pair for tool in tools for pair in _strings(tool.get("function", tool))}
+    return _read_blocks(text, lambda read, written: _add_xml(read, written, strings), blanks=True)
 
 
-def _add_xml(read: Read, written: str) -> bool:
+def _strings(function: Any) -> Iterator[tuple[str, str]]:
+    """Yield the function's name with each of its parameters that are text, whatever it looks like."""
+    try:
+        for name, schema in function["parameters"]["properties"].items():
+            kinds = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ())]
+            if kinds == "string" or [kind for kind in kinds if kind != "null"] == ["string"]:
+                yield str(function["name"]), name
+    except (LookupError, TypeError, AttributeError):
+        # What a client calls a schema may be anything.
+        return
+
+
+def _add_xml(read: Read, written: str, strings: Collection[tuple[str, str]]) -> bool:
     function = written.strip()
     name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
     if not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
         return read.flaw(written, "it is no <function=name>...</function>")
-    if (arguments := _arguments(body)) is None:
+    if (arguments := _arguments(body, {parameter for function, parameter in strings if function == name})) is None:
         return read.flaw(written, "it has something beside <parameter=name>...</parameter>")
     return read.add(name, arguments, written)
 
 
-def _arguments(body: str) -> dict[str, Any] | None:
+def _arguments(body: str, strings: Collection[str]) -> dict[str, Any] | None:
     """Return what parameters are; None where there is something else."""
     found: dict[str, Any] = {}
     at = 0
@@ -228,7 +263,7 @@ def _arguments(body: str) -> dict[str, Any] | None:
         end = body.find(_PARAMETER_END, named)
         if not body.startswith(_PARAMETER, at) or named < 0 or end < 0 or _is_broken(body[begin:named]):
             return None
-        found[body[begin:named]] = _value(body[named + 1 : end])
+        found[body[begin:named]] = _value(body[named + 1 : end], is_text=body[begin:named] in strings)
         at = end + len(_PARAMETER_END)
     return found
 
@@ -237,10 +272,10 @@ def _is_broken(name: str) -> bool:
     return not name or any(character.isspace() for character in name)
 
 
-def _value(written: str) -> Any:
+def _value(written: str, *, is_text: bool) -> Any:
     text = written.removeprefix("\n").removesuffix("\n")
     try:
-        return json.loads(text)
+        return text if is_text and text != "null" else json.loads(text)
     except UNREADABLE:
         return text
 

@@ -51,20 +51,23 @@ PASSED_OVER: Final = frozenset(
         *("prediction", "reasoning", "include_reasoning"),
     }
 )
-# What is taken with these values only.
-_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "logit_bias": ({},),
+# What is taken with these values only, which are those that vLLM has without them.
+_EITHER_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = (
+    dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,))
+    | dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,))
+    | dict.fromkeys(("best_of", "length_penalty"), (1,))
+    | {"logit_bias": ({},), "min_tokens": (0,), "stop_token_ids": ([],)}
+)
+_NEUTRAL: Final = {
+    **_EITHER_NEUTRAL,
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
     "modalities": (["text"],),
     "top_logprobs": (0,),
 }
 
 _COMPLETION_TAKEN: Final = frozenset({"prompt", "model", "max_tokens", "stop", "n", "stream", "stream_options"})
-_COMPLETION_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "logit_bias": ({},),
-    "suffix": ("",),
-}
+_COMPLETION_NEUTRAL: Final = {**_EITHER_NEUTRAL, "suffix": ("",)}
 
 
 class UnknownModelError(TrinityError, LookupError):

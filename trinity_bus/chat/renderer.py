@@ -44,6 +44,7 @@ from trinity_bus.chat.formats import (
     in_reasoning,
     opens_reasoning,
     read_llama,
+    read_xml,
     split_reasoning,
     without_marks,
 )
@@ -147,7 +148,9 @@ class TemplateRenderer:
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         text = self._tokenizer.decode(without_marks(drawn.token_ids, self._ends))
         reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
-        read = self._read(rest) if tools else Read(rest)
+        read = Read(rest)
+        if tools:
+            read = read_xml(rest, tools) if self._read is read_xml else self._read(rest)
         if self._read is read_llama and not calls_only_by_name(read, rest, tools or ()):
             read = Read(rest)
         read.reasoning = reasoning

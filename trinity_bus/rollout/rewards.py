@@ -136,7 +136,10 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (rf"\\(?:{_TEXTS})\s*\{{\s*([^{{}}]*?)\s*\}}", r"\\text{\1}"),
         (r"^\s*\\text\{([^{}]*)\}\.?\s*$", r"\1"),
         (r"\\text\{([^{}]*[^{}\s])\s*[:=]\s*\}", r"\\text{\1} = "),
-        (r"(?<=[\d}])(?:\s*[(\[]\s*\\text\{([^{}]*)\}|\s+\(([A-Za-z][A-Za-z ]{2,}))\s*[)\]]\s*$", r" \\text{\1\2}"),
+        (
+            r"(?<=[\d}])(?:\s*[(\[]\s*\\text\{([^{}]*)\}|\s\((?!or |and |not )([A-Za-z ]{3,}))\s*[)\]]\s*$",
+            r" \\text{\1\2}",
+        ),
         (rf"(?<=\d)\s*\^?\s*(?:{_ORDINAL}|\{{\s*{_ORDINAL}\s*\}}|\{{?\\text\{{\s*{_ORDINAL}\s*\}}\}}?)\s*$", ""),
         # Names.
         (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),

@@ -249,8 +249,7 @@ def _json(content: bytes) -> Iterator[tuple[int, int, Row]]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise RowError(None, f"this is no JSON: {error}") from error
-    at = _COMMA.match(text, text.index("[") + 1).end()  # type: ignore[union-attr] - it matches nothing, too
-    number = 1
+    at, number = _behind_comma(text, text.index("[") + 1), 1
     while text[at : at + 1] != "]" or text[at + 1 :].strip():
         size, some = 0, 1 << 16
         while not size:
@@ -264,8 +263,12 @@ def _json(content: bytes) -> Iterator[tuple[int, int, Row]]:
                     ) from error
                 some *= 2
         yield number, size, _object(number, row)
-        at = _COMMA.match(text, at + size).end()  # type: ignore[union-attr] - likewise
-        number += 1
+        at, number = _behind_comma(text, at + size), number + 1
+
+
+def _behind_comma(text: str, at: int) -> int:
+    found = _COMMA.match(text, at)
+    return found.end() if found else at
 
 
 def _object(number: int, row: Any) -> Row:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from trinity_bus.chat.formats import (
@@ -46,6 +48,26 @@ ADD = ParsedCall("add", {"a": 1})
         pytest.param(
             read_mistral, 'So.[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "So.", [ADD], id="mistral"
         ),
+        pytest.param(
+            read_mistral, 'So.[TOOL_CALLS]add[CALL_ID]1[ARGS]{"a": 1}[TOOL_CALLS]add{"a": 1}', "So.", [ADD, ADD],
+            id="mistral, later",
+        ),
+        pytest.param(
+            read_hermes, '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>', "", [ADD],
+            id="hermes, parameters",
+        ),
+        pytest.param(
+            read_hermes, '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [ParsedCall("add", {})],
+            id="hermes, null",
+        ),
+        pytest.param(
+            read_xml, 'So.\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>', "So.", [ADD],
+            id="xml, without the tag before",
+        ),
+        pytest.param(
+            read_xml, 'So.<function=add><parameter=a>1</parameter></function>\n<function=add></function> End',
+            "So.\n End", [ADD, ParsedCall("add", {})], id="xml, without tags",
+        ),
         pytest.param(read_plain, "<tool_call>", "<tool_call>", [], id="plain"),
     ],
 )  # fmt: skip
@@ -64,6 +86,7 @@ def test_calls_are_read(reader: Format, text: str, content: str, calls: list[Par
         (read_hermes, '<tool_call>{"name": "add", "arguments": "{"}</tool_call>', "its arguments are no JSON"),
         (read_hermes, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "its arguments are no JSON object"),
         (read_hermes, "<tool_call>" + "[" * 100_000 + "</tool_call>", "it is no JSON"),
+        (read_hermes, '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "a number that JSON has not"),
         (read_xml, "<tool_call><function=add>", "it is not ended"),
         (read_xml, "<tool_call>add</tool_call>", "it is no <function"),
         (read_xml, "<tool_call><function=add>1</function></tool_call>", "it has something beside"),
@@ -93,6 +116,28 @@ def test_arguments_that_can_be_read_and_not_be_written_again_are_a_flaw(monkeypa
     assert "nested too deep" in read.flaws[0]
 
 
+def test_what_a_tool_says_to_be_a_string_is_one_whatever_it_looks_like() -> None:
+    shapes = {
+        "a": {"type": "string"},
+        "b": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "d": {},
+        "c": {"type": "integer"},
+    }
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": shapes}}},
+        {"name": "g", "parameters": []},
+    ]
+    shapes["e"] = {"type": ["string", "null"]}
+    values = "".join(
+        f"<parameter={name}>\n{text}\n</parameter>"
+        for name, text in zip("abcde", ["007", "null", "7", "[1]", "5"], strict=True)
+    )
+    (call,) = read_xml(f"<tool_call><function=f>{values}</function></tool_call>", tools).calls
+    assert call.arguments == {"a": "007", "b": None, "c": 7, "d": [1], "e": "5"}
+    (call,) = read_xml("<tool_call><function=f><parameter=a>[1]</parameter></function></tool_call>", tools).calls
+    assert call.arguments == {"a": "[1]"}
+
+
 def test_too_many_calls_are_a_flaw() -> None:
     read = read_hermes('<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 129)
     assert len(read.calls) == 128
@@ -105,6 +150,7 @@ def test_too_many_calls_are_a_flaw() -> None:
         ("<think>\nso\n</think>\n\nyes", False, "so", "yes"),
         ("so\n</think>\n\nyes", True, "so", "yes"),
         ("so", True, "so", ""),
+        ("<think>\nso</think>yes", True, "so", "yes"),
         ("<think>so", False, "so", ""),
         ("yes <think>", False, None, "yes <think>"),
     ],

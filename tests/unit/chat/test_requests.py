@@ -95,6 +95,24 @@ def test_fields_that_coding_agents_send_change_nothing() -> None:
     assert drawn.json_schema == {"type": "object"}
 
 
+@pytest.mark.parametrize(
+    ("field", "neutral", "other"),
+    [
+        ("ignore_eos", False, True),
+        ("skip_special_tokens", True, False),
+        ("min_tokens", 0, 5),
+        ("length_penalty", 1.0, 2.0),
+        ("stop_token_ids", [], [1]),
+        ("add_generation_prompt", True, False),
+    ],
+)
+def test_what_vllm_does_anyhow_may_be_asked_for(field: str, neutral: Any, other: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "go"}]}
+    assert read_request(json.dumps({**body, field: neutral}).encode(), None).messages == body["messages"]
+    with pytest.raises(ChatError, match=f"{field} .*cannot be had"):
+        read_request(json.dumps({**body, field: other}).encode(), None)
+
+
 def test_a_tool_that_has_failed_is_told_to_have() -> None:
     blocks = [
         {"type": "tool_result", "tool_use_id": "a", "content": "no such file", "is_error": True},
