@@ -21,13 +21,13 @@ import string
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from schemas.record import Identifier, PlainMap
 from schemas.sampling import Sampling
 from trinity_bus.config.sources import MAX_TOML_BYTES, toml_of
-from trinity_bus.config.values import Count, Section
+from trinity_bus.config.values import Count
 from trinity_bus.errors import ConfigError
 
 SUFFIX = ".toml"
@@ -44,7 +44,7 @@ class RowTemplate(string.Template):
     braceidpattern = r"[^{}]+"
 
 
-class RowSource(Section):
+class RowSource(BaseModel, frozen=True, extra="forbid"):
     path: Annotated[str, Field(min_length=1)] | None = None
     """A file (``.jsonl``, ``.json``, ``.csv``, each with ``.gz``, ``.parquet``, ``.arrow``), a folder that the library
     ``datasets`` has saved, or a pattern of several such as ``train-*.parquet``; from the folder of the description.
@@ -123,7 +123,7 @@ class EvalRows(RowSource):
         return self
 
 
-class Description(Section):
+class Description(BaseModel, frozen=True, extra="forbid"):
     train: tuple[RowSource, ...] = ()
     eval: tuple[EvalRows, ...] = ()
 
