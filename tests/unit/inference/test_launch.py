@@ -288,9 +288,7 @@ process.start()
 assert here.poll(60), "the child waits for threads that are not there"
 print(*here.recv())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     threads, product, tasks = done.stdout.split()
     assert (threads, product) == ("2", "512.0")
