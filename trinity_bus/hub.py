@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trinity_bus.config.sections import Sections
+from trinity_bus.config.values import at_home
 from trinity_bus.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def checked(name: str) -> Path:
     Raises:
         ConfigError: It is a GGUF, which is not read.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.suffix == ".gguf":
         raise _gguf(path)
     if path.is_dir() and not (path / "config.json").exists() and (found := sorted(path.glob("*.gguf"))):

@@ -1,6 +1,7 @@
 """What sections are made of: their base, their names in the environment, and kinds of values."""
 
 import difflib
+import os
 import re
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,6 +28,11 @@ def env_name(path: str) -> str:
     return ENV_PREFIX + path.replace(".", ENV_DELIMITER).upper()
 
 
+def at_home(path: str | Path) -> Path:
+    """Return a path with the home of ``~`` or ``~user``; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises there
+
+
 class Section(BaseModel):
     """Base of all sections: immutable, and a misspelt name is an error."""
 
@@ -39,7 +45,7 @@ class Section(BaseModel):
         # paths of a file, or of what compose and systemd pass on.
         field = cls.model_fields[str(info.field_name)]
         found = read(field.get_default(call_default_factory=True) if value == "" else value)
-        return found.expanduser() if isinstance(found, Path) else found
+        return at_home(found) if isinstance(found, Path) else found
 
 
 CONFLICT = "conflicting_settings"
@@ -52,7 +58,7 @@ def conflict(text: str) -> PydanticCustomError:
 
 
 def _existing_file(path: Path) -> Path:
-    if not path.expanduser().is_file():
+    if not at_home(path).is_file():
         raise PydanticCustomError("no_such_file", "no such file; give the path of a readable file")
     return path
 

@@ -188,8 +188,9 @@ def test_a_folder_stays_a_folder(fake: FakeHub, model: Path, monkeypatch: pytest
     monkeypatch.chdir(model.parent)
     shutil.copytree(model, "org/tiny")
     assert hub.model_folder("org/tiny", weights=True) == Path("org/tiny")
-    for name in ("/no/such", "./no/such", "../such", "such", "org/tiny/deeper", "org/tiny@../../x", "~/models"):
+    for name in ("/no/such", "./no/such", "../such", "such", "org/tiny/deeper", "org/tiny@../../x", "~nobody-here/x"):
         assert hub.model_folder(name, weights=True) == Path(name)
+    assert hub.model_folder("~/models", weights=True) == Path.home() / "models"
     assert hub.source_of(model) is None
     assert fake.asked == []
 
