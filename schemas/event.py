@@ -259,7 +259,8 @@ class TrainerHeartbeat(Record):
 
     trainer: Identifier
     incarnation: Identifier
-    state: Literal["starting", "ready", "training", "draining"]
+    state: Literal["starting", "ready", "training", "done", "draining"]
+    """``done``: with all steps, the last checkpoint and the export; it serves weights."""
     model: Identifier
     step: Version
     """Steps trained so far."""

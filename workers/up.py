@@ -6,8 +6,9 @@
         |                                                           |
         '--Ctrl-C, SIGTERM, ``down``--> STOPPED, in order           '--a service is given up: ServiceDiedError
 
-The training is done when the trainer has ended with its last step (``trainer.total_steps``), or when the task set has
-ended, since all its tasks are answered, and all that they became is trained on. With neither it goes on until Ctrl-C.
+The training is done when the trainer has ended, or says that it is done, with its last step (``trainer.total_steps``),
+or when the task set has ended, since all its tasks are answered, and all that they became is trained on. With neither
+it goes on until Ctrl-C.
 
 A service that has ended is started again, or given up, as ``trinity_bus.runtime.supervisor`` decides. Where the log
 cannot be looked at for a while, the services are watched all the same, and the view goes on when it can.
@@ -29,9 +30,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from schemas import BatchLifecycleState
+from schemas.event import TrainerHeartbeat
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.config import KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.config.template import rendered
 from trinity_bus.console.configuration.files import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
@@ -116,7 +118,7 @@ async def run_up(settings: Settings, options: UpOptions, display: Display) -> No
             env = service_environment(settings)
             specs = [spec_of(one, mesh_file, env, options.program) for one in plan(settings, options)]
             async with supervised(options.run_dir, display.note, specs) as supervisor:
-                following = _follow_until_done(found, supervisor, options, display)
+                following = _follow_until_done(found, supervisor, options, settings.trainer, display)
                 await while_watched(following, found.check, supervisor.check)
 
 
@@ -129,7 +131,9 @@ def _fit(settings: Settings, options: UpOptions, display: Display) -> None:
         display.note(f"memory is short: {needed.tight}")
 
 
-async def _follow_until_done(found: Broker, supervisor: Supervisor, options: UpOptions, display: Display) -> None:
+async def _follow_until_done(
+    found: Broker, supervisor: Supervisor, options: UpOptions, trainer: TrainerSettings, display: Display
+) -> None:
     # Look at the log, however the services fare
     serves = False
     while True:
@@ -138,7 +142,7 @@ async def _follow_until_done(found: Broker, supervisor: Supervisor, options: UpO
                 await bus.ensure_topics()
                 async with follow(bus, whole=True, gather_s=_POLL_S) as follower:
                     view = follower.state
-                    while not _is_done(view, supervisor):
+                    while not _is_done(view, supervisor, trainer):
                         await follower.changed(_POLL_S)
                         if not serves:
                             display.starting(supervisor.activities())
@@ -152,10 +156,15 @@ async def _follow_until_done(found: Broker, supervisor: Supervisor, options: UpO
         await asyncio.sleep(_AGAIN_S)
 
 
-def _is_done(view: MeshState, supervisor: Supervisor) -> bool:
+def _is_done(view: MeshState, supervisor: Supervisor, settings: TrainerSettings) -> bool:
     names = {one.name for one in supervisor.activities()}
-    done = {name: name in names and supervisor.is_done(name) for name in ("trainer", "taskset")}
-    return is_done(view, **done)
+    trainer, taskset = (name in names and supervisor.is_done(name) for name in ("trainer", "taskset"))
+    return is_done(view, trainer=trainer or says_done(view.trainer, settings), taskset=taskset)
+
+
+def says_done(told: TrainerHeartbeat | None, settings: TrainerSettings) -> bool:
+    """Whether a trainer has trained all steps. It may have said so in an earlier run of this folder, with fewer."""
+    return told is not None and told.state == "done" and settings.is_done(told.step)
 
 
 # --------------------------------------------------------------------------------------------------- who runs it

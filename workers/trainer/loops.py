@@ -179,7 +179,7 @@ class Trainer:
                 TrainerHeartbeat(
                     trainer=self._settings.name,
                     incarnation=around.incarnation,
-                    state="training" if self._loop.is_training else "ready",
+                    state="training" if self._loop.is_training else "done" if self._loop.is_finished else "ready",
                     model=around.model,
                     step=self._progress.step,
                     version=self._versions.published_version,

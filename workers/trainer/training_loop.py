@@ -173,7 +173,7 @@ class TrainingLoop:
         self._engine = around.engine
         # Held while a step is trained or a version published: the two never mix
         self.stepping = asyncio.Lock()
-        self.is_training = False
+        self.is_training = self.is_finished = False
         self._time = Occupancy("waiting_for_batch")
         TRAINER_TIME.watch(self._time)
 
@@ -190,6 +190,7 @@ class TrainingLoop:
         if (target := self._settings.export_dir) is not None:
             await self._around.thread.call(lambda: self._engine.export_hf(target))
             log.info("the trained model is in %s", target)
+        self.is_finished = True
 
     async def _step(self) -> None:
         began, number = time.perf_counter(), self._engine.progress.step + 1

@@ -162,7 +162,7 @@ async def test_weights_are_served_and_wrong_bytes_are_noticed(
         beats = await until(
             events, lambda r: isinstance(r, TrainerHeartbeat) and (r.step, r.version) == (steps, steps), process
         )
-        assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training"}
+        assert {beat.state for beat in beats if isinstance(beat, TrainerHeartbeat)} <= {"ready", "training", "done"}
         await until_logged(trainer, "the trained model is in", process)
         older = VersionWanted(model=first.model, version=1)
         await (await producer.send(COORDINATOR_EVENTS, first.model, older))

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from schemas import BatchLifecycleState
-from trinity_bus.config import Settings
+from schemas.event import TrainerHeartbeat
+from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
@@ -18,7 +20,7 @@ from trinity_bus.sizing.parameters import MODELS
 from trinity_bus.view import BatchView, MeshState, StepView
 from workers import up
 from workers.demo.display import make_display
-from workers.up import RUNNING, UpOptions, claimed, is_done, plan, run_up, running, stop
+from workers.up import RUNNING, UpOptions, claimed, is_done, plan, run_up, running, says_done, stop
 
 STATES = st.sampled_from(BatchLifecycleState)
 BATCHES = st.lists(
@@ -81,6 +83,7 @@ def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> No
 HOLD = """
 import sys
 from pathlib import Path
+from typing import Any
 from workers.up import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
@@ -124,3 +127,17 @@ async def test_nothing_is_started_that_memory_does_not_hold(tmp_path: Path, monk
         await run_up(Settings(), UpOptions(run_dir=tmp_path, explorers=2), make_display(Console(), None))
     assert asked == ["coordinator", "trainer", "explorer", "explorer"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("state", "step", "total", "expected"),
+    [("done", 6, 6, True), ("ready", 6, 6, False), ("done", 6, 10, False), ("done", 6, None, False)],
+)
+def test_a_trainer_that_serves_its_last_version_says_that_it_is_done(
+    state: Any, step: int, total: int | None, expected: bool
+) -> None:
+    beat = TrainerHeartbeat(
+        trainer="t", incarnation="i", state=state, model="m", step=step, version=step, master_address="h", master_port=1
+    )
+    assert says_done(beat, TrainerSettings(total_steps=total)) is expected
+    assert not says_done(None, TrainerSettings(total_steps=total))
