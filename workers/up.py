@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from schemas import BatchLifecycleState
-from schemas.event import TrainerHeartbeat
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
@@ -159,11 +158,12 @@ async def _follow_until_done(
 def _is_done(view: MeshState, supervisor: Supervisor, settings: TrainerSettings) -> bool:
     names = {one.name for one in supervisor.activities()}
     trainer, taskset = (name in names and supervisor.is_done(name) for name in ("trainer", "taskset"))
-    return is_done(view, trainer=trainer or says_done(view.trainer, settings), taskset=taskset)
+    return is_done(view, trainer=trainer or says_done(view, settings), taskset=taskset)
 
 
-def says_done(told: TrainerHeartbeat | None, settings: TrainerSettings) -> bool:
-    """Whether a trainer has trained all steps. It may have said so in an earlier run of this folder, with fewer."""
+def says_done(view: MeshState, settings: TrainerSettings) -> bool:
+    """Whether the trainer has trained all steps. One of an earlier run may have said so, too."""
+    told = view.trainer if view.trainer_is_alive else None
     return told is not None and told.state == "done" and settings.is_done(told.step)
 
 

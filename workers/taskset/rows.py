@@ -251,7 +251,7 @@ def _json(content: bytes) -> Iterator[tuple[int, int, Row]]:
         raise RowError(None, f"this is no JSON: {error}") from error
     at, number = _behind_comma(text, text.index("[") + 1), 1
     while text[at : at + 1] != "]" or text[at + 1 :].strip():
-        size, some = 0, 1 << 16
+        size, some = 0, 1 << 12  # each row is copied to be read: most are short
         while not size:
             try:
                 row, size = _DECODER.raw_decode(text[at : at + some])

@@ -139,5 +139,9 @@ def test_a_trainer_that_serves_its_last_version_says_that_it_is_done(
     beat = TrainerHeartbeat(
         trainer="t", incarnation="i", state=state, model="m", step=step, version=step, master_address="h", master_port=1
     )
-    assert says_done(beat, TrainerSettings(total_steps=total)) is expected
-    assert not says_done(None, TrainerSettings(total_steps=total))
+    view, settings = MeshState(), TrainerSettings(total_steps=total)
+    assert not says_done(view, settings)
+    view.trainer, view.trainer_at, view.now = beat, 100.0, 100.0
+    assert says_done(view, settings) is expected
+    view.now += 2 * view.alive_s
+    assert not says_done(view, settings), "an earlier run's"
