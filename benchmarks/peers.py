@@ -49,7 +49,7 @@ STEPS: Final = 5
 FEW_STEPS: Final = 6
 """Of TRL with another number of threads."""
 MICRO_BATCH: Final = 16
-SUM_TOKENS: Final = 43
+SUM_TOKENS: Final = 35
 """Of a prompt of the sums, in SmolLM2's tokens."""
 STEP_CLOCK, STEP_CPU, MEMORY = "a step: mesh over TRL", "a step, CPU: mesh over TRL", "peak memory: mesh over TRL"
 TRAINING, SAME = "the training in a step: mesh over TRL", "training on the same samples: engine over TRL"

@@ -1,4 +1,4 @@
-"""Writes the demos' tasks: all prompts of three digits, and of sums of two-digit numbers as many; a fifth is held out.
+"""Writes the demos' tasks: all prompts of three digits, and twice as many sums; 200 are held out.
 
 Run from the root of the project: ``python -m tools.make_demo_tasks``. The result is checked in.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from workers.demo.subjects import SUBJECTS, SUMS, DemoSubject
 
 FOLDER = Path(__file__).parent.parent / "workers" / "demo" / "tasks"
-HELD_OUT, ALL = 200, 1000
+HELD_OUT, ALL, ALL_SUMS = 200, 1000, 1800
 SEED = 1
 
 
@@ -25,11 +25,10 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
             "task_id": f"sum-{number}",
             "workflow": "math",
             "messages": [
-                # In place of the template's own, which is longer than the question.
-                {"role": "system", "content": ""},
-                # Without an example one answer in fifty is right at first, with it one in eight.
-                {"role": "user", "content": "27 + 35"},
-                {"role": "assistant", "content": "= 62"},
+                # An example, without which none is right at first; with it, three in ten. Its question takes the place
+                # of the template's own system message. Up to the last token all of it is one block of the KV cache.
+                {"role": "system", "content": "2 + 3"},
+                {"role": "assistant", "content": "= 5"},
                 {"role": "user", "content": " + ".join(words)},
             ],
             "answer": str(sum(map(int, words))),
@@ -42,9 +41,10 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for subject in SUBJECTS.values():
         numbers = [str(number) for number in range(10, 100)]
-        prompts = list(itertools.product(*([numbers] * 2 if subject is SUMS else ["0123456789"] * 3)))
+        words, count = ([numbers] * 2, ALL_SUMS) if subject is SUMS else (["0123456789"] * 3, ALL)
+        prompts = list(itertools.product(*words))
         random.Random(SEED).shuffle(prompts)  # noqa: S311 - the same split each time is the point
-        for name, chosen in (("held_out", prompts[:HELD_OUT]), ("train", prompts[HELD_OUT:ALL])):
+        for name, chosen in (("held_out", prompts[:HELD_OUT]), ("train", prompts[HELD_OUT:count])):
             lines = "".join(line(subject, words) for words in sorted(chosen))
             (FOLDER / f"{subject.tasks}{name}.jsonl").write_text(lines, encoding="utf-8")
 

@@ -172,7 +172,7 @@ def test_a_real_model_is_fetched_and_taught_sums(start: Callable[..., Demo]) -> 
     assert summary["exact_after"] > 0.2
     assert [step["step"] for step in summary["steps"]] == [1, 2, 3]
     assert (Path(summary["model"]) / "chat_template.jinja").is_file()
-    told = asked(summary["model"], "--system", "", "27 + 35", "= 62", "41 + 35").stdout
+    told = asked(summary["model"], "--system", "2 + 3", "= 5", "41 + 35").stdout
     assert any(character.isdigit() for character in told)
 
 

@@ -95,7 +95,7 @@ SUMS: Final = DemoSubject(
     # Many sums and few samples of each: a group whose samples are all right, or all wrong, costs the trainer nothing.
     batch_size=64,
     explorers=1,
-    steps=12,
+    steps=17,
     learned=0.6,
     limit_s=900.0,
     settings={
@@ -105,21 +105,21 @@ SUMS: Final = DemoSubject(
         # Of the held-out sums so many at once: a decoding step reads all weights, however few it is for.
         "explorer.slots": 64,
         # Each takes 1.2 MB of logits.
-        "explorer.max_num_seqs": 256,
-        # All samples of a batch at once, whose prompts are shared.
-        "explorer.cpu_kvcache_gib": 0.3,
+        "explorer.max_num_seqs": 128,
+        # Half of a batch at once, whose prompts are shared.
+        "explorer.cpu_kvcache_gib": 0.25,
         # All weights learn as fast, and the trainer takes 2 GiB more.
         "trainer.lora_rank": 32,
         "trainer.learning_rate": 2e-4,
         "trainer.warmup_steps": 0,
         # At a constant rate it lost up to a tenth of its answers from one step to the next.
-        "trainer.decay_steps": 14,
+        "trainer.decay_steps": 18,
         "trainer.mini_batches": 4,
-        "trainer.micro_batch_tokens": 2048,
+        "trainer.micro_batch_tokens": 512,
         "trainer.threads": 2,
         "trainer.bucket_mib": 16,
     },
-    try_it='{program} ask --system "" "27 + 35" "= 62" "41 + 35" --model {model}',
+    try_it='{program} ask --system "2 + 3" "= 5" "41 + 35" --model {model}',
 )
 
 SUBJECTS: Final = {subject.name: subject for subject in (COPY, TOOLS, SUMS)}

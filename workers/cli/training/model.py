@@ -44,14 +44,11 @@ def ask(
     from workers.demo.local_engine import LocalEngine
 
     # On the CPU, straight from its folder; the prompt goes through the chat template where the model has one.
-    if len(turns) % 2 == 0:
-        raise typer.BadParameter(f"the last turn is the user's, and there are {len(turns)}")
     engine = LocalEngine(model if model is not None else newest_run(MODEL) / MODEL)
     if engine.tokenizer.chat_template:
         said = [] if system is None else [{"role": "system", "content": system}]
-        said += [
-            {"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
-        ]
+        roles = cycle(("user", "assistant") if len(turns) % 2 else ("assistant", "user"))
+        said += [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
         token_ids = renderer_for(engine.tokenizer).prompt(said, None)
     elif len(turns) > 1 or system is not None:
         raise typer.BadParameter("this model has no chat template: it takes one prompt")
