@@ -21,7 +21,7 @@ from schemas import (
     VersionRefused,
     VersionWanted,
 )
-from schemas.topics import COORDINATOR_EVENTS, TRAINER_EVENTS
+from schemas.topics import COORDINATOR_EVENTS, MODEL_VERSIONS, TRAINER_EVENTS
 from tests.integration.training.trainers import Trainer, batches_of, produce, step_is, trained, until
 from tests.support.effects import written
 from tests.support.fakes.tiny_trainer import write_model
@@ -242,8 +242,11 @@ async def test_the_command_asks_for_it_in_so_many_words(kafka: KafkaSettings) ->
         beside(Coordinator(settings, bus).run()),
         bus.producer() as producer,
         bus.reader(COORDINATOR_EVENTS, start="beginning") as events,
+        bus.reader(MODEL_VERSIONS, start="beginning") as versions,
     ):
         await (await producer.send(TRAINER_EVENTS, "trainer-0", step(5, "life-1")))
+        # Commands have a topic of their own: one may overtake what the trainer has said.
+        await first(versions, ModelVersion, lambda announced: announced.version == 5)
         unsure = await asyncio.to_thread(command, "--to", "2", "--reason", "it diverged")
         assert unsure.returncode == 2
         assert "say --discard" in unsure.stderr

@@ -37,6 +37,9 @@ NEW_WORDS: dict[str, set[str]] = {
         *("not_finalized", "already_trained", "not_yours"),
         *("known_task", "too_stale", "beyond_the_log", "wrong_record", "over_limit"),
     },
+    # A trainer's last heartbeats, behind its last step: the version before makes dead letters of them, and has had all
+    # that it trained.
+    "event.trainer_heartbeat.state": {"done"},
     # Written where synchronizer.sync_method is object, which docs/operations.md says to set after an upgrade.
     "event.step_trained.method": {"object"},
     "model_version.method": {"object"},
