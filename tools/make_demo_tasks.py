@@ -1,4 +1,4 @@
-"""Writes the demos' tasks: all prompts of three digits, and twice as many sums; 200 are held out.
+"""Writes the demos' tasks: all prompts of three digits, and 1,800 sums; 200 of each are held out.
 
 Run from the root of the project: ``python -m tools.make_demo_tasks``. The result is checked in.
 """
@@ -40,9 +40,10 @@ def line(subject: DemoSubject, words: tuple[str, ...]) -> str:
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for subject in SUBJECTS.values():
-        numbers = [str(number) for number in range(10, 100)]
-        words, count = ([numbers] * 2, ALL_SUMS) if subject is SUMS else (["0123456789"] * 3, ALL)
-        prompts = list(itertools.product(*words))
+        if subject is SUMS:
+            count, prompts = ALL_SUMS, list(itertools.product(map(str, range(10, 100)), repeat=2))
+        else:
+            count, prompts = ALL, list(itertools.product("0123456789", repeat=3))
         random.Random(SEED).shuffle(prompts)  # noqa: S311 - the same split each time is the point
         for name, chosen in (("held_out", prompts[:HELD_OUT]), ("train", prompts[HELD_OUT:count])):
             lines = "".join(line(subject, words) for words in sorted(chosen))

@@ -42,6 +42,11 @@ for name in app.COMMANDS:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_who_asks_begins_with_the_model_only_behind_a_system_message() -> None:
+    refused = CliRunner().invoke(cli.app, ["ask", "2 + 3", "= 5", "--model", "nowhere"])
+    assert (refused.exit_code, "last turn is the user's" in refused.stderr) == (2, True)
+
+
 def test_an_unknown_command_is_refused_and_the_nearest_named() -> None:
     refused = CliRunner().invoke(cli.app, ["statu"])
     assert refused.exit_code == 2

@@ -44,6 +44,8 @@ def ask(
     from workers.demo.local_engine import LocalEngine
 
     # On the CPU, straight from its folder; the prompt goes through the chat template where the model has one.
+    if len(turns) % 2 == 0 and system is None:
+        raise typer.BadParameter(f"the last turn is the user's, and there are {len(turns)}, without --system")
     engine = LocalEngine(model if model is not None else newest_run(MODEL) / MODEL)
     if engine.tokenizer.chat_template:
         said = [] if system is None else [{"role": "system", "content": system}]
