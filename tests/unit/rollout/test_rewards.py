@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trinity_bus.rollout.rewards import compare, extract_answer, math_reward, parse_number, sequence_reward
+from trinity_bus.rollout.rewards import compare, extract_answer, math_reward, normalize, parse_number, sequence_reward
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,12 @@ def test_the_answer_has_the_last_digit_of_all(text: str) -> None:
     assert (found is None) == (not digits)
     if "=" not in text:
         assert not digits or digits[-1] in str(found)
+
+
+@given(st.from_regex(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", fullmatch=True))
+def test_a_plain_number_is_what_it_would_be_among_others(number: str) -> None:
+    assert normalize(number) == normalize(f" {number} ") == number
+    assert extract_answer(number) == extract_answer(f"It is {number}") == number
 
 
 @given(st.text(max_size=200) | st.text("0123456789{}\\boxed$*(", max_size=3000), st.text(max_size=50) | st.just("x+1"))
