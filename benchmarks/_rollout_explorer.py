@@ -3,7 +3,7 @@
 ::
 
     pipe: Bare(...) --> (tokens, seconds)        None --> the end
-          TELL      --> Told
+          TELL      --> Told        Writes(...) --> True, from then on
 """
 
 import asyncio
@@ -49,8 +49,20 @@ class Told:
     """Tokens of one of the prefix cache."""
 
 
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Whether long responses are written while they are drawn, as they are with an engine that tells versions."""
+
+    on: bool
+
+
 class TimedEngine(InferenceEngine):
     spent: defaultdict[int, list[float]]
+    writes = True
+
+    @property
+    def tells_versions(self) -> bool:
+        return self.writes
 
     async def generate(
         self,
@@ -110,6 +122,9 @@ def explorer_side(pipe: Connection, settings: Settings, drawn: "Synchronized[int
                 if asked == TELL:
                     block = engine.llm.vllm_config.cache_config.block_size
                     pipe.send(Told(dict(engine.spent), engine.tokens_cached, block))
+                elif isinstance(asked, Writes):
+                    engine.writes = asked.on
+                    pipe.send(True)
                 else:
                     pipe.send(await bare(engine, asked))
             counting.cancel()

@@ -6,7 +6,9 @@ take turns on the same engine, so that both see the same machine. "Bare" is vLLM
 ids with the same sampling; as many requests at once, nothing decoded, nothing rewarded, nothing published. Neither has
 a seed, as an explorer has none by default: vLLM draws for each request that has one by itself, which is its own price.
 
-Of SmolLM2, of which a decoding step takes long, only that is measured, with fewer tokens and prompts in flight.
+Beside long responses that are written to the log while they are drawn stand the same ones that are not, in turns.
+
+Of SmolLM2, of which a decoding step takes long, only these two are measured, with fewer tokens and prompts in flight.
 
 Conversations are of one run each. Their time in the mesh is that of a turn in its runner, without the engine's. At the
 end the explorer's process is killed amid conversations, and another goes on with them.
@@ -35,7 +37,7 @@ from benchmarks._cluster import cluster_to_measure, make_topics
 from benchmarks._options import parser, subjects_of
 from benchmarks._records import announce
 from benchmarks._report import Row, less, report
-from benchmarks._rollout_explorer import TELL, Bare, Told, explorer_side
+from benchmarks._rollout_explorer import TELL, Bare, Told, Writes, explorer_side
 from benchmarks._rollout_turns import EARLY, LATE, around, prompt_length
 from benchmarks._tiny_model import TINY, make_tiny_qwen3
 from schemas import Dispatch, ExplorerHeartbeat, ModelVersion, Position, RolloutFinished, Sampling, Task, WeightsSynced
@@ -56,6 +58,8 @@ IN_FLIGHT = {1: 440, 16: 220, 64: 110}
 REAL_IN_FLIGHT = {1: 24, 16: 16}
 """The same of SmolLM2."""
 MAX_LEN = 512
+LONG = 460
+"""Tokens of a long response: more than are lost with an explorer by default."""
 TURNS, DRAWN = 16, 16
 MANY_TURNS, FEW_DRAWN = LATE, 2
 LIMIT_S = 120.0
@@ -174,28 +178,44 @@ class Bench:
             self.incarnation = await incarnation(self.events)
         await serve_weights(self.producer, self.events, self.incarnation, model, epoch=epoch)
 
+    def texts(self, count: int) -> list[str]:
+        if self.tokenizer is None:
+            return [" ".join(f"t{t}" for t in prompt) for prompt in prompts(count)]
+        return [f"What do you know of the numbers {i} and {3 * i}, and of their sum?" for i in range(count)]
+
+    def orders(self, texts: list[str], tokens: int, name: str) -> list[Dispatch]:
+        how = Sampling(max_tokens=tokens, ignore_eos=True)
+        tasks = [
+            Task(task_id=f"{name}/{i}", workflow="math", prompt=text, answer="t9", sampling=how)
+            for i, text in enumerate(texts)
+        ]
+        return [order_of(task, self.incarnation, repeat_times=GROUP) for task in tasks]
+
+    async def written_over_not(self, rounds: int) -> list[float]:
+        """Seconds of long responses that are not written over those of the same that are, in each round."""
+        texts = self.texts(1 if self.short else SHORT_TASKS)
+        ratios = []
+        for number in range(rounds + 1):
+            took = {}
+            for writes in (number % 2 == 0, number % 2 == 1):
+                await self.side.tell(Writes(writes))
+                orders = self.orders(texts, LONG, f"written-{writes}/{number}")
+                took[writes] = (await answered(self.producer, self.events, orders, len(orders)))[1]
+            if number or self.short:
+                ratios.append(took[False] / took[True])
+        await self.side.tell(Writes(True))
+        return ratios
+
     async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of the bare engine and through the explorer, in each round."""
         count = in_flight if self.short or in_flight > 1 else 4
-        asked = prompts(count)
-        texts = [" ".join(f"t{t}" for t in prompt) for prompt in asked]
+        asked, texts = prompts(count), self.texts(count)
         if self.tokenizer is not None:
-            texts = [f"What do you know of the numbers {i} and {3 * i}, and of their sum?" for i in range(count)]
             asked = [list(encoder_of(self.tokenizer).prompt(text)) for text in texts]
         found = []
         for number in range(rounds + 1):
             drawn, seconds = await self.side.tell(Bare(asked, GROUP, in_flight, tokens))
-            tasks = [
-                Task(
-                    task_id=f"{tokens}/{number}/{i}",
-                    workflow="math",
-                    prompt=text,
-                    answer="t9",
-                    sampling=Sampling(max_tokens=tokens, ignore_eos=True),
-                )
-                for i, text in enumerate(texts)
-            ]
-            orders = [order_of(task, self.incarnation, repeat_times=GROUP) for task in tasks]
+            orders = self.orders(texts, tokens, f"{tokens}/{number}")
             results, took = await answered(self.producer, self.events, orders, in_flight)
             # The first round of each warms up.
             if number or self.short:
@@ -339,6 +359,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
         own: dict[str, Any] = {"producer": producer, "events": events, "short": short}
         async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
+            written = await bench.written_over_not(2 * rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
             before = bench.drawn.value
@@ -355,6 +376,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
             longer["kept"] = await third.over_versions(model, 2 * rounds)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
+        Row("long responses that are written over those that are not", statistics.median(written), "", 0.99),
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
         Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
         less(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5),
@@ -365,6 +387,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
         ),
         less("start of engine and runners", bench.start_s, "s"),
     ]
+    notes.append(f"ratios, written or not: {', '.join(f'{ratio:.3f}' for ratio in written)}")
     notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
     return rows, notes
 
@@ -379,6 +402,9 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
         own: dict[str, Any] = {"producer": producer, "events": events, "short": short, "tokenizer": tokenizer}
         async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
+            written = await bench.written_over_not(rounds)
+    rows.append(Row("long responses that are written over those that are not", statistics.median(written), "", 0.99))
+    notes.append(f"ratios, written or not: {', '.join(f'{ratio:.3f}' for ratio in written)}")
     return [*rows, less("start of engine and runners", bench.start_s, "s")], notes
 
 
