@@ -22,6 +22,7 @@ Entries of the changelog. A task that is accepted, handed out once and answered 
 ====================================  ==================================================================================
 """
 
+import math
 from collections.abc import Iterable
 
 from schemas import BatchLifecycleState as State
@@ -54,6 +55,7 @@ class Ledger:
     def __init__(self, settings: CoordinatorSettings, policy: SyncPolicy, store: StateStore) -> None:
         self.tasks: dict[str, OpenTask] = {}
         self.running: dict[AttemptKey, Attempt] = {}  # of all tasks, in the order in which they began
+        self._soonest = math.inf  # no attempt is overdue before
         self.batches: Table[Batch] = Table("batch", Batch, store)
         self.handed_out: dict[int, Batch] = {}  # RUNNING batches that are not open, by number
         self.complete: dict[int, Batch] = {}  # FINALIZING batches, by number
@@ -241,8 +243,19 @@ class Ledger:
             self.queue.moved(moved_up)
         self._close(batch)
 
+    def run(self, attempt: Attempt, owner: str) -> None:
+        self.running[attempt.key] = attempt
+        self._soonest = min(self._soonest, attempt.deadline)
+        self.shares.take(owner)
+
     def overdue(self, now: float) -> list[Attempt]:
-        return self.in_order(attempt for attempt in self.running.values() if attempt.deadline <= now)
+        """Return the attempts whose time is over, each once."""
+        if now < self._soonest:
+            return []
+        # There may be as many as there are slots.
+        found = [attempt for attempt in self.running.values() if attempt.deadline <= now]
+        self._soonest = min((one.deadline for one in self.running.values() if one.deadline > now), default=math.inf)
+        return self.in_order(found)
 
     def in_order(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         return sorted(attempts, key=lambda attempt: (self.tasks[attempt.task_id].order, attempt.number))
@@ -289,8 +302,7 @@ class Ledger:
         for attempt in running:
             task = self.tasks[attempt.task_id]
             task.resume(attempt)
-            self.running[attempt.key] = attempt
-            self.shares.take(self.batches[task.batch_id].owner)
+            self.run(attempt, self.batches[task.batch_id].owner)
         self.tasks = dict(sorted(self.tasks.items(), key=lambda found: found[1].order))
 
     def _open_again(self, page: str, item: bytes) -> str:

@@ -159,8 +159,7 @@ class Dispatcher:
         self._started += 1
         timeout_s = self.timeout_s(task.task.timeout_s)
         attempt = task.start(part, explorer.name, explorer.incarnation, timeout_s, now)
-        self._ledger.running[attempt.key] = attempt
-        self._ledger.shares.take(batch.owner)
+        self._ledger.run(attempt, batch.owner)
         self._fleet.assign(explorer, attempt)
         dispatch = Dispatch(
             explorer=explorer.name,
