@@ -27,11 +27,15 @@ def _rows(columns: int, *, on_gpu: bool) -> int:
     return max(1, packing.LOGITS_AT_ONCE * (packing.ON_GPU if on_gpu else 1) // columns)
 
 
-def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None, outside: torch.Tensor | None) -> torch.Tensor:
+def _logits(hidden: torch.Tensor, output: torch.Tensor, outside: torch.Tensor | None) -> torch.Tensor:
+    logits = hidden @ output.T
+    return logits if outside is None else logits.masked_fill_(outside, -torch.inf)
+
+
+def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
     # In float32, divided by the temperature of each row; a view where there is nothing to do
     scaled = logits.float()
-    scaled = scaled if temperatures is None else scaled / temperatures[:, None]
-    return scaled if outside is None else scaled.masked_fill(outside, -torch.inf)
+    return scaled if temperatures is None else scaled / temperatures[:, None]
 
 
 def _of(temperatures: torch.Tensor | None, chunk: slice) -> torch.Tensor | None:
@@ -61,10 +65,10 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         saved = None
         for start in range(0, len(hidden), rows):
             chunk = slice(start, start + rows)
-            logits = hidden[chunk] @ output.T
-            saved = logits if len(hidden) <= rows and any(ctx.needs_input_grad) else None
             outside = None if kept is None else kept.outside(chunk, first, columns)
-            z = _scaled(logits, _of(temperatures, chunk), outside)
+            logits = _logits(hidden[chunk], output, outside)
+            saved = logits if len(hidden) <= rows and any(ctx.needs_input_grad) else None
+            z = _scaled(logits, _of(temperatures, chunk))
             highest = z.amax(1)
             if group is not None:
                 dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
@@ -98,9 +102,11 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
         sums = for_weight if ctx.sums is None else ctx.sums
         for start in range(0, len(hidden), ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logits = hidden[chunk] @ output.T if saved is None else saved
-            outside = None if ctx.kept is None else ctx.kept.outside(chunk, ctx.first, ctx.columns)
-            logp = _scaled(logits, _of(temperatures, chunk), outside) - log_sums[chunk, None]
+            logits = saved
+            if logits is None:
+                outside = None if ctx.kept is None else ctx.kept.outside(chunk, ctx.first, ctx.columns)
+                logits = _logits(hidden[chunk], output, outside)
+            logp = _scaled(logits, _of(temperatures, chunk)) - log_sums[chunk, None]
             del logits
             p = logp.exp()
             # Both gradients are p times something, but for the target's own: it is added last.
