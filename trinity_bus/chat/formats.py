@@ -25,6 +25,8 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
 READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
+_BLANKS = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 type Format = Callable[[str], Read]
@@ -128,21 +130,36 @@ def read_hermes(text: str) -> Read:
 
     ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
     """
-    return _read_blocks(text, Read.add_json, blanks=False)
+    return _read_blocks(text, Read.add_json, is_json=True)
 
 
-def _read_blocks(text: str, take: Callable[[Read, str], bool], *, blanks: bool) -> Read:
-    # ``blanks``: whether those between calls are text.
-    content, *blocks = text.split(_CALL)
-    read, texts = Read(content), [content]
-    for block in blocks:
-        written, closed, after = block.partition(_CALL_END)
-        taken = take(read, written) if closed else read.flaw(written, f"it is not ended by {_CALL_END}")
-        told = after if blanks or after.strip() else ""
+def _read_blocks(text: str, take: Callable[[Read, str], bool], *, is_json: bool) -> Read:
+    # ``is_json``: whether marks in a call's text are text, and blanks between calls none.
+    at = text.find(_CALL)
+    read, texts = Read(text), [text[:at]]
+    while at >= 0:
+        begin = at + len(_CALL)
+        inside = _end_of_json(text, begin) if is_json else begin
+        following = text.find(_CALL, inside)
+        block = text[begin:following] if following >= 0 else text[begin:]
+        end = block.find(_CALL_END, inside - begin)
+        written, after = (block[:end], block[end + len(_CALL_END) :]) if end >= 0 else (block, "")
+        taken = take(read, written) if end >= 0 else read.flaw(written, f"it is not ended by {_CALL_END}")
+        told = after if after.strip() or not is_json else ""
         texts.append(told if taken else _CALL + block)
-    if blocks:
+        at = following
+    if len(texts) > 1:
         read.content = "".join(texts).strip()
     return read
+
+
+def _end_of_json(text: str, at: int) -> int:
+    """Return where JSON ends that begins there, after blanks; ``at`` where there is none."""
+    begin = _BLANKS.match(text, at)
+    try:
+        return _DECODER.raw_decode(text, begin.end() if begin else at)[1]
+    except UNREADABLE:
+        return at
 
 
 def read_llama(text: str) -> Read:
@@ -156,11 +173,10 @@ def read_llama(text: str) -> Read:
         return Read(text)
     read, texts = Read(""), [before]
     rest = rest.strip()
-    decoder = json.JSONDecoder()
     at = 0
     while at < len(rest):
         try:
-            _, end = decoder.raw_decode(rest, at)
+            _, end = _DECODER.raw_decode(rest, at)
         except UNREADABLE as error:
             if not tagged and not read.calls:
                 # An answer that begins with a brace; nothing says that it was to be a call.
@@ -225,7 +241,7 @@ def read_xml(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Read:
             content += inside + (after.lstrip().removeprefix(_CALL_END) if _CALL_END in after else after)
         text = content
     strings = {pair for tool in tools for pair in _strings(tool.get("function", tool))}
-    return _read_blocks(text, lambda read, written: _add_xml(read, written, strings), blanks=True)
+    return _read_blocks(text, lambda read, written: _add_xml(read, written, strings), is_json=False)
 
 
 def _strings(function: Any) -> Iterator[tuple[str, str]]:

@@ -17,9 +17,11 @@ In a stream each item is whole before the next begins::
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from schemas.sampling import MAX_NEW_TOKENS, Sampling
 from trinity_bus.chat.messages import ChatError, canonical
@@ -65,6 +67,8 @@ _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
 _ITEM: Final = frozenset({"type", "id", "status"})
 _PARTS: Final = ("input_text", "output_text", "text", "refusal")
 _FORMAT: Final = ("type", "name", "description", "schema", "strict", "json_schema")
+_TEXT: Final[Mapping[str, Any]] = {"type": "output_text", "annotations": [], "logprobs": []}
+_PAGES: Final[Mapping[str, Sequence[Any]]] = {"limit": [*map(str, range(1, 101))], "order": ("asc", "desc")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,36 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case other:
                 raise not_had(f"{where}.type", other)
     return messages
+
+
+def input_items(messages: Iterable[bytes], answer_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of messages, as JSON, as items; ChatError where the query asks for what cannot be had."""
+    asked = read_fields({"limit": "20", "order": "desc", **query}, frozenset({"after"}), _PAGES, "query")
+    items = [item for some in messages for message in msgspec.json.decode(some) for item in _items_of(message)]
+    for place, item in enumerate(items):
+        item |= {"id": f"item_{answer_id.partition('_')[2]}{place:05d}", "status": "completed"}
+    if asked["order"] == "desc":
+        items.reverse()
+    begin = 0
+    if "after" in asked:
+        begin = next((place for place, item in enumerate(items, 1) if item["id"] == asked["after"]), 0)
+        if not begin:
+            raise not_had("query.after", asked["after"])
+    page = items[begin : begin + int(asked["limit"])]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = begin + len(page) < len(items)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+
+
+def _items_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
+    if role == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": text}
+    elif text or not calls:
+        part = {**_TEXT, "text": text} if role == "assistant" else {"type": "input_text", "text": text}
+        yield {"type": "message", "role": role, "content": [part]}
+    for call in calls:
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
 
 
 def _written(arguments: str) -> str:
@@ -287,8 +321,7 @@ class ResponseShape(ConversationShape):
             yield from self._open(self._message("", "in_progress"))
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        return {**self._item("msg", "message", status), "role": "assistant", "content": [part]}
+        return {**self._item("msg", "message", status), "role": "assistant", "content": [{**_TEXT, "text": text}]}
 
     def _item(self, kind: str, named: str, status: str) -> dict[str, Any]:
         number = f"{self.id.partition('_')[2]}{len(self._output):02d}"

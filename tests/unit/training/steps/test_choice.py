@@ -26,6 +26,10 @@ def _at(array: np.ndarray, index: int, value: float) -> np.ndarray:
     return changed
 
 
+def _joined(kept: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(kept), np.uint8)
+
+
 FLAWS: list[Any] = [
     pytest.param(lambda g: {"tokens": _at(g.tokens, 0, 32)}, "bad_token", "token id 32 is not", id="beyond"),
     pytest.param(lambda g: {"tokens": _at(g.tokens, 0, -1)}, "bad_token", "token id -1 is not", id="negative"),
@@ -100,13 +104,21 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     assert trained([whole])[1]["samples_limited"] == len(whole) - 1
     counts = [decode_kept(one.kept, len(one.mask)).counts for one in whole.samples() if one.kept is not None]
     assert [(each > 0).tolist() for each in counts] == [one.mask.tolist() for one in whole.samples()][:-1]
-    # Of no token of the second sample it is known, and something else had a say in the first.
     sets = [[] if one.kept is None else nested_sets(one) for one in whole.samples()]
+    # One token of the first sample was drawn from too many.
+    few = list(sets[0])
+    few[next(place for place, one in enumerate(few) if one)] = []
+    kept = [kept_of(*each) for each in (few, *sets[1:])]
+    sizes = np.array([*map(len, kept)], np.int32)
+    metrics = [trained([of])[1] for of in (whole, replace(whole, kept=_joined(kept), kept_sizes=sizes))]
+    assert [one["tokens_without_kept"] for one in metrics] == [0, 1]
+    assert metrics[0]["trained_tokens"] - metrics[1]["trained_tokens"] == 1
+    # Of no token of the second sample it is known, and something else had a say in the first.
     sets[1] = [[] for _ in sets[1]]
     kept = [kept_of(*each) for each in sets]
     lacking = replace(
         whole,
-        kept=np.frombuffer(b"".join(kept), np.uint8),
+        kept=_joined(kept),
         kept_sizes=np.array([*map(len, kept)], np.int32),
         sampling=np.concatenate([drawn(whole, (1, np.nan, np.nan, np.nan))[:1], some(whole.sampling)[1:]]),
     )
