@@ -21,10 +21,11 @@ _OPENING_TOKENS = 16  # at the end of a prompt, in which reasoning may be opened
 THINK, THOUGHT = "<think>", "</think>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
 READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
+_CALLED = re.compile(r"\s*<function=([^\s>]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^\s>]+)>(.*?)</parameter>", re.DOTALL)
 _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
@@ -257,35 +258,16 @@ def _strings(function: Any) -> Iterator[tuple[str, str]]:
 
 
 def _add_xml(read: Read, written: str, strings: Collection[tuple[str, str]]) -> bool:
-    function = written.strip()
-    name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
-    if not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
+    if (called := _CALLED.fullmatch(written)) is None:
         return read.flaw(written, "it is no <function=name>...</function>")
-    if (arguments := _arguments(body, {parameter for function, parameter in strings if function == name})) is None:
+    name, body = called.groups()
+    arguments, at = dict[str, Any](), 0
+    while (given := _PARAMETER.match(body, at)) is not None:
+        arguments[given[1]] = _value(given[2], is_text=(name, given[1]) in strings)
+        at = given.end()
+    if body[at:].strip():
         return read.flaw(written, "it has something beside <parameter=name>...</parameter>")
     return read.add(name, arguments, written)
-
-
-def _arguments(body: str, strings: Collection[str]) -> dict[str, Any] | None:
-    """Return what parameters are; None where there is something else."""
-    found: dict[str, Any] = {}
-    at = 0
-    while at < len(body):
-        if body[at].isspace():
-            at += 1
-            continue
-        begin = at + len(_PARAMETER)
-        named = body.find(">", begin)
-        end = body.find(_PARAMETER_END, named)
-        if not body.startswith(_PARAMETER, at) or named < 0 or end < 0 or _is_broken(body[begin:named]):
-            return None
-        found[body[begin:named]] = _value(body[named + 1 : end], is_text=body[begin:named] in strings)
-        at = end + len(_PARAMETER_END)
-    return found
-
-
-def _is_broken(name: str) -> bool:
-    return not name or any(character.isspace() for character in name)
 
 
 def _value(written: str, *, is_text: bool) -> Any:

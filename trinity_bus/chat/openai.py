@@ -80,10 +80,10 @@ class ChatRequest:
     messages: Sequence[ChatMessage]
     tools: Tools
     sampling: Sampling
-    n: int
-    stream: bool
-    include_usage: bool
-    logprobs: bool
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
     options: TemplateOptions = field(default_factory=dict)
     # How the client would have it drawn, as it came: for a model that is not trained.
     drawing: Mapping[str, Any] = field(default_factory=dict)

@@ -149,20 +149,15 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _read_as(kind: Any) -> Any:
     """Return the type that a column is read as: Python has no nanoseconds."""
-    match kind:
-        case pa.StructType():
-            return pa.struct([one.with_type(_read_as(one.type)) for one in kind])
-        case pa.MapType():
-            return pa.map_(_read_as(kind.key_type), _read_as(kind.item_type))
-        case pa.ListType():
-            return pa.list_(kind.value_field.with_type(_read_as(kind.value_type)))
-        case pa.LargeListType():
-            return pa.large_list(kind.value_field.with_type(_read_as(kind.value_type)))
-        case pa.FixedSizeListType():
-            return pa.list_(kind.value_field.with_type(_read_as(kind.value_type)), kind.list_size)
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         return pa.string()
-    return pa.duration("us") if pa.types.is_duration(kind) else kind
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_read_as(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_read_as(kind.key_type), _read_as(kind.item_type))
+    return pa.list_(_read_as(kind.value_type)) if hasattr(kind, "value_field") else kind
 
 
 def _plain(value: Any, kind: Any) -> Any:
