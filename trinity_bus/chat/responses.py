@@ -17,7 +17,7 @@ In a stream each item is whole before the next begins::
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -169,34 +169,32 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def input_items(messages: Iterable[bytes], answer_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+def input_items(messages: Sequence[bytes], answer_id: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of messages, as JSON, as items; ChatError where the query asks for what cannot be had."""
     asked = read_fields({"limit": "20", "order": "desc", **query}, frozenset({"after"}), _PAGES, "query")
-    items = [item for some in messages for message in msgspec.json.decode(some) for item in _items_of(message)]
-    for place, item in enumerate(items):
-        item |= {"id": f"item_{answer_id.partition('_')[2]}{place:05d}", "status": "completed"}
-    if asked["order"] == "desc":
-        items.reverse()
-    begin = 0
-    if "after" in asked:
-        begin = next((place for place, item in enumerate(items, 1) if item["id"] == asked["after"]), 0)
-        if not begin:
-            raise not_had("query.after", asked["after"])
-    page = items[begin : begin + int(asked["limit"])]
+    limit, step = int(asked["limit"]), 1 if asked["order"] == "asc" else -1
+    own = f"item_{answer_id.partition('_')[2]}"
+    # Of long conversations never all at once.
+    items = (item for at, some in [*enumerate(messages)][::step] for item in _items_of(some, f"{own}{at:05d}")[::step])
+    if "after" in asked and all(item["id"] != asked["after"] for item in items):
+        raise not_had("query.after", asked["after"])
+    page = [*itertools.islice(items, limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    more = begin + len(page) < len(items)
+    more = next(items, None) is not None
     return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
 
-def _items_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
-    if role == "tool":
-        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": text}
-    elif text or not calls:
-        part = {**_TEXT, "text": text} if role == "assistant" else {"type": "input_text", "text": text}
-        yield {"type": "message", "role": role, "content": [part]}
-    for call in calls:
-        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
+def _items_of(messages: bytes, named: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for message in msgspec.json.decode(messages):
+        role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
+        if role == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
+        elif text or not calls:
+            part = {**_TEXT, "text": text} if role == "assistant" else {"type": "input_text", "text": text}
+            items.append({"type": "message", "role": role, "content": [part]})
+        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    return [{"id": f"{named}{place:05d}", "status": "completed", **item} for place, item in enumerate(items)]
 
 
 def _written(arguments: str) -> str:
