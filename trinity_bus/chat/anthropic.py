@@ -108,7 +108,7 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _begun(message: Mapping[str, Any]) -> str:
     text: str = message["content"]
     if "tool_calls" in message or text != text.rstrip():
-        why = "a last message of the assistant's is text to go on with, without blanks at its end and tools"
+        why = "a last message of the assistant's is text to continue, without blanks at its end and tools"
         raise ChatError(why, "messages")
     return text
 

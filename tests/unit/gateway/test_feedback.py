@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import anthropic
+import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -204,15 +205,13 @@ async def test_a_turn_that_anthropics_client_has_begun_is_gone_on_with() -> None
         await here.post("/feedback", session="s", reward=1)
         ((rollout,),) = [task.rollouts for task in here.gateway._sessions.pending("me")]
         assert len(rollout.prompt_token_ids) == len(first)
-        assert [start for start, drawn in enumerate(rollout.mask) if drawn] == [0, 1, *_last(second, first)]
+        at = len(second) - len(first)
+        assert np.flatnonzero(np.asarray(rollout.mask)).tolist() == [0, 1, at, at + 1]
         use = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
         for wrong in ("It is ", [*begun["content"], use]):
-            with pytest.raises(anthropic.BadRequestError, match="is text to go on with"):
-                await client.messages.create(**asked, messages=[*ASKED, {**begun, "content": wrong}])
-
-
-def _last(prompt: str, first: str) -> range:
-    return range(len(prompt) - len(first), len(prompt) - len(first) + len("42"))
+            messages: Any = [*ASKED, {**begun, "content": wrong}]
+            with pytest.raises(anthropic.BadRequestError, match="is text to continue"):
+                await client.messages.create(**asked, messages=messages)
 
 
 async def test_a_call_can_be_required_by_either_client_and_is_noted() -> None:
