@@ -13,6 +13,7 @@ from schemas.groups.trainable import Bounds
 from tests.support.fakes.experiences import drawn_from_some, kept_of, make_group
 from tests.support.narrowing import some
 from trinity_bus.config import TrainerSettings
+from trinity_bus.telemetry.metrics import TRAIN
 from trinity_bus.training.objectives.advantages import GRPO, ReMax
 from trinity_bus.training.steps.choice import counts, left_out, retold, without
 from trinity_bus.training.steps.samples import overlong_penalty, prepare
@@ -113,6 +114,7 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     metrics = [trained([of])[1] for of in (whole, replace(whole, kept=_joined(kept), kept_sizes=sizes))]
     assert [one["tokens_without_kept"] for one in metrics] == [0, 1]
     assert metrics[0]["trained_tokens"] - metrics[1]["trained_tokens"] == 1
+    assert "tokens_without_kept" in TRAIN
     # Of no token of the second sample it is known, and something else had a say in the first.
     sets[1] = [[] for _ in sets[1]]
     kept = [kept_of(*each) for each in sets]
