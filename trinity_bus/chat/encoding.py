@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trinity_bus.chat.formats import READ, THINK, THOUGHT, in_reasoning
-from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer, Tokenizer, ToolSchema, for_template
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.rendering import TemplateOptions, read_options
 from trinity_bus.errors import ConfigError
 
@@ -253,9 +253,7 @@ def _characters(value: Any) -> int:
 _AS_IT_COMES: Final = Writing()
 
 
-def load_tokenizer(
-    model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES
-) -> EndingTokenizer:
+def load_tokenizer(model_path: str, options: TemplateOptions | None = None, how: Writing = _AS_IT_COMES) -> Tokenizer:
     """Return the tokenizer of a Hugging Face model; ConfigError, and ChatError for the options.
 
     ``options`` of its chat template (``mesh.chat_template_options``), and ``how``, are for ``renderer_for`` to find.
@@ -277,7 +275,7 @@ def load_tokenizer(
             raise ConfigError(f"{model_path} has no tokenizer that can be read: {told}") from error
     tokenizer.chat_template_options = options
     tokenizer.encoder_of_text = Encoder(tokenizer, how)
-    loaded: EndingTokenizer = tokenizer
+    loaded: Tokenizer = tokenizer
     return loaded
 
 
