@@ -4,8 +4,9 @@ Ids, names and arguments are carried as they are, so that a conversation can be 
 call that it answers. Arguments are the text that the model wrote, which need not be JSON.
 
 Training sets have them otherwise: arguments as objects, calls and their results without ids, a function without the
-object around it, an empty list of calls, tools as one JSON text; from Parquet every object has the fields of all others
-too, as nulls. ``in_one_shape`` makes records of them, at the edge; on the wire there is the one shape.
+object around it, an empty list of calls, messages or tools as one JSON text, turns of ShareGPT's (``from`` and
+``value``); from Parquet every object has the fields of all others too, as nulls. ``in_one_shape`` makes records of
+them, at the edge; on the wire there is the one shape.
 """
 
 import json
@@ -23,6 +24,9 @@ MAX_MESSAGE_ITEMS = 1024
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 200
 MAX_DESCRIPTION_CHARS = 1 << 16
+
+# ShareGPT's, where messages have roles
+_SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
 
 type _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 type _Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
@@ -119,15 +123,14 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
     arguments and descriptions are left out. Whatever else is wrong is for the record to refuse, but for ValueError:
-    tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
+    messages or tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
     told = dict(fields)
     try:
+        told |= {name: json.loads(told[name]) for name in ("messages", "tools") if isinstance(told.get(name), str)}
         if isinstance(messages := told.get("messages"), list):
-            told["messages"] = _with_ids(messages)
-        if isinstance(tools := told.get("tools"), str):
-            tools = json.loads(tools)
-        if isinstance(tools, list):
+            told["messages"] = _with_ids([_turn(one) for one in messages])
+        if isinstance(tools := told.get("tools"), list):
             given = [_without_nulls(one) for one in tools]
             told["tools"] = [
                 {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
@@ -136,6 +139,18 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("messages or tools are nested too deeply") from error
     return told
+
+
+def _turn(one: Any) -> Any:
+    # As a message, where it is ShareGPT's.
+    match one:
+        case {"role": str()}:
+            return one
+        case {"from": "function_call", "value": str(call)}:
+            return {"role": "assistant", "tool_calls": [json.loads(call)]}
+        case {"from": str(speaker), "value": value}:
+            return {"role": _SPEAKERS.get(speaker, speaker), "content": value}
+    return one
 
 
 def _with_ids(messages: list[Any]) -> list[Any]:

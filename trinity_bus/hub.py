@@ -36,8 +36,8 @@ _NAME: Final = re.compile(
 )
 _SNAPSHOT: Final = re.compile(r"models--([\w.-]+)--([\w.-]+)/snapshots/([0-9a-f]{40})", re.ASCII)
 _DESCRIPTION: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
-_LEFT_OUT: Final = ["*/*", "consolidated*"]
-"""Other formats of the same weights."""
+_LEFT_OUT: Final = [*(f"*/{one}" for one in ("*.json", "*.txt", "*.model", "*.safetensors")), "consolidated*"]
+"""Other formats of the same weights. Chat templates may be in a folder, ``additional_chat_templates``."""
 _INDEX: Final = "model.safetensors.index.json"
 _CONVERT: Final = (
     "import sys, transformers as t; d, f, o = sys.argv[1:]; g = dict(gguf_file=f); q = t.GgufConfig(dequantize=True); "

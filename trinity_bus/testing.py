@@ -19,7 +19,7 @@ from schemas import Dispatch, Sampling, Task
 from schemas.errors import shown
 from schemas.experience import Rollout
 from schemas.groups.trainable import Bounds, flaws
-from trinity_bus.chat import Completion, EndingTokenizer
+from trinity_bus.chat import Completion, Tokenizer
 from trinity_bus.errors import TrinityError
 from trinity_bus.inference.errors import UnknownPoolError
 from trinity_bus.rollout.answer import decode_answer, encode_answer
@@ -100,7 +100,7 @@ class ScriptedEngine:
 
     answers: Iterable[str] | Callable[[str], str]
     version: int = 0
-    tokenizer: EndingTokenizer = field(default_factory=CharacterTokenizer)
+    tokenizer: Tokenizer = field(default_factory=CharacterTokenizer)
     requests: list[Request] = field(default_factory=list, init=False)
     """All of them, in order."""
     _next: Callable[[str], str] = field(init=False, repr=False)
@@ -160,7 +160,7 @@ def _in_order(answers: Iterable[str]) -> Callable[[str], str]:
 class TokenizingEngine(Engine, Protocol):
     """An engine that has its model's tokenizer at hand."""
 
-    tokenizer: EndingTokenizer
+    tokenizer: Tokenizer
 
 
 async def run_workflow(

@@ -14,7 +14,7 @@ before, as token ids; what is no continuation of that begins a sample of its own
 for people, tools and clients, and no token is ever made of it.
 """
 
-from trinity_bus.chat.messages import ChatError, Completion, EndingTokenizer, Tokenizer
+from trinity_bus.chat.messages import ChatError, Completion, Tokenizer
 from trinity_bus.chat.renderer import TemplateRenderer, renderer_for
 from trinity_bus.chat.rendering import Renderer
 from trinity_bus.chat.session import ModelReply, Prompt, Session, TokenSample
@@ -23,7 +23,6 @@ from trinity_bus.chat.written import ExampleWriter, WrittenAnswer
 __all__ = [
     "ChatError",
     "Completion",
-    "EndingTokenizer",
     "ExampleWriter",
     "ModelReply",
     "Prompt",

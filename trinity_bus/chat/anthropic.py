@@ -46,6 +46,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     """Read a request for a message; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
+    begun = _begun(messages.pop()) if messages and messages[-1]["role"] == "assistant" else ""
     if asked.get("system"):
         messages.insert(0, {"role": "system", "content": read_text(asked["system"], "system")})
     thinking = asked.get("thinking", {})
@@ -73,12 +74,10 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
         messages=messages,
         tools=tools or None,
         sampling=read_sampling(sampling, asked.get("max_tokens"), asked.get("stop_sequences")),
-        n=1,
         stream=read_flag(asked, "stream"),
-        include_usage=False,
-        logprobs=False,
         required=required,
         shows_reasoning=thinking.get("type") in ("enabled", "adaptive"),
+        begun=begun,
     )
 
 
@@ -104,6 +103,14 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
     if rest or calls or not blocks:
         yield {"role": role, "content": read_text(rest, "content"), **({"tool_calls": calls} if calls else {})}
+
+
+def _begun(message: Mapping[str, Any]) -> str:
+    text: str = message["content"]
+    if "tool_calls" in message or text != text.rstrip():
+        why = "a last message of the assistant's is text to continue, without blanks at its end and tools"
+        raise ChatError(why, "messages")
+    return text
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,13 @@ _OPENING_TOKENS = 16  # at the end of a prompt, in which reasoning may be opened
 THINK, THOUGHT = "<think>", "</think>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _TAG = "<|python_tag|>"
 _MARK = "[TOOL_CALLS]"
 READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
+_CALLED = re.compile(r"\s*<function=([^\s>]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^\s>]+)>(.*?)</parameter>", re.DOTALL)
+_BLANKS = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 type Format = Callable[[str], Read]
@@ -128,21 +131,36 @@ def read_hermes(text: str) -> Read:
 
     ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
     """
-    return _read_blocks(text, Read.add_json, blanks=False)
+    return _read_blocks(text, Read.add_json, is_json=True)
 
 
-def _read_blocks(text: str, take: Callable[[Read, str], bool], *, blanks: bool) -> Read:
-    # ``blanks``: whether those between calls are text.
-    content, *blocks = text.split(_CALL)
-    read, texts = Read(content), [content]
-    for block in blocks:
-        written, closed, after = block.partition(_CALL_END)
-        taken = take(read, written) if closed else read.flaw(written, f"it is not ended by {_CALL_END}")
-        told = after if blanks or after.strip() else ""
+def _read_blocks(text: str, take: Callable[[Read, str], bool], *, is_json: bool) -> Read:
+    # ``is_json``: whether marks in a call's text are text, and blanks between calls none.
+    at = text.find(_CALL)
+    read, texts = Read(text), [text[:at]]
+    while at >= 0:
+        begin = at + len(_CALL)
+        inside = _end_of_json(text, begin) if is_json else begin
+        following = text.find(_CALL, inside)
+        block = text[begin:following] if following >= 0 else text[begin:]
+        end = block.find(_CALL_END, inside - begin)
+        written, after = (block[:end], block[end + len(_CALL_END) :]) if end >= 0 else (block, "")
+        taken = take(read, written) if end >= 0 else read.flaw(written, f"it is not ended by {_CALL_END}")
+        told = after if after.strip() or not is_json else ""
         texts.append(told if taken else _CALL + block)
-    if blocks:
+        at = following
+    if len(texts) > 1:
         read.content = "".join(texts).strip()
     return read
+
+
+def _end_of_json(text: str, at: int) -> int:
+    """Return where JSON ends that begins there, after blanks; ``at`` where there is none."""
+    begin = _BLANKS.match(text, at)
+    try:
+        return _DECODER.raw_decode(text, begin.end() if begin else at)[1]
+    except UNREADABLE:
+        return at
 
 
 def read_llama(text: str) -> Read:
@@ -156,11 +174,10 @@ def read_llama(text: str) -> Read:
         return Read(text)
     read, texts = Read(""), [before]
     rest = rest.strip()
-    decoder = json.JSONDecoder()
     at = 0
     while at < len(rest):
         try:
-            _, end = decoder.raw_decode(rest, at)
+            _, end = _DECODER.raw_decode(rest, at)
         except UNREADABLE as error:
             if not tagged and not read.calls:
                 # An answer that begins with a brace; nothing says that it was to be a call.
@@ -225,7 +242,7 @@ def read_xml(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Read:
             content += inside + (after.lstrip().removeprefix(_CALL_END) if _CALL_END in after else after)
         text = content
     strings = {pair for tool in tools for pair in _strings(tool.get("function", tool))}
-    return _read_blocks(text, lambda read, written: _add_xml(read, written, strings), blanks=True)
+    return _read_blocks(text, lambda read, written: _add_xml(read, written, strings), is_json=False)
 
 
 def _strings(function: Any) -> Iterator[tuple[str, str]]:
@@ -241,35 +258,16 @@ def _strings(function: Any) -> Iterator[tuple[str, str]]:
 
 
 def _add_xml(read: Read, written: str, strings: Collection[tuple[str, str]]) -> bool:
-    function = written.strip()
-    name, named, body = function.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
-    if not (function.startswith(_FUNCTION) and function.endswith(_FUNCTION_END) and named) or _is_broken(name):
+    if (called := _CALLED.fullmatch(written)) is None:
         return read.flaw(written, "it is no <function=name>...</function>")
-    if (arguments := _arguments(body, {parameter for function, parameter in strings if function == name})) is None:
+    name, body = called.groups()
+    arguments, at = dict[str, Any](), 0
+    while (given := _PARAMETER.match(body, at)) is not None:
+        arguments[given[1]] = _value(given[2], is_text=(name, given[1]) in strings)
+        at = given.end()
+    if body[at:].strip():
         return read.flaw(written, "it has something beside <parameter=name>...</parameter>")
     return read.add(name, arguments, written)
-
-
-def _arguments(body: str, strings: Collection[str]) -> dict[str, Any] | None:
-    """Return what parameters are; None where there is something else."""
-    found: dict[str, Any] = {}
-    at = 0
-    while at < len(body):
-        if body[at].isspace():
-            at += 1
-            continue
-        begin = at + len(_PARAMETER)
-        named = body.find(">", begin)
-        end = body.find(_PARAMETER_END, named)
-        if not body.startswith(_PARAMETER, at) or named < 0 or end < 0 or _is_broken(body[begin:named]):
-            return None
-        found[body[begin:named]] = _value(body[named + 1 : end], is_text=body[begin:named] in strings)
-        at = end + len(_PARAMETER_END)
-    return found
-
-
-def _is_broken(name: str) -> bool:
-    return not name or any(character.isspace() for character in name)
 
 
 def _value(written: str, *, is_text: bool) -> Any:

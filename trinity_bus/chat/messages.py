@@ -37,6 +37,10 @@ class Tokenizer(Protocol):
     def all_special_ids(self) -> Sequence[int]:
         """Tokens that are marks and no text, such as the end of a turn."""
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """None where the model has none."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
@@ -52,12 +56,6 @@ class Tokenizer(Protocol):
         **options: Any,
     ) -> Any:
         """Token ids of a conversation; its text where ``tokenize`` is False."""
-
-
-class EndingTokenizer(Tokenizer, Protocol):
-    @property
-    def eos_token_id(self) -> int | None:
-        """None where the model has none."""
 
 
 class ChatError(TrinityError, ValueError):

@@ -80,10 +80,10 @@ class ChatRequest:
     messages: Sequence[ChatMessage]
     tools: Tools
     sampling: Sampling
-    n: int
-    stream: bool
-    include_usage: bool
-    logprobs: bool
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
     options: TemplateOptions = field(default_factory=dict)
     # How the client would have it drawn, as it came: for a model that is not trained.
     drawing: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +95,7 @@ class ChatRequest:
     previous: str | None = None
     opening: Sequence[ChatMessage] = ()
     stored: bool = False  # whether its answer may be continued by its id
+    begun: str = ""  # of the answer, what the model is to go on with
 
     def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
         """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""

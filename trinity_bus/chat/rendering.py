@@ -168,6 +168,9 @@ class Renderer(Protocol):
         None where nothing can follow it, because this model writes what was before in another way from then on.
         """
 
+    def begun(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Return the beginning of an assistant's turn, which the model is to go on with, after ``prompt``."""
+
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.
 

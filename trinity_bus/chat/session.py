@@ -114,6 +114,7 @@ class Prompt:
     known: bytes  # what its history is known by
     digests: Digests
     after: _Point | None  # the turn that it continues
+    begun: tuple[str, int] = ("", 0)  # of the answer, which its last tokens are: how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,17 @@ class Session:
         }
 
     def prompt(
-        self, messages: Sequence[ChatMessage], tools: Tools = None, options: TemplateOptions | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools = None,
+        options: TemplateOptions | None = None,
+        begun: str = "",
     ) -> Prompt:
         """Return what to ask the engine with.
 
         ``messages`` are the whole conversation, as clients of OpenAI's send it; ``options`` are of the model's chat
-        template, for what is new of it. ChatError: they cannot be written as tokens of this model, or make none.
+        template, for what is new of it; the answer goes on with ``begun``. ChatError: they cannot be written as tokens
+        of this model, or make none.
         """
         if not messages:
             raise ChatError("a conversation needs at least one message")
@@ -194,7 +200,8 @@ class Session:
             token_ids, after = renderer.prompt(messages, tools), None
         if not token_ids:
             raise ChatError("a conversation without a single token")
-        return Prompt(token_ids, tools, renderer, known[-1], digests, after)
+        new = renderer.begun(token_ids, begun) if begun else []
+        return Prompt([*token_ids, *new], tools, renderer, known[-1], digests, after, (begun, len(new)))
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
         """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten."""
@@ -253,7 +260,7 @@ class Session:
         said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
         self.flaws += len(said.flaws)
         self._asked.add(prompt.known)
-        self._points[prompt.digests.with_one_more(said.message)] = point
+        self._points[_known(prompt, said)] = point
         return said
 
     def add_alone(self, prompt: Sequence[int], completion: Completion) -> TokenSample:
@@ -266,7 +273,7 @@ class Session:
         calls = self._calls
         said = self._said(prompt, completion, stop, sample=0, turn=0)
         self._calls = calls
-        return prompt.digests.with_one_more(said.message)
+        return _known(prompt, said)
 
     def _continued(
         self, renderer: Renderer, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
@@ -300,9 +307,12 @@ class Session:
     def _said(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
     ) -> ModelReply:
-        ended = completion.finish_reason == "stop"
-        read = prompt.renderer.read(DrawnTurn(prompt.token_ids, completion.token_ids, ended), prompt.tools)
-        content = read.content
+        begun, count = prompt.begun
+        at = len(prompt.token_ids) - count
+        token_ids = [*prompt.token_ids[at:], *completion.token_ids]
+        drawn = DrawnTurn(prompt.token_ids[:at], token_ids, completion.finish_reason == "stop")
+        read = prompt.renderer.read(drawn, prompt.tools)
+        content = read.content.lstrip().removeprefix(begun.lstrip()) if begun else read.content
         found = [(at, text) for text in stop if (at := content.find(text)) >= 0]
         stopped_by = next((text for text in stop if text in (read.reasoning or "")), None)
         if found:
@@ -323,3 +333,7 @@ class Session:
             sample=sample,
             turn=turn,
         )
+
+
+def _known(prompt: Prompt, said: ModelReply) -> bytes:
+    return prompt.digests.with_one_more({**said.message, "content": prompt.begun[0] + said.content})

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from schemas.examples import Demonstration, Preference
 from trinity_bus.chat.encoding import encoder_of
-from trinity_bus.chat.messages import ChatError, ChatMessage, EndingTokenizer
+from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer
 from trinity_bus.chat.renderer import renderer_for
 from trinity_bus.chat.rendering import DrawnTurn, Renderer, Tools
 
@@ -38,7 +38,7 @@ class WrittenAnswer:
 
 
 class ExampleWriter:
-    def __init__(self, tokenizer: EndingTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder_of(tokenizer)
         self._renderer: Renderer | None = None
 

@@ -174,18 +174,19 @@ class Sessions:
         Raises as ``stored`` does, and ConversationFullError.
         """
         known, _ = self.stored(owner, previous, name, "previous_response_id")
-        messages: list[bytes] = []
-        at: str | None = previous
-        while at is not None:
-            told = known.told[at]
-            messages += [told.answer, told.asked]
-            at = told.previous
-        return self.open(owner, known.name, now), messages[::-1]
+        return self.open(owner, known.name, now), self.history(owner, previous, name)
 
-    def stored(
-        self, owner: str, answer_id: str, name: str | None, param: str | None = None
-    ) -> tuple[Dialogue, bytes | None]:
-        """Return the conversation of a stored answer, of session ``name`` or of none, and JSON of the answer if held.
+    def history(self, owner: str, answer_id: str, name: str | None) -> list[bytes]:
+        """Return JSON of all messages up to a stored answer, its own the last; raises as ``stored`` does."""
+        known, told = self.stored(owner, answer_id, name)
+        messages = [told.answer, told.asked]
+        while told.previous is not None:
+            told = known.told[told.previous]
+            messages += [told.answer, told.asked]
+        return messages[::-1]
+
+    def stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> tuple[Dialogue, Told]:
+        """Return the conversation of a stored answer, of session ``name`` or of none, and what is held of the answer.
 
         Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted.
         """
@@ -193,12 +194,12 @@ class Sessions:
         told = None if known is None else known.told.get(answer_id)
         if known is None or told is None or told.deleted or (None if known.single else known.name) != name:
             raise UnknownAnswerError(f"response {answer_id[:100]!r} is not known, or was not stored", param)
-        return known, told.whole
+        return known, told
 
     def delete(self, owner: str, answer_id: str, name: str | None) -> None:
         """Have a stored answer be unknown but to feedback and to answers that continue it; raises as ``stored``."""
-        known, _ = self.stored(owner, answer_id, name)
-        known.told[answer_id] = replace(known.told[answer_id], whole=None, deleted=True)
+        known, told = self.stored(owner, answer_id, name)
+        known.told[answer_id] = replace(told, whole=None, deleted=True)
         self._measure(known)
 
     def answered(

@@ -196,6 +196,7 @@ TRAIN = {
         ("groups_skipped", "{group}", "Groups of the last step that teach nothing, all their rewards being equal."),
         ("samples_left_out", "{sample}", "Samples of the last step that no model could be trained on."),
         ("trained_tokens", "{token}", "Tokens of the last step that gradients came from."),
+        ("tokens_without_kept", "{token}", "Others that were drawn from too many kept tokens, or nobody knows which."),
     )
 }
 SAMPLES_LEFT_OUT = _METER.create_counter(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.sampling import Sampling
-from trinity_bus.chat import EndingTokenizer
+from trinity_bus.chat import Tokenizer
 from trinity_bus.chat.messages import Completion
 from trinity_bus.errors import TrinityError
 
@@ -38,7 +38,7 @@ class LocalEngine:
             )
         except (OSError, ValueError) as error:
             raise LocalEngineError(f"{folder} cannot be loaded: {error}") from error
-        self.tokenizer: EndingTokenizer = loaded
+        self.tokenizer: Tokenizer = loaded
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, n: int = 1, traceparent: str | None = None

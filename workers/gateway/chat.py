@@ -1,6 +1,6 @@
 """``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's.
 
-A response is stored as it was sent, and can be had again and deleted by its id.
+A response is stored as it was sent, and can be had again and deleted by its id; so can the items that it was made from.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ from trinity_bus.chat.openai import (
     token_texts,
 )
 from trinity_bus.chat.rendering import DrawnTurn, Speech
-from trinity_bus.chat.responses import ResponseShape, read_responses_request
-from trinity_bus.chat.session import ModelReply, Prompt
+from trinity_bus.chat.responses import ResponseShape, input_items, read_responses_request
+from trinity_bus.chat.session import ModelReply, Prompt, Session
 from trinity_bus.gateway.sessions import UnknownAnswerError
 from workers.gateway.request_gate import BODY, OWNER, PLACE, json_response
 from workers.gateway.request_run import RequestContext, RequestRun
@@ -133,12 +133,17 @@ class ChatApis:
     async def stored(self, request: web.Request) -> web.StreamResponse:
         # Nothing of what its client may ask of it beside can be had.
         read_fields(dict(request.query), frozenset(), {"stream": ("false",)}, "query")
-        _, body = self._context.sessions.stored(*_named(request))
-        if body is None:
+        _, held = self._context.sessions.stored(*_named(request))
+        if held.whole is None:
             raise UnknownAnswerError(
                 "this response can be continued, but its conversation has no room to hold it whole"
             )
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=held.whole, content_type="application/json")
+
+    async def input_items(self, request: web.Request) -> web.StreamResponse:
+        *messages, _ = self._context.sessions.history(*_named(request))
+        size, answer_id = sum(map(len, messages)), request.match_info["response"]
+        return json_response(await self._context.written(size, input_items, messages, answer_id, dict(request.query)))
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
         self._context.sessions.delete(*_named(request))
@@ -180,10 +185,10 @@ class ChatApis:
         body = request.pop(BODY)
         asked = read_messages_request(body, self._context.sampling)
         self._context.check_model(asked.model)
-        prompt = await self._context.written(
-            len(body), self._context.sessions.renderer.prompt, asked.messages, asked.tools
-        )
-        return json_response({"input_tokens": len(prompt)})
+        session = Session(self._context.sessions.renderer)
+        given = asked.messages, asked.tools, asked.options, asked.begun
+        prompt = await self._context.written(len(body), session.prompt, *given)
+        return json_response({"input_tokens": len(prompt.token_ids)})
 
 
 def _named(request: web.Request) -> tuple[str, str, str | None]:

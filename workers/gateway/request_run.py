@@ -161,7 +161,8 @@ class RequestRun:
 
     def _prompt(self, asked: ChatRequest) -> Prompt:
         before = [message for messages in self.history for message in msgspec.json.decode(messages)]
-        return self.session.prompt([*asked.opening, *before, *asked.messages], asked.tools, asked.options)
+        messages = [*asked.opening, *before, *asked.messages]
+        return self.session.prompt(messages, asked.tools, asked.options, asked.begun)
 
     async def stream(
         self,

@@ -209,6 +209,7 @@ class Gateway:
             app.router.add_post(f"{prefix}/v1/messages/count_tokens", apis.count_tokens)
             app.router.add_get(f"{prefix}/v1/responses/{{response}}", apis.stored)
             app.router.add_delete(f"{prefix}/v1/responses/{{response}}", apis.delete)
+            app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", apis.input_items)
             app.router.add_get(f"{prefix}/v1/models", apis.models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", apis.models)
             app.router.add_post(f"{prefix}/feedback", contributions.feedback)

@@ -22,7 +22,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import date, time, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -139,14 +139,25 @@ def _rows(batch: pa.RecordBatch) -> None:
 def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    kind = column.type
-    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
-        # Python has no nanoseconds.
-        return list(column.cast(pa.string()).to_pylist())
+    if (kind := _read_as(column.type)) != column.type:
+        column = column.cast(kind, safe=False)
     found = column.to_pylist(maps_as_pydicts="strict")
     if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return list(found)
     return [_plain(value, kind) for value in found]
+
+
+def _read_as(kind: Any) -> Any:
+    """Return the type that a column is read as: Python has no nanoseconds."""
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        return pa.string()
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_read_as(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_read_as(kind.key_type), _read_as(kind.item_type))
+    return pa.list_(_read_as(kind.value_type)) if hasattr(kind, "value_field") else kind
 
 
 def _plain(value: Any, kind: Any) -> Any:
@@ -162,7 +173,7 @@ def _plain(value: Any, kind: Any) -> Any:
             return None if math.isnan(value) else _shortest(value, kind)
         case Decimal():
             return format(value, "f")
-        case date() | time() | timedelta() | UUID():
+        case date() | timedelta() | UUID():
             return str(value)
     return value
 

@@ -15,10 +15,12 @@ or bytes where text is wanted; one that makes the function of somebody else rais
 
 import difflib
 import hashlib
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from importlib.metadata import entry_points
@@ -29,6 +31,7 @@ from schemas.codec import encode
 from schemas.errors import SchemaError, counted
 from schemas.message import in_one_shape
 from schemas.task import ALL_ALIKE, Task
+from trinity_bus.config.values import at_home
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
 from workers.task_lines import BadLine, parse
@@ -39,6 +42,7 @@ from workers.taskset.rows import Row, RowError, RowReader, files, unpacked
 type Formatter = Callable[[Row], Mapping[str, Any]]
 
 GROUP: Final = "trinity_bus.formatters"
+_PLACE: Final = re.compile(r"-?[0-9]{1,9}")  # in a list, from its end where it is negative
 
 
 class FormatError(TrinityError):
@@ -113,9 +117,7 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     if source.id is not None:
         fields["task_id"] = _filled(source.id, row)
     if source.messages is not None:
-        fields["messages"] = value_at(source.messages, row)
-        if not isinstance(fields["messages"], list):
-            raise FormatError(f"column {source.messages!r} is no list of messages")
+        fields["messages"] = _asked(source.messages, row)
     elif source.prompt is not None and not source.chat:
         fields["prompt"] = _filled(source.prompt, row)
     elif source.prompt is not None:
@@ -129,6 +131,19 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     return fields
 
 
+def _asked(path: str, row: Row) -> list[Any]:
+    """Return the messages of a column, as records have them, up to what is to be answered."""
+    try:
+        messages = in_one_shape({"messages": value_at(path, row)})["messages"]
+    except ValueError as error:
+        raise FormatError(f"column {path!r} is no list of messages: {error}") from error
+    if not isinstance(messages, list):
+        raise FormatError(f"column {path!r} is no list of messages")
+    while len(messages) > 1 and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
+        del messages[-1]
+    return messages
+
+
 def value_at(path: str, row: Row) -> Any:
     """Return the value of a column, or of a part of it: ``answers.text.0``; FormatError where there is nothing."""
     name, _, inner = (path, "", "") if path in row else path.partition(".")
@@ -138,7 +153,10 @@ def value_at(path: str, row: Row) -> Any:
     for step in inner.split(".") if inner else ():
         if value is None:
             break
-        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if isinstance(value, list) and _PLACE.fullmatch(step) and -len(value) <= int(step) < len(value):
             value = value[int(step)]
         elif isinstance(value, dict) and step in value:
             value = value[step]
@@ -204,7 +222,7 @@ class Lines:
 
 def read(source: RowSource, folder: Path, *, longest_id: int) -> Lines:
     """Return all tasks of a source that has files; ``longest_id`` leaves room for what stands before an id."""
-    path = folder / str(source.path)
+    path = folder / at_home(str(source.path))
     found = Lines()
     seen: dict[str, str] = {}
     harbor = task_folders(path)

@@ -10,7 +10,9 @@ from tests.support.chat.models import FAMILIES, MARKS, RENDERED, tokenizer_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
 from trinity_bus.chat.encoding import Encoder, Writing, encoder_of, load_tokenizer
+from trinity_bus.chat.rendering import DrawnTurn
 from trinity_bus.testing import CharacterTokenizer
+from trinity_bus.training.checkpoint.writing import write_companions
 from workers.demo.model import make_model
 from workers.demo.subjects import TOOLS as LESSON
 
@@ -164,3 +166,26 @@ def test_a_prompt_that_is_templated_already_has_one_beginning() -> None:
 
     encoder = encoder_of(Beginning())
     assert encoder.prompt("^a") == encoder.prompt("a") == [ord("^"), ord("a")]
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_a_folder_may_have_a_template_for_tools(tmp_path: Path, is_checkpoint: bool) -> None:
+    folder = tmp_path / "model"
+    tokenizer_of("qwen25").save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools: <tool_call>")
+    if is_checkpoint:
+        written = tmp_path / "checkpoint"
+        written.mkdir()
+        write_companions(written, folder, None)
+        assert all(path.is_file() for path in written.iterdir())
+        folder = written
+    tokenizer = load_tokenizer(str(folder))
+    renderer, tools = renderer_for(tokenizer), [{"type": "function", "function": {"name": "add"}}]
+    asked = [{"role": "user", "content": "so"}]
+    assert tokenizer.decode(renderer.prompt(asked, tools)) == "tools: <tool_call>"
+    assert "so" in tokenizer.decode(renderer.prompt(asked, None))
+    drawn = tokenizer.encode('<tool_call>{"name": "add"}</tool_call>', add_special_tokens=False)
+    (call,) = renderer.read(DrawnTurn([], drawn, ended=False), tools).calls
+    assert call.name == "add"

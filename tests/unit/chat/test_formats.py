@@ -68,6 +68,12 @@ ADD = ParsedCall("add", {"a": 1})
             read_xml, 'So.<function=add><parameter=a>1</parameter></function>\n<function=add></function> End',
             "So.\n End", [ADD, ParsedCall("add", {})], id="xml, without tags",
         ),
+        pytest.param(
+            read_hermes,
+            'So. <tool_call> {"name": "add", "arguments": {"a": "</tool_call> <tool_call>"}}</tool_call>\n'
+            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+            "So.", [ParsedCall("add", {"a": "</tool_call> <tool_call>"}), ADD], id="hermes, marks in an argument",
+        ),
         pytest.param(read_plain, "<tool_call>", "<tool_call>", [], id="plain"),
     ],
 )  # fmt: skip
@@ -136,6 +142,13 @@ def test_what_a_tool_says_to_be_a_string_is_one_whatever_it_looks_like() -> None
     assert call.arguments == {"a": "007", "b": None, "c": 7, "d": [1], "e": "5"}
     (call,) = read_xml("<tool_call><function=f><parameter=a>[1]</parameter></function></tool_call>", tools).calls
     assert call.arguments == {"a": "[1]"}
+
+
+def test_a_call_that_is_broken_within_a_text_takes_no_other_along() -> None:
+    read = read_hermes('<tool_call>{"name": "add", "a": "so</tool_call><tool_call>{"name": "add"}</tool_call>')
+    assert read.calls == [ParsedCall("add", {})]
+    assert "it is no JSON" in read.flaws[0]
+    assert read.content == '<tool_call>{"name": "add", "a": "so</tool_call>'
 
 
 def test_too_many_calls_are_a_flaw() -> None:

@@ -126,7 +126,8 @@ def test_a_tool_that_has_failed_is_told_to_have() -> None:
 def test_what_is_null_says_as_much_as_what_is_absent() -> None:
     use = {"type": "tool_use", "id": "a", "name": "add", "input": None}
     tool = {"name": "add", "type": None, "input_schema": None, "description": None}
-    read = read_messages_request(asked(messages=[{"role": "assistant", "content": [use]}], tools=[tool]), Sampling())
+    messages = [{"role": "assistant", "content": [use]}, USER]
+    read = read_messages_request(asked(messages=messages, tools=[tool]), Sampling())
     assert read.messages[0]["tool_calls"][0]["function"]["arguments"] == "{}"
     assert some(read.tools)[0]["function"] == {"name": "add", "parameters": {"type": "object"}}
     null = [{"type": "function", "function": {"name": "add", "parameters": None}}]

@@ -210,6 +210,43 @@ async def test_a_stored_response_is_had_again_and_deleted_by_its_id(session: str
         assert (await here.post("/feedback", reward=1, msg_ids=[first.id, second.id]))[1]["counted"] == 2
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_the_items_that_a_response_was_made_from_are_had_page_by_page(session: str | None) -> None:
+    async with rig() as here, here.client(session=session) as client:
+        engine = here.engines["explorer-0"]
+        engine.answer = f"So: {CALL}"
+        first = await respond(client, [{"role": "developer", "content": "Add."}, ASKED[0]], tools=TOOLS)
+        engine.answer = "2"
+        second = await respond(client, [RESULT, ASKED[0]], previous_response_id=first.id, tools=TOOLS)
+        pages = client.responses.input_items
+        items: list[Any] = [item async for item in pages.list(second.id, limit=2, order="asc")]
+        assert [(item.type, getattr(item, "role", None)) for item in items] == [
+            ("message", "developer"),
+            ("message", "user"),
+            ("message", "assistant"),
+            ("function_call", None),
+            ("function_call_output", None),
+            ("message", "user"),
+        ]
+        assert [items[place].content[0].text for place in (0, 1, 2)] == ["Add.", ASKED[0]["content"], "So:"]
+        assert (items[3].name, items[3].arguments, items[3].call_id) == ("add", '{"a": 1}', items[4].call_id)
+        assert items[4].output == RESULT["output"]
+        assert len({item.id for item in items}) == len(items)
+        latest: Any = await pages.list(second.id, limit=1)
+        assert (latest.data[0].id, latest.has_more, latest.first_id) == (items[5].id, True, items[5].id)
+        assert [item.id async for item in pages.list(second.id, after=items[1].id)] == [items[0].id]
+        assert (await pages.list(second.id, order="asc", after=items[5].id)).data == []
+        own = [item async for item in pages.list(first.id)]
+        assert [item.role for item in own if item.type == "message"] == ["user", "developer"]
+        # What is sent again reads as it was.
+        again = await respond(client, [item.to_dict() for item in items], tools=TOOLS, store=False)
+        assert again.status == "completed"
+        assert prompts(here)[-1].replace(" <", "<") == prompts(here)[-2].replace(" <", "<")
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "item_x"}, {"include": ["x"]}):
+            with pytest.raises(openai.BadRequestError, match=f"query.{next(iter(wrong))}"):
+                await pages.list(second.id, **wrong)
+
+
 async def test_a_response_that_is_anothers_or_of_another_session_or_not_stored_is_neither_had_nor_deleted() -> None:
     async with rig() as here, here.client() as client, here.client(OTHERS_KEY) as other:
         mine, secret, chat = await respond(client), await respond(client, store=False), await say(client)
@@ -225,7 +262,7 @@ async def test_a_response_that_is_anothers_or_of_another_session_or_not_stored_i
                 (client, chat.id),
                 (client, "resp_unknown"),
             ):
-                ways: list[Any] = [asks.responses.retrieve, asks.responses.delete]
+                ways: list[Any] = [asks.responses.retrieve, asks.responses.delete, asks.responses.input_items.list]
                 for way in ways:
                     with pytest.raises(openai.NotFoundError, match="is not known, or was not stored"):
                         await way(answer_id)

@@ -60,6 +60,7 @@ TEXTS: list[tuple[pa.Array, str]] = [
     (pa.array([datetime.date(2024, 2, 3)]), "2024-02-03"),
     (pa.array([1], pa.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
     (pa.array([1], pa.time64("us")), "00:00:00.000001"),
+    (pa.array([1_500], pa.duration("ns")), "0:00:00.000001"),
 ]
 
 
@@ -128,6 +129,75 @@ FROM_VERL = (
     'workflow = "math"\nmessages = "prompt"\nanswer = "${reward_model.ground_truth}"\nid = "${extra_info.index}"\n'
     'data = ["extra_info.tags.1", "reward_model"]\ndifficulty = "extra_info.index"\n'
 )
+
+
+NANOSECONDS = pa.struct({
+    "list": pa.list_(pa.timestamp("ns")),
+    "large": pa.large_list(pa.time64("ns")),
+    "two": pa.list_(pa.duration("ns"), 2),
+    "map": pa.map_(pa.string(), pa.struct({"at": pa.timestamp("ns", "UTC"), "n": pa.int8()})),
+})  # fmt: skip
+
+
+@COLUMNAR
+def test_times_within_a_column_may_be_nanoseconds(tmp_path: Path, kind: str) -> None:
+    value = {"list": [1, None], "large": [1], "two": [1_500, 2_500], "map": [("a", {"at": 1, "n": 2})]}
+    name = write(tmp_path, kind, pa.table({"a": pa.array([value, value], NANOSECONDS), "q": ["a?", "b?"]}))
+    _, task = tasks(tmp_path, name, 'workflow = "w"\nprompt = "${q}"\ndata = ["a"]\n')
+    assert task.data["a"] == {
+        "list": ["1970-01-01 00:00:00.000000001", None],
+        "large": ["00:00:00.000000001"],
+        "two": ["0:00:00.000001", "0:00:00.000002"],
+        "map": {"a": {"at": "1970-01-01 00:00:00.000000001Z", "n": 2}},
+    }
+
+
+SHARED = [
+    {"from": "system", "value": "Be brief."},
+    {"from": "human", "value": "6 times 7?"},
+    {"from": "function_call", "value": '{"name": "mul", "arguments": {"a": 6, "b": 7}}'},
+    {"from": "observation", "value": "42"},
+    {"from": "gpt", "value": "It is 42."},
+]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])
+def test_a_conversation_may_be_sharegpts_or_json_text_and_what_answers_it_is_no_part_of_it(
+    tmp_path: Path, kind: str
+) -> None:
+    rows = [{"conversations": json.dumps(SHARED) if kind == "text" else SHARED}]
+    name = "a.jsonl"
+    (tmp_path / name).write_text(json.dumps(rows[0]) + "\n")
+    if kind == "parquet":
+        name = write(tmp_path, kind, pa.Table.from_pylist(rows))
+    more = 'workflow = "w"\nmessages = "conversations"\nanswer = "${conversations.-1.value}"\n'
+    (task,) = tasks(tmp_path, name, more)
+    messages = some(task.messages)
+    assert [(one.role, one.content) for one in messages] == [
+        ("system", "Be brief."),
+        ("user", "6 times 7?"),
+        ("assistant", None),
+        ("tool", "42"),
+    ]
+    (call,) = some(messages[2].tool_calls)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("mul", {"a": 6, "b": 7})
+    assert messages[3].tool_call_id == call.id
+    assert task.answer == "It is 42."
+
+
+@pytest.mark.parametrize("written", ["[", '"so"', json.dumps([{"from": "function_call", "value": "{"}]), "[" * 100_000])
+def test_text_that_is_no_conversation_is_told_with_its_row(tmp_path: Path, written: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"m": written}) + "\n")
+    with pytest.raises(DatasetError, match=r"a\.jsonl:1: column 'm' is no list of messages"):
+        tasks(tmp_path, "a.jsonl", 'workflow = "w"\nmessages = "m"\n')
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"question": "a?", "answer": "4"}\n')
+    (tmp_path / "sets").mkdir()
+    assert [task.answer for task in tasks(tmp_path / "sets", "~/data/*.jsonl")] == ["4"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "stream.arrow", "file.arrow", "jsonl"])

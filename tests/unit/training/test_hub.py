@@ -139,9 +139,13 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
+TEMPLATE = "additional_chat_templates/tool_use.jinja"
+
+
 def filled(fake: FakeHub, model: Path) -> FakeHub:
     fake.files = {path.name: path.read_bytes() for path in model.iterdir()}
     fake.files |= {"pytorch_model.bin": b"pickled", "code.py": b"import os", "onnx/config.json": b"{}"}
+    fake.files |= {"onnx/model.safetensors": b"", TEMPLATE: b"{{ messages }}"}
     return fake
 
 
@@ -150,7 +154,8 @@ def test_a_name_is_fetched_once_and_nothing_that_is_not_read(fake: FakeHub, mode
     filled(fake, model)
     folder = hub.model_folder(name, weights=True)
     assert read_shape(folder) == read_shape(model)
-    assert {path.name for path in folder.iterdir()} == {path.name for path in model.iterdir()}
+    fetched = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert fetched == {path.name for path in model.iterdir()} | {TEMPLATE}
     assert hub.source_of(folder) == f"{NAME}@{COMMIT}"
     fake.asked.clear()
     assert hub.model_folder(name, weights=True) == folder

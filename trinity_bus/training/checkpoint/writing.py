@@ -97,11 +97,26 @@ def write_companions(folder: Path, source: Path, dtype: str | None) -> None:
         for path in source.glob(pattern):
             if path.name not in (INDEX, CONFIG, PROGRESS):
                 shutil.copyfile(within(path, source), folder / path.name)
+    _write_templates(folder, source)
     config: dict[str, Any] = json.loads(within(source / CONFIG, source).read_bytes())
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype.removeprefix("torch.")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_templates(folder: Path, source: Path) -> None:
+    """Have the tokenizer's settings name its chat templates, if it has several: a checkpoint has no folders."""
+    more = sorted(source.glob("additional_chat_templates/*.jinja"))
+    if more:
+        main, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+        texts = {path.stem: within(path, source).read_text() for path in more}
+        if main.exists():
+            texts = {"default": main.read_text(), **texts}
+            main.unlink()
+        told: dict[str, Any] = json.loads(settings.read_bytes()) if settings.exists() else {}
+        told["chat_template"] = [{"name": name, "template": text} for name, text in texts.items()]
+        settings.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def _remove(folder: Path) -> None:

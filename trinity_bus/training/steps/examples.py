@@ -13,7 +13,7 @@ import numpy as np
 
 from schemas.examples import Demonstration, Preference
 from schemas.groups.trainable import Bounds
-from trinity_bus.chat import ChatError, EndingTokenizer, ExampleWriter, WrittenAnswer
+from trinity_bus.chat import ChatError, ExampleWriter, Tokenizer, WrittenAnswer
 from trinity_bus.errors import TrinityError
 from trinity_bus.training.steps.packing import TrainSample
 
@@ -37,7 +37,7 @@ class ExampleReader:
     bounds: Bounds
 
     @classmethod
-    def of(cls, tokenizer: EndingTokenizer, bounds: Bounds) -> "ExampleReader":
+    def of(cls, tokenizer: Tokenizer, bounds: Bounds) -> "ExampleReader":
         return cls(ExampleWriter(tokenizer), bounds)
 
     def samples(self, example: Demonstration | Preference, *, pair: int = 0) -> list[TrainSample]:

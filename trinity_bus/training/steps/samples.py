@@ -35,13 +35,14 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
     """Compute advantages, and pass over what has none; ``version`` is that of the weights before, for staleness."""
     views, advantages = _judged(groups, advantage)
     firsts = accumulate(map(len, groups), initial=0)
-    samples = [
-        train_sample
+    made = [
+        (sample, train_sample)
         for first, view, given in zip(firsts, views, advantages, strict=False)
         if given is not None
         for (place, sample), values in zip(view, given, strict=True)
         if (train_sample := _train_sample(sample, values, first + place)) is not None
     ]
+    samples = [train_sample for _, train_sample in made]
     everything = [sample for view in views for _, sample in view if not _is_greedy(sample)]
     response_tokens = sum(int(np.count_nonzero(sample.mask)) for sample in everything)
     skipped = sum(given is None for given in advantages)
@@ -55,6 +56,7 @@ def prepare(groups: Sequence[ExperienceGroup], *, version: int, advantage: Advan
         "samples_limited": float(sum(s.sampling is not None and s.sampling.is_limited for s in everything)),
         "tokens": float(sum(len(sample.tokens) for sample in everything)),
         "trained_tokens": float(sum(sample.trained_tokens for sample in samples)),
+        "tokens_without_kept": float(sum(int(np.count_nonzero(of.mask)) - one.trained_tokens for of, one in made)),
         **_statistics("reward", rewards),
         **_statistics("advantage", _mean_advantages(samples)),
         **_statistics("staleness", staleness),

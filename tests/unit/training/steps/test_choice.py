@@ -13,6 +13,7 @@ from schemas.groups.trainable import Bounds
 from tests.support.fakes.experiences import drawn_from_some, kept_of, make_group
 from tests.support.narrowing import some
 from trinity_bus.config import TrainerSettings
+from trinity_bus.telemetry.metrics import TRAIN
 from trinity_bus.training.objectives.advantages import GRPO, ReMax
 from trinity_bus.training.steps.choice import counts, left_out, retold, without
 from trinity_bus.training.steps.samples import overlong_penalty, prepare
@@ -24,6 +25,10 @@ def _at(array: np.ndarray, index: int, value: float) -> np.ndarray:
     changed = array.copy()
     changed[index] = value
     return changed
+
+
+def _joined(kept: list[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(kept), np.uint8)
 
 
 FLAWS: list[Any] = [
@@ -100,13 +105,22 @@ def test_what_was_drawn_from_known_tokens_is_trained_on() -> None:
     assert trained([whole])[1]["samples_limited"] == len(whole) - 1
     counts = [decode_kept(one.kept, len(one.mask)).counts for one in whole.samples() if one.kept is not None]
     assert [(each > 0).tolist() for each in counts] == [one.mask.tolist() for one in whole.samples()][:-1]
-    # Of no token of the second sample it is known, and something else had a say in the first.
     sets = [[] if one.kept is None else nested_sets(one) for one in whole.samples()]
+    # One token of the first sample was drawn from too many.
+    few = list(sets[0])
+    few[next(place for place, one in enumerate(few) if one)] = []
+    kept = [kept_of(*each) for each in (few, *sets[1:])]
+    sizes = np.array([*map(len, kept)], np.int32)
+    metrics = [trained([of])[1] for of in (whole, replace(whole, kept=_joined(kept), kept_sizes=sizes))]
+    assert [one["tokens_without_kept"] for one in metrics] == [0, 1]
+    assert metrics[0]["trained_tokens"] - metrics[1]["trained_tokens"] == 1
+    assert "tokens_without_kept" in TRAIN
+    # Of no token of the second sample it is known, and something else had a say in the first.
     sets[1] = [[] for _ in sets[1]]
     kept = [kept_of(*each) for each in sets]
     lacking = replace(
         whole,
-        kept=np.frombuffer(b"".join(kept), np.uint8),
+        kept=_joined(kept),
         kept_sizes=np.array([*map(len, kept)], np.int32),
         sampling=np.concatenate([drawn(whole, (1, np.nan, np.nan, np.nan))[:1], some(whole.sampling)[1:]]),
     )
