@@ -1,6 +1,6 @@
 """The span of each request to the engine: ``text_completion <model>``, from the request to its last response.
 
-It has the names of the conventions for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
+It has the names of the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai),
 one span for the ``n`` responses that were asked for together, and is a child of the ``traceparent`` that the request
 carries. Prompts and responses are not among its attributes: they are in the experiences.
 
@@ -28,6 +28,7 @@ _ASKED = {
     "max_tokens": names.GEN_AI_REQUEST_MAX_TOKENS,
     "temperature": names.GEN_AI_REQUEST_TEMPERATURE,
     "top_p": names.GEN_AI_REQUEST_TOP_P,
+    "top_k": names.GEN_AI_REQUEST_TOP_K,
     "seed": names.GEN_AI_REQUEST_SEED,
 }
 

@@ -151,7 +151,7 @@ class RolloutContext:
             await self.turns.durable()
 
     async def call[**P, R](
-        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call something that is not to be called again when this run is gone on with, such as a tool.
 
@@ -162,7 +162,7 @@ class RolloutContext:
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> R:
             with tool_span(name, self.conversation) as span:
-                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, kwargs or args)
+                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, {"args": args, **kwargs} if args else kwargs)
                 value = await function(*args, **kwargs)
                 note_value(span, GEN_AI_TOOL_CALL_RESULT, value)
             return value
@@ -174,7 +174,7 @@ class RolloutContext:
         return value
 
     async def _call_once[**P, R](
-        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         # Its result is part of the turn under way.
         arguments = [args, kwargs]

@@ -41,15 +41,20 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def applied(function: str, name: str) -> str:
+    """Apply a function to a name."""
+    return f"{function}({name})"
+
+
 class Sums(ToolWorkflow):
     name = "sums"
-    tools: ClassVar = (add,)
+    tools: ClassVar = (add, applied)
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
         return 1.0
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -102,10 +107,18 @@ async def test_what_was_said_is_told_on_request(spans: InMemorySpanExporter) -> 
     (part,) = said["parts"]
     assert (part["type"], part["name"], json.loads(part["arguments"])) == ("tool_call", "add", {"a": 3, "b": 4})
     assert (said["role"], said["finish_reason"]) == ("assistant", "stop")
-    assert json.loads(tool["gen_ai.tool.call.arguments"]) == ["add", {"a": 3, "b": 4}]
-    assert json.loads(tool["gen_ai.tool.call.result"]) == [True, "7"]
+    assert json.loads(tool["gen_ai.tool.call.arguments"]) == {"a": 3, "b": 4}
+    assert json.loads(tool["gen_ai.tool.call.result"]) == {"made": True, "text": "7"}
     *_, result = json.loads(last["gen_ai.input.messages"])
     assert result["parts"] == [{"type": "tool_call_response", "id": part["id"], "response": "7"}]
+
+
+@pytest.mark.usefixtures("_content")
+async def test_arguments_of_a_tool_are_told_by_their_names_whatever_these_are(spans: InMemorySpanExporter) -> None:
+    await converse(call("applied", function="f", name="x"), "done")
+    tool = attributes_of(spans.get_finished_spans()[1])
+    assert json.loads(tool["gen_ai.tool.call.arguments"]) == {"function": "f", "name": "x"}
+    assert json.loads(tool["gen_ai.tool.call.result"]) == {"made": True, "text": "f(x)"}
 
 
 def _deep(depth: int) -> Any:
