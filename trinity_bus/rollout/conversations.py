@@ -45,7 +45,7 @@ from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Given, PythonTool, Toolbox, ToolError
 from trinity_bus.rollout.turns import question_of_call
-from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, prompt_messages
 from trinity_bus.sandbox import Sandbox, SandboxPlace
 from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
@@ -154,11 +154,7 @@ class ConversationWorkflow(SingleRunWorkflow):
         """
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
-        if task.messages is not None:
-            return [message.model_dump(exclude_none=True) for message in task.messages]
-        if task.prompt is None:
-            raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
-        return [{"role": "user", "content": task.prompt}]
+        return prompt_messages(task)
 
     @abstractmethod
     async def reward(self, task: Task, conversation: Conversation) -> float:

@@ -335,6 +335,15 @@ def _distribution(sampling: Sampling) -> tuple[Any, ...]:
     return *sampling.softmax, sampling.altered_by
 
 
+def prompt_messages(task: Task) -> list[dict[str, Any]]:
+    """Return what a task asks, as messages of OpenAI's shape; WorkflowError: it has neither prompt nor messages."""
+    if task.messages is not None:
+        return [message.model_dump(exclude_none=True) for message in task.messages]
+    if task.prompt is None:
+        raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
+    return [{"role": "user", "content": task.prompt}]
+
+
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
     """Tokenize a task's prompt, once, at the edge.
 
@@ -349,9 +358,8 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
         if task.messages is None:
             token_ids = encoder_of(tokenizer).prompt(task.prompt or "")
         else:
-            messages = [message.model_dump(exclude_none=True) for message in task.messages]
             tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
-            token_ids = renderer_for(tokenizer).prompt(messages, tools)
+            token_ids = renderer_for(tokenizer).prompt(prompt_messages(task), tools)
     except ChatError as error:
         raise WorkflowError(f"task {task.task_id!r} has {has} but {error}") from error
     if not token_ids:

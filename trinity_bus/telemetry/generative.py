@@ -16,13 +16,13 @@ last that have ``MAX_CONTENT`` characters together.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from schemas.errors import encodable
@@ -71,6 +71,11 @@ def agent_span(agent: str, model: str, conversation: str) -> AbstractContextMana
 
 def turn_span(model: str, conversation: str, context: Context | None = None) -> AbstractContextManager[Span]:
     return operation_span("chat", model, _of(model, conversation), context)
+
+
+def content_span(model: str, conversation: str) -> AbstractContextManager[Span]:
+    """Provide the span of a turn that the engine's own tells of as well, but for content: where that is told."""
+    return turn_span(model, conversation) if CONTENT.on else nullcontext(INVALID_SPAN)
 
 
 def tool_span(name: str, conversation: str) -> AbstractContextManager[Span]:
