@@ -49,9 +49,7 @@ class Reward(Protocol):
 
 
 def question_of(task: Task) -> str:
-    if task.prompt is not None:
-        return task.prompt
-    return "\n\n".join(str(message.content) for message in task.messages or () if message.content)
+    return "\n\n".join(str(message["content"]) for message in prompt_messages(task) if message.get("content"))
 
 
 async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
@@ -66,7 +64,7 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
         note_messages(span, prompt_messages(task))
         drawn = await _drawn(task, ctx, prompt)
         texts = [ctx.tokenizer.decode(one.token_ids, skip_special_tokens=True) for _, one in drawn]
-        replies = [{"role": "assistant", "content": text} for text in texts]
+        replies = ({"role": "assistant", "content": text} for text in texts)
         note_replies(span, replies, [one.finish_reason for _, one in drawn])
     rollouts = []
     for text, (sampling, completion) in zip(texts, drawn, strict=True):

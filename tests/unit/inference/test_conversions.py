@@ -183,7 +183,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    with recorded_spans(monkeypatch, "trinity_bus.inference.tracing") as exporter:
+    with recorded_spans(monkeypatch, "trinity_bus.telemetry.generative") as exporter:
         yield exporter
 
 

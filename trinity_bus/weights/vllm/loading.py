@@ -61,7 +61,7 @@ def _experts_at_once(model: torch.nn.Module) -> Iterator[None]:
     loaders = {}
     for layer in layers:
         if current_platform.is_cpu():
-            # Where there is a kernel vLLM counts on a version that needs no packing, which that of CPUs does.
+            # vLLM packs experts for the kernel of CPUs where it makes that, and it does so once.
             layer.quant_method.moe_kernel = None
         layer.load_weights = MethodType(_load_experts, layer)
         for stack in get_layerwise_info(layer).restore_metadata[0].values():
