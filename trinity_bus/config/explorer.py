@@ -46,7 +46,7 @@ REFUSED_ENGINE_OPTIONS: Final[Mapping[tuple[str, ...], str]] = {
         "log-probabilities must be those that the trainer computes, of the distribution that a task asks for"
     ),
     ("runner", "convert", "pooler_config", "diffusion_config", "mm_encoder_only"): "the engine is to draw tokens",
-    ("tokenizer", "tokenizer_", "skip_tokenizer_init", "revision", "code_revision", "config_format"): (
+    ("tokenizer", "tokenizer_", "skip_tokenizer_init", "revision", "code_revision", "config_format", "load_format"): (
         "model and tokenizer must be those of the trainer and the runners"
     ),
     ("hf_config_path", "hf_overrides", "model_weights", "model_class_overrides", "trust_remote_code", "hf_token"): (

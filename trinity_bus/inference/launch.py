@@ -64,10 +64,14 @@ _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  # by which a user has vLLM go beyond a model's positions
 _NO_COMPILER = ". There is no C compiler, or no Python.h: Triton builds with them while an engine runs"
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has room for adapters of
+_IN_PIECES = "there a prompt that is computed in pieces, of a request with a seed, ends the engine"
 # Arguments of the engine that are not passed through where it computes on CPUs, and why
 _NOT_ON_CPUS = {
     "kv_cache_memory_bytes": "set explorer.cpu_kvcache_gib",
-    "enable_chunked_prefill": "there a prompt that is computed in pieces, of a request with a seed, ends the engine",
+    "enable_chunked_prefill": _IN_PIECES,
+    "long_prefill_token_threshold": _IN_PIECES,
+    "max_num_scheduled_tokens": "there no prompt is computed in pieces, and one that is longer would wait for ever",
+    "enable_expert_parallel": "there vLLM's kernel knows only experts of its own rank, and ends the engine",
 }
 _CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
 # where vLLM tells the exit code of an engine core that has ended while it started

@@ -1,6 +1,6 @@
 """The span of each request to the engine: ``text_completion <model>``, from the request to its last response.
 
-It has the names of the conventions for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
+It has the names of the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai),
 one span for the ``n`` responses that were asked for together, and is a child of the ``traceparent`` that the request
 carries. Prompts and responses are not among its attributes: they are in the experiences.
 
@@ -9,25 +9,24 @@ be missing from a run's files, and it makes one for each response, with names ol
 the model's, and none for a request that fails.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from trinity_bus.inference.concurrency import Steps
 from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import parent_context
+from trinity_bus.telemetry.generative import operation_span
 
-OPERATION = "text_completion"
-_TRACER = trace.get_tracer("trinity_bus.inference")
 # The engine's parameters that a span tells, by its name of them.
 _ASKED = {
     "max_tokens": names.GEN_AI_REQUEST_MAX_TOKENS,
     "temperature": names.GEN_AI_REQUEST_TEMPERATURE,
     "top_p": names.GEN_AI_REQUEST_TOP_P,
+    "top_k": names.GEN_AI_REQUEST_TOP_K,
     "seed": names.GEN_AI_REQUEST_SEED,
 }
 
@@ -72,28 +71,17 @@ class TokenCounter:
         """Do nothing: vLLM calls this when an engine sleeps, and ours never does."""
 
 
-@contextmanager
 def request_span(
     model: str, prompt_tokens: int, arguments: Mapping[str, Any], traceparent: str | None
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """Provide the span of one request, which is an error where the block raises."""
     attributes: dict[str, AttributeValue] = {
-        names.GEN_AI_OPERATION_NAME: OPERATION,
-        names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
-        names.GEN_AI_REQUEST_MODEL: model,
         names.GEN_AI_USAGE_INPUT_TOKENS: prompt_tokens,
         **{name: arguments[key] for key, name in _ASKED.items() if arguments.get(key) is not None},
     }
     if arguments["n"] != 1:
         attributes[names.GEN_AI_REQUEST_CHOICE_COUNT] = arguments["n"]
-    with _TRACER.start_as_current_span(
-        f"{OPERATION} {model}", context=parent_context(traceparent), kind=SpanKind.CLIENT, attributes=attributes
-    ) as span:
-        try:
-            yield span
-        except Exception as error:
-            span.set_attribute(names.ERROR_TYPE, type(error).__name__)
-            raise
+    return operation_span("text_completion", model, attributes, parent_context(traceparent))
 
 
 def answered(span: Span, output: Any) -> None:

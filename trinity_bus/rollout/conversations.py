@@ -41,10 +41,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from schemas.experience import Rollout
 from schemas.task import Task
 from trinity_bus.chat import ChatError, ModelReply, Session, renderer_for
+from trinity_bus.chat.formats import ParsedCall
 from trinity_bus.rollout.single_runs import SingleRunWorkflow
 from trinity_bus.rollout.tools import Given, PythonTool, Toolbox, ToolError
 from trinity_bus.rollout.turns import question_of_call
-from trinity_bus.rollout.workflow import RolloutContext, WorkflowError
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, prompt_messages
 from trinity_bus.sandbox import Sandbox, SandboxPlace
 from trinity_bus.telemetry.generative import note_messages, note_replies, turn_span
 
@@ -104,7 +105,7 @@ class Filling:
 
 def digest_of(name: str, arguments: Mapping[str, Any]) -> str:
     # As `RolloutContext.call` has it: arguments by place, and by name.
-    return question_of_call(name, [[name, arguments], {}])
+    return question_of_call(name, [[], arguments])
 
 
 @dataclass(slots=True)
@@ -153,11 +154,7 @@ class ConversationWorkflow(SingleRunWorkflow):
         """
 
     def opening(self, task: Task) -> list[dict[str, Any]]:
-        if task.messages is not None:
-            return [message.model_dump(exclude_none=True) for message in task.messages]
-        if task.prompt is None:
-            raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
-        return [{"role": "user", "content": task.prompt}]
+        return prompt_messages(task)
 
     @abstractmethod
     async def reward(self, task: Task, conversation: Conversation) -> float:
@@ -270,14 +267,14 @@ class _Calling:
     def fills(self, name: str) -> Filling | None:
         return self.filling if name in self.toolbox.sandboxed else None
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> list[Any]:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         # Returns whether it could be made, and what the model is told of it.
         if (fills := self.fills(name)) is not None:
             fills.begin()
         try:
-            told = [True, await self.toolbox.run(name, arguments, self.timeout_s, self.given)]
+            told = {"made": True, "text": await self.toolbox.run(name, arguments, self.timeout_s, self.given)}
         except ToolError as error:
-            told = [False, f"error: {error}"]
+            told = {"made": False, "text": f"error: {error}"}
         if fills is not None:
             fills.note(name, arguments)
         return told
@@ -285,24 +282,29 @@ class _Calling:
 
 async def _answer_calls(ctx: RolloutContext, conversation: Conversation, said: ModelReply, calling: _Calling) -> None:
     for call in said.tool_calls:
-        made = False
-
-        async def called(name: str, arguments: dict[str, Any]) -> list[Any]:
-            nonlocal made
-            made = True
-            return await calling.call(name, arguments)
-
-        # What a model calls that there is not is its own text, which is no name of a span.
-        name = call.name if call.name in calling.toolbox else _UNKNOWN
-        good, text = await ctx.call(name, called, call.name, call.arguments)
-        if not made and (fills := calling.fills(call.name)) is not None:
-            # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
-            for missing, arguments in fills.missing(call.name, call.arguments):
-                await calling.call(missing, arguments)
+        told = await _called(ctx, call, calling)
         conversation.calls += 1
-        conversation.errors += not good
-        answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+        conversation.errors += not told["made"]
+        answered = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": told["text"]}
         conversation.messages.append(answered)
     for flaw in said.flaws:
         conversation.errors += 1
         conversation.messages.append({"role": "tool", "content": flaw})
+
+
+async def _called(ctx: RolloutContext, call: ParsedCall, calling: _Calling) -> dict[str, Any]:
+    is_new = False
+
+    async def called(**arguments: Any) -> dict[str, Any]:
+        nonlocal is_new
+        is_new = True
+        return await calling.call(call.name, arguments)
+
+    # What a model calls that there is not is its own text, which is no name of a span.
+    name = call.name if call.name in calling.toolbox else _UNKNOWN
+    told = await ctx.call(name, called, **call.arguments)
+    if not is_new and (fills := calling.fills(call.name)) is not None:
+        # An earlier attempt has called it, and the model is told the same; its sandbox may have been another.
+        for missing, arguments in fills.missing(call.name, call.arguments):
+            await calling.call(missing, arguments)
+    return told

@@ -29,13 +29,13 @@ from trinity_bus.runtime.service import in_daemon_thread
 _GIVEN_UP: set[threading.Thread] = set()
 
 
-async def in_thread[**P, R](function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def in_thread[**P, R](function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Return what a function that blocks returns. Whoever is cancelled while it waits leaves the thread behind."""
     work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
     return await in_daemon_thread(work, name=f"workflow {function!r}"[:80], left=_GIVEN_UP.add)
 
 
-async def awaited[**P](function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+async def awaited[**P](function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
     """Return what a function returns, which has a thread of its own where it is not ``async``."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
@@ -52,6 +52,7 @@ async def within[**P](
     limit_s: float,
     late: TrinityError,
     function: Callable[P, Any],
+    /,
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Any:
@@ -102,7 +103,7 @@ class BlockingContext:
     def score(self, prompt_token_ids: Sequence[int], response_token_ids: Sequence[int], *, pool: str) -> list[float]:
         return self._wait(self._ctx.score(prompt_token_ids, response_token_ids, pool=pool))
 
-    def call[**P, R](self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def call[**P, R](self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> R:
             return await in_thread(function, *args, **kwargs)

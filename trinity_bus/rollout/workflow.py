@@ -151,7 +151,7 @@ class RolloutContext:
             await self.turns.durable()
 
     async def call[**P, R](
-        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call something that is not to be called again when this run is gone on with, such as a tool.
 
@@ -162,7 +162,7 @@ class RolloutContext:
 
         async def called(*args: P.args, **kwargs: P.kwargs) -> R:
             with tool_span(name, self.conversation) as span:
-                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, kwargs or args)
+                note_value(span, GEN_AI_TOOL_CALL_ARGUMENTS, {"args": args, **kwargs} if args else kwargs)
                 value = await function(*args, **kwargs)
                 note_value(span, GEN_AI_TOOL_CALL_RESULT, value)
             return value
@@ -174,7 +174,7 @@ class RolloutContext:
         return value
 
     async def _call_once[**P, R](
-        self, name: str, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+        self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         # Its result is part of the turn under way.
         arguments = [args, kwargs]
@@ -335,6 +335,15 @@ def _distribution(sampling: Sampling) -> tuple[Any, ...]:
     return *sampling.softmax, sampling.altered_by
 
 
+def prompt_messages(task: Task) -> list[dict[str, Any]]:
+    """Return what a task asks, as messages of OpenAI's shape; WorkflowError: it has neither prompt nor messages."""
+    if task.messages is not None:
+        return [message.model_dump(exclude_none=True) for message in task.messages]
+    if task.prompt is None:
+        raise WorkflowError(f"task {task.task_id!r} needs a prompt or messages")
+    return [{"role": "user", "content": task.prompt}]
+
+
 def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
     """Tokenize a task's prompt, once, at the edge.
 
@@ -349,9 +358,8 @@ def prompt_tokens(task: Task, tokenizer: Tokenizer) -> list[int]:
         if task.messages is None:
             token_ids = encoder_of(tokenizer).prompt(task.prompt or "")
         else:
-            messages = [message.model_dump(exclude_none=True) for message in task.messages]
             tools = None if task.tools is None else [tool.model_dump(exclude_none=True) for tool in task.tools]
-            token_ids = renderer_for(tokenizer).prompt(messages, tools)
+            token_ids = renderer_for(tokenizer).prompt(prompt_messages(task), tools)
     except ChatError as error:
         raise WorkflowError(f"task {task.task_id!r} has {has} but {error}") from error
     if not token_ids:

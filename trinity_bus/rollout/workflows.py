@@ -28,7 +28,8 @@ from trinity_bus.chat import Completion
 from trinity_bus.rollout.equivalence import CHECKER
 from trinity_bus.rollout.registry import register
 from trinity_bus.rollout.rewards import math_reward, sequence_reward
-from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_tokens
+from trinity_bus.rollout.workflow import RolloutContext, WorkflowError, merge_sampling, prompt_messages, prompt_tokens
+from trinity_bus.telemetry.generative import content_span, note_messages, note_replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,7 @@ class Reward(Protocol):
 
 
 def question_of(task: Task) -> str:
-    if task.prompt is not None:
-        return task.prompt
-    return "\n\n".join(str(message.content) for message in task.messages or () if message.content)
+    return "\n\n".join(str(message["content"]) for message in prompt_messages(task) if message.get("content"))
 
 
 async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> list[Rollout]:
@@ -61,9 +60,14 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
     if task.answer is None:
         raise WorkflowError(f"task {task.task_id!r} has no answer, which workflow {task.workflow!r} needs")
     prompt = prompt_tokens(task, ctx.tokenizer)
+    with content_span(ctx.model, ctx.conversation) as span:
+        note_messages(span, prompt_messages(task))
+        drawn = await _drawn(task, ctx, prompt)
+        texts = [ctx.tokenizer.decode(one.token_ids, skip_special_tokens=True) for _, one in drawn]
+        replies = ({"role": "assistant", "content": text} for text in texts)
+        note_replies(span, replies, [one.finish_reason for _, one in drawn])
     rollouts = []
-    for sampling, completion in await _drawn(task, ctx, prompt):
-        text = ctx.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+    for text, (sampling, completion) in zip(texts, drawn, strict=True):
         said = Answered(text, task.answer, completion.finish_reason == "stop", question_of(task), ctx)
         value = await reward(said)
         rollouts.append(

@@ -16,7 +16,7 @@ MESSAGING_KAFKA_MESSAGE_KEY = "messaging.kafka.message.key"
 MESSAGING_KAFKA_OFFSET = "messaging.kafka.offset"
 ERROR_TYPE = "error.type"
 
-# Generative AI, https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+# Generative AI, https://github.com/open-telemetry/semantic-conventions-genai
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
 PROVIDER = "vllm"  # its value
@@ -34,6 +34,7 @@ GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
 GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
 GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
 GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
+GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"

@@ -4,8 +4,9 @@
 span                    what it lasts for
 ======================  ==============================================================================================
 ``invoke_agent NAME``   one run of a workflow that is written for one run at a time
-``chat MODEL``          one turn of a conversation: a request of a run, or of a client of the gateway, to a model. The
-                        engine's own ``text_completion`` is its child, and has the tokens' numbers
+``chat MODEL``          one turn of a conversation: a request of a run, of runs that are drawn together, or of a client
+                        of the gateway, to a model. The engine's own ``text_completion`` is its child, and has the
+                        tokens' numbers
 ``execute_tool NAME``   one call of a tool
 ======================  ==============================================================================================
 
@@ -16,13 +17,13 @@ last that have ``MAX_CONTENT`` characters together.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from schemas.errors import encodable
@@ -48,13 +49,13 @@ def operation_span(
     operation: str, of: str, attributes: Mapping[str, AttributeValue], context: Context | None = None
 ) -> Iterator[Span]:
     """Provide the span of an operation, a child of the current one where no other ``context`` is given."""
-    # The model may be in another process, the rest is done in this one.
-    kind = SpanKind.INTERNAL if operation in ("invoke_agent", "execute_tool") else SpanKind.CLIENT
+    # Of a model, which may be in another process; agents and tools are in this one.
+    is_model = operation not in ("invoke_agent", "execute_tool")
     with _TRACER.start_as_current_span(
         f"{operation} {_name(of)}",
         context=context,
-        kind=kind,
-        attributes={names.GEN_AI_OPERATION_NAME: operation, **attributes},
+        kind=SpanKind.CLIENT if is_model else SpanKind.INTERNAL,
+        attributes={names.GEN_AI_OPERATION_NAME: operation, **(_model(of) if is_model else {}), **attributes},
         record_exception=False,
         set_status_on_exception=False,
     ) as span:
@@ -66,11 +67,17 @@ def operation_span(
 
 
 def agent_span(agent: str, model: str, conversation: str) -> AbstractContextManager[Span]:
-    return operation_span("invoke_agent", agent, {names.GEN_AI_AGENT_NAME: agent, **_of(model, conversation)})
+    attributes = {names.GEN_AI_AGENT_NAME: agent, names.GEN_AI_CONVERSATION_ID: conversation, **_model(model)}
+    return operation_span("invoke_agent", agent, attributes)
 
 
 def turn_span(model: str, conversation: str, context: Context | None = None) -> AbstractContextManager[Span]:
-    return operation_span("chat", model, _of(model, conversation), context)
+    return operation_span("chat", model, {names.GEN_AI_CONVERSATION_ID: conversation}, context)
+
+
+def content_span(model: str, conversation: str) -> AbstractContextManager[Span]:
+    """Provide the span of a turn that the engine's own tells of as well, but for content: where that is told."""
+    return turn_span(model, conversation) if CONTENT.on else nullcontext(INVALID_SPAN)
 
 
 def tool_span(name: str, conversation: str) -> AbstractContextManager[Span]:
@@ -82,12 +89,8 @@ def tool_span(name: str, conversation: str) -> AbstractContextManager[Span]:
     return operation_span("execute_tool", name, attributes)
 
 
-def _of(model: str, conversation: str) -> dict[str, str]:
-    return {
-        names.GEN_AI_PROVIDER_NAME: names.PROVIDER,
-        names.GEN_AI_REQUEST_MODEL: _name(model),
-        names.GEN_AI_CONVERSATION_ID: conversation,
-    }
+def _model(name: str) -> dict[str, str]:
+    return {names.GEN_AI_PROVIDER_NAME: names.PROVIDER, names.GEN_AI_REQUEST_MODEL: _name(name)}
 
 
 def _name(given: str) -> str:

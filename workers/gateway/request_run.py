@@ -29,12 +29,7 @@ from trinity_bus.gateway.explorers import Explorers, OnDrawn
 from trinity_bus.gateway.sessions import ConversationFullError, Dialogue, Sessions, Told, new_answer_id
 from trinity_bus.runtime.http import in_thread
 from trinity_bus.telemetry import parent_context
-from trinity_bus.telemetry.conventions import (
-    GEN_AI_CONVERSATION_ID,
-    GEN_AI_PROVIDER_NAME,
-    GEN_AI_REQUEST_MODEL,
-    PROVIDER,
-)
+from trinity_bus.telemetry.conventions import GEN_AI_CONVERSATION_ID
 from trinity_bus.telemetry.generative import note_error, note_messages, note_replies, operation_span
 from workers.gateway.request_gate import BODY, BY_SESSION_KEY, OWNER, PLACE, Handler, status_of, told
 from workers.gateway.turn_finder import MOST_LOOKS, TurnFinder, TurnLog
@@ -79,10 +74,9 @@ class RequestContext:
 
     def traced(self, operation: str, handler: Handler) -> Handler:
         """Answer each request in a span, in the client's trace where it says which."""
-        attributes = {GEN_AI_PROVIDER_NAME: PROVIDER, GEN_AI_REQUEST_MODEL: self.model}
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            with operation_span(operation, self.model, attributes, parent_context(request.headers.get(TRACEPARENT))):
+            with operation_span(operation, self.model, {}, parent_context(request.headers.get(TRACEPARENT))):
                 return await handler(request)
 
         return answer

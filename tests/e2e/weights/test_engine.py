@@ -511,7 +511,7 @@ def test_requests_have_spans_below_their_parent(rig: Rig, monkeypatch: pytest.Mo
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("trinity_bus.inference.tracing._TRACER", provider.get_tracer("test"))
+    monkeypatch.setattr("trinity_bus.telemetry.generative._TRACER", provider.get_tracer("test"))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     rig.run(rig.engine.generate(PROMPT, Sampling(max_tokens=3), 2, parent))
     (span,) = exporter.get_finished_spans()

@@ -325,7 +325,7 @@ async def engine(*words: str) -> None:
     folder = Path(tempfile.mkdtemp())
     make_model(folder, 0)
     if "experts" in words:
-        _mix(folder)
+        mix(folder)
     given = {"dtype": "bfloat16", "compilation": "off", "gpu_memory_utilization": 0.02, **_options(words)}
     sizes = {"max_model_len": 64, "max_num_seqs": 4, "seed": 0, "start_timeout_s": 540}
     own = ExplorerSettings(model_path=str(folder), **sizes, **given)
@@ -359,15 +359,15 @@ async def engine(*words: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _mix(folder: Path) -> None:
+def mix(folder: Path, *, seed: int = 0, **sizes: float) -> None:
     """Put a mixture of experts in the place of a folder's model; its tokenizer stays."""
     import torch
     from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     dense = AutoConfig.from_pretrained(folder)
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 8}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen3MoeConfig(vocab_size=dense.vocab_size, num_experts_per_tok=2, norm_topk_prob=True, **sizes)
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
 

@@ -195,6 +195,7 @@ def test_an_explorer_follows_the_trainer_where_there_is_one() -> None:
         ("explorer.engine_options", "data_parallel_size_local", "start more explorers"),
         ("explorer.engine_options", "kv_offloading_size", "must not outlive its version"),
         ("explorer.engine_options", "enable_eplb", "the experts' first places"),
+        ("explorer.engine_options", "load_format", "must be those of the trainer"),
         ("explorer.engine_options", "speculative_config", "a request with top_k ends the engine"),
         ("trainer.optimizer_options", "lr", "set trainer.learning_rate"),
         ("trainer.optimizer_options", "muon_momentum", "the state of AdamW"),

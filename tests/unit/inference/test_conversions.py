@@ -183,12 +183,12 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    with recorded_spans(monkeypatch, "trinity_bus.inference.tracing") as exporter:
+    with recorded_spans(monkeypatch, "trinity_bus.telemetry.generative") as exporter:
         yield exporter
 
 
 def test_a_request_is_told_in_the_names_of_the_conventions(spans: InMemorySpanExporter) -> None:
-    arguments = sampling_arguments(Sampling(temperature=0.0, seed=5), 2, temperature=1.0, max_tokens=16)
+    arguments = sampling_arguments(Sampling(temperature=0.0, seed=5, top_k=3), 2, temperature=1.0, max_tokens=16)
     # In place of vLLM's, with the fields that are read; an e2e test has the real ones.
     responses = [SimpleNamespace(token_ids=[1] * 4, finish_reason="stop"), SimpleNamespace(token_ids=[1] * 3)]
     responses[1].finish_reason = "length"
@@ -208,6 +208,7 @@ def test_a_request_is_told_in_the_names_of_the_conventions(spans: InMemorySpanEx
         "gen_ai.request.max_tokens": 16,
         "gen_ai.request.seed": 5,
         "gen_ai.request.temperature": 0.0,
+        "gen_ai.request.top_k": 3,
         "gen_ai.response.finish_reasons": ("stop", "length"),
         "gen_ai.response.time_to_first_chunk": 0.5,
         "gen_ai.usage.input_tokens": 3,

@@ -186,13 +186,17 @@ def test_another_type_than_the_trainers_is_said_once(caplog: pytest.LogCaptureFi
         ({"kv_cache_memory_bytes": 1}, False, None),
         ({"enable_chunked_prefill": True}, True, "enable_chunked_prefill cannot be set on a CPU: there a prompt"),
         ({"enable_chunked_prefill": True}, False, None),
+        ({"long_prefill_token_threshold": 16}, True, "long_prefill_token_threshold cannot be set on a CPU: there a"),
+        ({"max_num_scheduled_tokens": 64}, True, "max_num_scheduled_tokens cannot be set on a CPU: there no prompt"),
+        ({"enable_expert_parallel": True}, True, "enable_expert_parallel cannot be set on a CPU: there vLLM's kernel"),
+        ({"enable_expert_parallel": True}, False, None),
     ],
 )
 def test_what_is_passed_through_decides_nothing_that_is_decided_here(
     options: dict[str, Any], message: str | None, *, on_cpu: bool
 ) -> None:
     arguments: dict[str, Any] = {"model": "m", **({"kv_cache_memory_bytes": 2} if on_cpu else {})}
-    known = ["model", "block_size", "kv_cache_memory_bytes", "enable_chunked_prefill"]
+    known = ["model", "block_size", *launch._NOT_ON_CPUS]
     settings = ExplorerSettings(engine_options=options)
     if message is None:
         launch._add_options(arguments, settings, known, on_cpu=on_cpu)

@@ -15,6 +15,7 @@ from tests.support.narrowing import some
 from tests.support.spans import recorded_spans
 from trinity_bus.rollout.agents import AgentWorkflow, Endpoint
 from trinity_bus.rollout.conversations import Conversation, ToolWorkflow
+from trinity_bus.rollout.workflows import MathWorkflow
 from trinity_bus.telemetry import generative
 from trinity_bus.testing import ScriptedEngine, run_workflow
 
@@ -41,15 +42,20 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def applied(function: str, name: str) -> str:
+    """Apply a function to a name."""
+    return f"{function}({name})"
+
+
 class Sums(ToolWorkflow):
     name = "sums"
-    tools: ClassVar = (add,)
+    tools: ClassVar = (add, applied)
 
     async def reward(self, task: Task, conversation: Conversation) -> float:
         return 1.0
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -102,10 +108,35 @@ async def test_what_was_said_is_told_on_request(spans: InMemorySpanExporter) -> 
     (part,) = said["parts"]
     assert (part["type"], part["name"], json.loads(part["arguments"])) == ("tool_call", "add", {"a": 3, "b": 4})
     assert (said["role"], said["finish_reason"]) == ("assistant", "stop")
-    assert json.loads(tool["gen_ai.tool.call.arguments"]) == ["add", {"a": 3, "b": 4}]
-    assert json.loads(tool["gen_ai.tool.call.result"]) == [True, "7"]
+    assert json.loads(tool["gen_ai.tool.call.arguments"]) == {"a": 3, "b": 4}
+    assert json.loads(tool["gen_ai.tool.call.result"]) == {"made": True, "text": "7"}
     *_, result = json.loads(last["gen_ai.input.messages"])
     assert result["parts"] == [{"type": "tool_call_response", "id": part["id"], "response": "7"}]
+
+
+@pytest.mark.usefixtures("_content")
+async def test_arguments_of_a_tool_are_told_by_their_names_whatever_these_are(spans: InMemorySpanExporter) -> None:
+    await converse(call("applied", function="f", name="x"), "done")
+    tool = attributes_of(spans.get_finished_spans()[1])
+    assert json.loads(tool["gen_ai.tool.call.arguments"]) == {"function": "f", "name": "x"}
+    assert json.loads(tool["gen_ai.tool.call.result"]) == {"made": True, "text": "f(x)"}
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_runs_drawn_together_are_told_together_and_only_on_request(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, *, told: bool
+) -> None:
+    monkeypatch.setattr(generative, "CONTENT", generative.ContentRecording(on=told))
+    task = Task(task_id="t-1", workflow="math", prompt="3 + 4?", answer="7", repeat_times=2)
+    await run_workflow(MathWorkflow(), task, ScriptedEngine(["7", "8"]))
+    ended = spans.get_finished_spans()
+    assert [one.name for one in ended] == ["chat policy"] * told
+    for one in ended:
+        (asked,) = json.loads(attributes_of(one)["gen_ai.input.messages"])
+        assert asked == {"role": "user", "parts": [{"type": "text", "content": "3 + 4?"}]}
+        replies = json.loads(attributes_of(one)["gen_ai.output.messages"])
+        assert [said["parts"][0]["content"] for said in replies] == ["7", "8"]
+        assert attributes_of(one)["gen_ai.response.finish_reasons"] == ("stop", "stop")
 
 
 def _deep(depth: int) -> Any:

@@ -29,6 +29,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+from vllm.platforms import current_platform
 
 from trinity_bus.weights.errors import WeightTransferError
 
@@ -59,6 +60,9 @@ def _experts_at_once(model: torch.nn.Module) -> Iterator[None]:
     layers = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
     loaders = {}
     for layer in layers:
+        if current_platform.is_cpu():
+            # vLLM packs experts for the kernel of CPUs where it makes that, and it does so once.
+            layer.quant_method.moe_kernel = None
         layer.load_weights = MethodType(_load_experts, layer)
         for stack in get_layerwise_info(layer).restore_metadata[0].values():
             if stack.dim() == 3:
