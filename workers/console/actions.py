@@ -26,8 +26,8 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.client import Synchronizer
-from trinity_bus.console.index.answers import Place
 from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.terms import Place
 from trinity_bus.console.web.render import Frame
 from trinity_bus.errors import RefusedError
 from workers.console.access_control import form, operator

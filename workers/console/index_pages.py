@@ -17,10 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index.answers import Point, SettingsRow
 from trinity_bus.console.index.files import database
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk, SampleFilter, StoreError
+from trinity_bus.console.index.terms import PageAsk, Point, SampleFilter, SettingsRow, StoreError
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web import render
 from trinity_bus.console.web.overview import REWARD

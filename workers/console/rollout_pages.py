@@ -11,7 +11,8 @@ from aiohttp import web
 
 from schemas import ExperienceGroup
 from schemas.token_figures import Float16
-from trinity_bus.console.index.answers import (
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.terms import (
     SampleDetail,
     SamplePlace,
     SettingsRow,
@@ -19,7 +20,6 @@ from trinity_bus.console.index.answers import (
     TaskTimeline,
     WholeGroup,
 )
-from trinity_bus.console.index.index import Index
 from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame

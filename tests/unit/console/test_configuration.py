@@ -30,7 +30,7 @@ from trinity_bus.console.configuration.questions import (
     draft_of,
     fields,
 )
-from trinity_bus.console.index.answers import SettingsRow
+from trinity_bus.console.index.terms import SettingsRow
 from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from workers.console.index_pages import ComparedSetting, compared_settings

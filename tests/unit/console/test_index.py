@@ -27,11 +27,19 @@ from tests.support.fakes.mesh_records import (
 from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
-from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
 from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter, StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import (
+    PageAsk,
+    PassedOver,
+    QuestionError,
+    SampleFilter,
+    SamplePlace,
+    StepName,
+    StoreBusyError,
+    StoreError,
+)
 
 TODAY = 1_700_000_000.0
 

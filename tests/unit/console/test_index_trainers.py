@@ -17,10 +17,9 @@ from tests.support.fakes.log_records import LogRecords, group
 from tests.support.fakes.mesh_records import batch, step_trained
 from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
-from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import SampleFilter, SamplePlace
 from trinity_bus.coordination.events.versions import history_entry as entry
 
 GROUPS = [

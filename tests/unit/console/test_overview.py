@@ -6,7 +6,7 @@ from msgspec import structs
 
 from schemas import ExplorerLeft, RunnersReport, RunnerState
 from tests.support.fakes.mesh_records import coordinator_beat, explorer_beat, step_trained, trainer_beat
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
+from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Overview, Past, alerts, overview, waiting
 from trinity_bus.view import MeshState
 

@@ -22,9 +22,9 @@ from schemas.record import MAX_COUNT
 from trinity_bus.bus import Received
 from trinity_bus.chat.encoding import encoder_of, load_tokenizer
 from trinity_bus.chat.formats import format_of
-from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.console.index.rows import Row
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, sample_number
+from trinity_bus.console.index.terms import HEAD_CHARS
 from trinity_bus.errors import ConfigError
 from trinity_bus.hub import model_folder
 

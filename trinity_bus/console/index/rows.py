@@ -32,7 +32,7 @@ from schemas.step import StepBegun, StepEnded
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import refusal_of
-from trinity_bus.console.index.answers import HEAD_CHARS
+from trinity_bus.console.index.terms import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 
 type Row = tuple[Any, ...]

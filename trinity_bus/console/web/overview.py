@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from schemas import RunnerState
 from schemas.errors import one_line
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
+from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.render import MAX_POINTS, Chart, chart, figure, moment
 from trinity_bus.view import MeshState, unserved_line
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
 from trinity_bus.chat.formats import Format
-from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Texts
+from trinity_bus.console.index.terms import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.web.advantage import Comparison
 from trinity_bus.console.web.sample_view import TokenView, TurnView, token_views, turns
 
