@@ -29,10 +29,10 @@ from workers.console.draft import (
     draft_of,
     fields,
     mesh_file,
-    planned,
     tasks_file,
 )
 from workers.console.index_pages import ComparedSetting, compared_settings
+from workers.local import planned
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 
