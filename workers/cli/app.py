@@ -94,7 +94,7 @@ COMMANDS: dict[str, Lazy] = {
     "track": Lazy("track", "Write metrics for trackers of experiments, or as JSON lines.", _LOG),
     "access": Lazy("access", "Set the mesh's users and rights on a cluster with access control.", _LOG),
     "positions": Lazy("coordinator", "Show and set the coordinator's positions in its inputs.", _LOG),
-    "topics": Lazy("topics", "List, create and describe the topics.", _LOG),
+    "topics": Lazy("topics", "List, create and grow the topics.", _LOG),
 }
 
 
