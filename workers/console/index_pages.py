@@ -64,7 +64,7 @@ class IndexPages:
         except StoreError as error:
             no_index = str(error)
         state = self._feed.state if frame.until is None else None
-        view = first_page.overview(
+        view = first_page.Overview(
             past, state, self._feed.lag, is_record=self._feed.is_record, is_away=self._feed.is_away
         )
         return {"view": view, "no_index": no_index, **told}
