@@ -108,12 +108,8 @@ def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
 
 
 def _spread(rewards: list[float]) -> tuple[float | None, ...]:
-    # Their mean, least, greatest and standard deviation; a handful, for which numpy would take longer
-    if not rewards:
-        return (None,) * 4
-    mean = sum(rewards) / len(rewards)
-    variance = sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards)
-    return _number(mean), min(rewards), max(rewards), None if math.isnan(variance) else math.sqrt(variance)
+    # Their mean, least and greatest; a handful, for which numpy would take longer
+    return (_number(sum(rewards) / len(rewards)), min(rewards), max(rewards)) if rewards else (None,) * 3
 
 
 def _range_of_runs(group: ExperienceGroup) -> tuple[float | None, float | None]:
