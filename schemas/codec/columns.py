@@ -205,7 +205,7 @@ def _routes_row(column: Column, routes: NDArray[Any]) -> _Row:
 
 def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
     # The last byte is the empty string of the padding.
-    header = GroupHeader("experience", 1, *_identity(group), buffers, group.metrics, group.finish_reasons)
+    header = GroupHeader(*("experience", 1, *_identity(group), buffers, group.metrics, group.finish_reasons))
     try:
         return _encode_header(header)
     except (TypeError, ValueError, OverflowError) as error:
