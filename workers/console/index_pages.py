@@ -156,7 +156,7 @@ def _versions(index: Index, frame: Frame, model: str) -> Mapping[str, Any]:
         "page": page,
         "choices": index.choices(model, rows=_CHOICES, until=until),
         "served": {row.explorer: row.version for row in alive},
-        "pinned": next((row.version for row in page.rows if row.pinned), None),
+        "pinned": next((row.record.version for row in page.rows if row.pinned), None),
     }
 
 
@@ -181,7 +181,7 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
         by_time=by_time,
         steps=steps,
         versions=versions,
-        syncs=index.syncs(min(row.version for row in versions), until=until) if versions else [],
+        syncs=index.syncs(min(row.record.version for row in versions), until=until) if versions else [],
         fleet=index.fleet(until=until),
         metrics={} if newest is None else newest.metrics,
         trainers=index.trainers(until=until),

@@ -5,7 +5,13 @@ import pytest
 from msgspec import structs
 
 from schemas import ExplorerLeft, RunnersReport, RunnerState
-from tests.support.fakes.mesh_records import coordinator_beat, explorer_beat, step_trained, trainer_beat
+from tests.support.fakes.mesh_records import (
+    coordinator_beat,
+    explorer_beat,
+    published_version,
+    step_trained,
+    trainer_beat,
+)
 from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Overview, Past, alerts, waiting
 from trinity_bus.view import MeshState
@@ -71,7 +77,7 @@ def test_charts_have_a_line_for_each_evaluation_and_versions_one_axis_with_who_t
     assert [line.name for line in lines["reward"]] == ["training", "held"]
     assert lines["tokens/s that were trained on, by minute of the run"][0].points[0][1] == 32
     assert lines["entropy, nats"] == []
-    version = PublishedRow(3, 3, "b3", 103.0, "trainer-0", "c", None, 1.0, None, None, None, True, False, 1, {}, [])
+    version = PublishedRow(published_version(3), 103.0, announced=True, pinned=False, synced=1, skipped=[])
     syncs = [SyncRow(104.0, "e", 3, True, 0.5, 0.25), SyncRow(105.0, "f", 3, False, 0.0, 0.0)]
     assert Overview(replace(past(), versions=[version], syncs=syncs), None, {}).syncs == [
         ("published", [(103.0, "version 3 was published, step 3")]),

@@ -26,6 +26,7 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.batch import ResultPart
+from schemas.codec import encode
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
@@ -123,10 +124,9 @@ def _points(metrics: Metrics, at: int, trainer: str | None, step: int) -> Iterat
 
 def _batch(batch: BatchRecord, at: int) -> Iterator[TableRow]:
     metrics = kept_metrics(batch.metrics)
-    counts = (batch.accepted_task_count, batch.completed_task_count, batch.failed_task_count, batch.aborted_task_count)
-    standing = (batch.batch_id, batch.batch_type, batch.state.value, batch.sequence, batch.expected_task_count)
-    rest = (batch.min_version, reward_of(batch.metrics), cut(batch.reason), json.dumps(metrics))
-    yield "batches", (at, *standing, *counts, *rest)
+    kept = {"metrics": metrics, "reason": cut(batch.reason), "manifest": [], "trace_links": []}
+    record = encode(batch.model_copy(update=kept))
+    yield "batches", (at, batch.batch_id, batch.batch_type, reward_of(batch.metrics), record)
     if batch.state is BatchLifecycleState.FINALIZED:
         # What a train batch leads to is the step of its number; an evaluation is of the version that it asked for.
         step = batch.sequence if batch.batch_type == "train" else batch.min_version
@@ -171,13 +171,10 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
 
 
 def _version(version: PublishedVersion, at: int) -> Row:
-    trainer = version.writer or version.trainer
-    what = (version.model, version.version, version.step, version.batch_id, trainer)
-    weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
-    rollback = version.rollback
-    rolled_back = (None, None, None) if rollback is None else (rollback.to, rollback.asked_by, cut(rollback.reason))
+    kept = {"trainer": version.writer or version.trainer, "metrics": kept_metrics(version.metrics), "skipped": []}
+    kept |= {"checksum": cut(version.checksum), "checkpoint": cut(version.checkpoint)}
     skipped = json.dumps([one.batch_id for one in version.skipped])
-    return (at, *what, *weights, *rolled_back, skipped, json.dumps(kept_metrics(version.metrics)))
+    return (at, version.model, version.version, skipped, encode(version.model_copy(update=kept)))
 
 
 def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iterator[TableRow]:

@@ -67,11 +67,7 @@ CREATE TABLE parts (task_id TEXT, partition INTEGER, "offset" INTEGER, first INT
 CREATE INDEX parts_task ON parts (task_id);
 CREATE INDEX parts_place ON parts (partition, "offset");
 
-CREATE TABLE batches (
-    id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, state TEXT, sequence INTEGER, expected INTEGER,
-    accepted INTEGER, completed INTEGER, failed INTEGER, aborted INTEGER, min_version INTEGER, reward REAL, reason TEXT,
-    metrics TEXT
-);
+CREATE TABLE batches (id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, reward REAL, record BLOB);
 CREATE INDEX batches_batch ON batches (batch_id);
 CREATE TABLE begun (
     id INTEGER PRIMARY KEY, "offset" INTEGER, trainer TEXT, run TEXT, model TEXT, step INTEGER, batch_id TEXT,
@@ -102,11 +98,7 @@ CREATE INDEX trained_trainer ON trained (trainer);
 CREATE TABLE points (name TEXT, at INTEGER, trainer TEXT, step INTEGER, value REAL);
 CREATE INDEX points_name ON points (name, at);
 
-CREATE TABLE versions (
-    id INTEGER PRIMARY KEY, model TEXT, version INTEGER, step INTEGER, batch_id TEXT, trainer TEXT, checksum TEXT,
-    checkpoint TEXT, seconds REAL, rolled_back_to INTEGER, rolled_back_by TEXT, rolled_back_why TEXT, skipped TEXT,
-    metrics TEXT
-);
+CREATE TABLE versions (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, skipped TEXT, record BLOB);
 CREATE INDEX versions_version ON versions (version);
 CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER, asked_by TEXT);
 CREATE INDEX announced_choices ON announced (model, id) WHERE pinned OR asked_by IS NOT NULL;

@@ -8,8 +8,9 @@ from typing import Final, Literal, Self
 
 from msgspec import Struct
 
-from schemas.batch import TaskStatus
+from schemas.batch import BatchRecord, TaskStatus
 from schemas.errors import TrinityError, shown
+from schemas.model_version import PublishedVersion
 from schemas.record import MAX_COUNT, BatchType, Metrics
 from schemas.step import LeftOut
 
@@ -76,18 +77,8 @@ class Extent(Struct, frozen=True):
 
 
 class BatchRow(Struct, frozen=True):
-    batch_id: str
-    batch_type: BatchType
-    state: str
-    sequence: int
-    expected: int | None
-    accepted: int
-    completed: int
-    failed: int
-    aborted: int
-    min_version: int
+    record: BatchRecord  # Its last, without what it lists
     reward: float | None  # Mean over its tasks, once it is finalized
-    reason: str | None
     changed_at: float
     trained_as: int | None  # The step that was begun with it
     trained_by: str | None  # The trainer that began it
@@ -96,7 +87,6 @@ class BatchRow(Struct, frozen=True):
 class BatchDetail(Struct, frozen=True):
     row: BatchRow
     transitions: list[tuple[str, float]]  # States, and when: as far as the log had kept them when they were read
-    metrics: Metrics
 
 
 class TrainerRow(Struct, frozen=True):
@@ -280,21 +270,11 @@ class SyncRow(Struct, frozen=True):
 
 
 class PublishedRow(Struct, frozen=True):
-    version: int
-    step: int
-    batch_id: str | None
+    record: PublishedVersion  # Its trainer is who has told of the step
     published_at: float
-    trainer: str
-    checksum: str
-    checkpoint: str | None
-    seconds: float  # That its step took
-    rolled_back_to: int | None  # Training went back to this version, last, on its way
-    rolled_back_by: str | None  # Who asked for that, where they gave a name
-    rolled_back_why: str | None
     announced: bool  # Whether it was the one to be served
     pinned: bool
     synced: int  # Explorers that took it
-    metrics: Metrics
     skipped: list[str]  # Batches that were passed over on the way to it from the one before
 
 

@@ -231,7 +231,7 @@ def _figures(
             for name, points in tests.items()
         ]
         if past.versions:
-            found.append(Figure("version", str(past.versions[0].version), "/versions"))
+            found.append(Figure("version", str(past.versions[0].record.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
     if ended_at is None and (state is not None or rows):
         alive = [row for row in rows if row.alive]
@@ -289,7 +289,8 @@ def _by_minute(places: Sequence[tuple[float, float]], whole: Sequence[Point]) ->
 
 def _syncs(past: Past) -> list[tuple[str, list[tuple[float, str]]]]:
     published = [
-        (one.published_at, f"version {one.version} was published, step {one.step}") for one in reversed(past.versions)
+        (row.published_at, f"version {row.record.version} was published, step {row.record.step}")
+        for row in reversed(past.versions)
     ]
     taken: dict[str, list[tuple[float, str]]] = {}
     for sync in past.syncs:

@@ -5,6 +5,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
+from schemas import BatchRecord, PublishedVersion
+from schemas.codec import decode
 from schemas.record import BatchType
 from trinity_bus.console.index import terms
 from trinity_bus.console.index.queries.samples import (
@@ -24,9 +26,7 @@ _BEGAN: Final = (
 )
 # A number, and what a ``BatchRow`` is made of
 _BATCH: Final = (
-    "a.id, a.batch_id, a.batch_type, a.state, a.sequence, a.expected, a.accepted, a.completed, a.failed, a.aborted, "
-    f"a.min_version, a.reward, a.reason, {time_in_sql('a.id')}, "
-    f"(SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
+    f"a.id, a.record, a.reward, {time_in_sql('a.id')}, (SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
 )
 _LATEST_BATCH: Final = (
     "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
@@ -47,11 +47,10 @@ _STEP: Final = (
 _STEP_FIELDS: Final = len(terms.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
 # A number, what a ``PublishedRow`` is made of, and the batches that the version before tells of
 _VERSION: Final = (
-    f"v.id, v.version, v.step, v.batch_id, {time_in_sql('v.id')}, v.trainer, v.checksum, "
-    "v.checkpoint, v.seconds, v.rolled_back_to, v.rolled_back_by, v.rolled_back_why, "
+    f"v.id, v.record, {time_in_sql('v.id')}, "
     "coalesce(a.version = v.version, 0), coalesce(a.version = v.version AND a.pinned, 0), "
     "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
-    "AND s.id <= :until), v.metrics, v.skipped, (SELECT w.skipped FROM versions w WHERE w.version = v.version - 1 "
+    "AND s.id <= :until), v.skipped, (SELECT w.skipped FROM versions w WHERE w.version = v.version - 1 "
     "AND w.model = v.model AND w.id <= :until ORDER BY w.id DESC LIMIT 1)"
 )
 _MOST_SYNCS: Final = 10_000
@@ -74,22 +73,25 @@ def batches(
         f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
         "AND coalesce(a.batch_type = :batch_type, 1) ORDER BY a.id DESC LIMIT :rows"
     )
-    return row_page(db.execute(query, values), ask, lambda row: terms.BatchRow(*row[1:]))
+    return row_page(db.execute(query, values), ask, _batch_of)
 
 
 def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> terms.BatchDetail | None:
     """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
     values = {"until": last_number(until), "batch_id": batch_id, "rows": terms.MAX_LIMIT}
     found = db.execute(
-        f"SELECT {_BATCH}, a.metrics FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
+        f"SELECT {_BATCH} FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
         "ORDER BY a.id DESC LIMIT :rows",
         values,
     ).fetchall()
     if not found:
         return None
-    *newest, metrics = found[0]
-    transitions = [(row[3], time_of(row[0])) for row in reversed(found)]
-    return terms.BatchDetail(terms.BatchRow(*newest[1:]), transitions, json.loads(metrics))
+    rows = [_batch_of(row) for row in found]
+    return terms.BatchDetail(rows[0], [(row.record.state, row.changed_at) for row in reversed(rows)])
+
+
+def _batch_of(row: tuple[Any, ...]) -> terms.BatchRow:
+    return terms.BatchRow(decode(row[1], BatchRecord), *row[2:])
 
 
 def steps(
@@ -161,11 +163,11 @@ def syncs(db: sqlite3.Connection, first: int, *, until: float | None = None) -> 
 
 
 def _version_of(row: tuple[Any, ...]) -> terms.PublishedRow:
-    _, *values, announced, pinned, synced, metrics, skipped, before = row
+    _, record, at, announced, pinned, synced, skipped, before = row
     # Each version tells of all that was passed over on the way to it.
     told = json.loads(before or "[]")
     own = [batch_id for batch_id in json.loads(skipped) if batch_id not in told]
-    return terms.PublishedRow(*(*values, bool(announced), bool(pinned), synced, json.loads(metrics), own))
+    return terms.PublishedRow(decode(record, PublishedVersion), at, bool(announced), bool(pinned), synced, own)
 
 
 _MINUTE_S: Final = 60
