@@ -124,7 +124,7 @@ def _points(metrics: Metrics, at: int, trainer: str | None, step: int) -> Iterat
 
 def _batch(batch: BatchRecord, at: int) -> Iterator[TableRow]:
     metrics = kept_metrics(batch.metrics)
-    kept = {"metrics": metrics, "reason": cut(batch.reason), "manifest": [], "trace_links": []}
+    kept: dict[str, Any] = {"metrics": metrics, "reason": cut(batch.reason), "manifest": [], "trace_links": []}
     record = encode(batch.model_copy(update=kept))
     yield "batches", (at, batch.batch_id, batch.batch_type, reward_of(batch.metrics), record)
     if batch.state is BatchLifecycleState.FINALIZED:
@@ -171,8 +171,8 @@ def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
 
 
 def _version(version: PublishedVersion, at: int) -> Row:
-    kept = {"trainer": version.writer or version.trainer, "metrics": kept_metrics(version.metrics), "skipped": []}
-    kept |= {"checksum": cut(version.checksum), "checkpoint": cut(version.checkpoint)}
+    kept: dict[str, Any] = {"trainer": version.writer or version.trainer, "metrics": kept_metrics(version.metrics)}
+    kept |= {"checksum": cut(version.checksum), "checkpoint": cut(version.checkpoint), "skipped": []}
     skipped = json.dumps([one.batch_id for one in version.skipped])
     return (at, version.model, version.version, skipped, encode(version.model_copy(update=kept)))
 
