@@ -12,9 +12,8 @@ Nothing here knows how a record becomes bytes; that is ``schemas.codec``.
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import RecordError, shown
@@ -51,12 +50,6 @@ type PlainMap = Annotated[dict[str, Any], AfterValidator(check_plain)]
 type BatchType = Literal["train", "eval"]
 
 
-def _is_of_items(annotation: Any) -> bool:
-    # Whether it is a list of ``schemas.fields.items``.
-    inner = get_args(annotation)
-    return get_origin(annotation) is list and isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct)
-
-
 class Record(BaseModel):
     """Base of all records. Subclasses set ``SCHEMA``, and ``VERSION`` and ``MAX_BYTES`` where they differ."""
 
@@ -76,8 +69,6 @@ class Record(BaseModel):
     # fields that a program may leave out when it makes one, and what stands there then; on the wire they must be
     FILLED: ClassVar[Mapping[str, Callable[[], Any]]] = {}
 
-    LISTS_OF_ITEMS: ClassVar[frozenset[str]] = frozenset()
-
     if not TYPE_CHECKING:  # type checkers make the signature from the fields
 
         def __init__(self, /, **fields: Any) -> None:
@@ -96,11 +87,6 @@ class Record(BaseModel):
     def given(self) -> dict[str, Any]:
         # The fields that are there, as they are: pydantic would look at each of them once more.
         return {name: value for name, value in self.__dict__.items() if value is not None}
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        fields = cls.model_fields.items()
-        cls.LISTS_OF_ITEMS = frozenset(name for name, field in fields if _is_of_items(field.annotation))
 
 
 _EXTRA = "extra_forbidden"

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from pydantic import SecretStr
 from trinity_bus import awake
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.config import CONFIG_VARIABLE, KafkaSettings, Settings, env_name, setting_fields
-from trinity_bus.config.sections import is_secret
+from trinity_bus.config.sections import Sections, is_secret
 from trinity_bus.config.values import FILE_SUFFIX
-from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import BrokerError, BusError
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import Fate, Restarts, ServiceDiedError, ServiceSpec, Supervisor
+from trinity_bus.sizing.hardware import Hardware
 from workers.runs import command
 
 
@@ -145,6 +146,31 @@ async def while_watched[R](work: Coroutine[Any, Any, R], *checks: Callable[[], N
         working.cancel()
         watching.cancel()
         await asyncio.wait([working, watching])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    name: str
+    arguments: Sequence[str]  # Of ``trinity-bus``, behind the file of settings
+    gpus: Sequence[int] = ()  # That it sees. None: it is not told.
+    stage: int = 1  # Higher ones stop first
+    work_ends: bool = False  # Whether it ends by itself, with status 0, when its work is done
+
+
+def planned(services: Sequence[str], settings: Sections, hardware: Hardware) -> list[PlannedService]:
+    """Return the processes of a mesh: the trainer has the first GPUs, and each explorer the next ones."""
+    found = [PlannedService("coordinator", ["run", "coordinator"], stage=0)]
+    if "trainer" in services:
+        found.append(PlannedService("trainer", ["run", "trainer"], range(hardware.trainer_gpus), work_ends=True))
+    if "explorer" in services:
+        size = settings.explorer.tensor_parallel_size if hardware.explorer_gpus else 0
+        for number in range(hardware.explorers(settings)):
+            name, first = f"explorer-{number}", hardware.trainer_gpus + number * size
+            arguments = ["--set", f"explorer.name={name}", "run", "explorer"]
+            found.append(PlannedService(name, arguments, range(first, first + size)))
+    if "taskset" in services:
+        found.append(PlannedService("taskset", ["run", "taskset"], stage=2, work_ends=True))
+    return found
 
 
 def spec_of(

@@ -34,7 +34,6 @@ from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings, TrainerSettings
 from trinity_bus.config.template import rendered
-from trinity_bus.console.configuration.files import PlannedService, planned
 from trinity_bus.errors import BusError, ConfigError
 from trinity_bus.runtime.plain_files import append_plain, open_plain
 from trinity_bus.runtime.supervisor import Supervisor
@@ -42,7 +41,16 @@ from trinity_bus.sizing.hardware import Hardware
 from trinity_bus.view import MeshState, follow
 from workers.demo.display import Display
 from workers.demo.settings import given_settings, with_http_key
-from workers.local import Broker, broker, service_environment, spec_of, supervised, while_watched
+from workers.local import (
+    Broker,
+    PlannedService,
+    broker,
+    planned,
+    service_environment,
+    spec_of,
+    supervised,
+    while_watched,
+)
 from workers.preconditions import memory
 from workers.runs import command
 

@@ -128,6 +128,10 @@ class GroupHeader(_Name, gc=False):
     padding: str = ""
 
 
+# What it has of a group before its buffers.
+_identity = attrgetter(*GroupHeader.__struct_fields__[2 : GroupHeader.__struct_fields__.index("buffers")])
+
+
 class LargeHeader(GroupHeader, gc=False):
     # The header of a message that is not small, of whose metrics nothing is built yet.
     metrics: msgspec.Raw = msgspec.Raw(b"\x90")  # type: ignore[assignment]  # the same, still bytes
@@ -201,21 +205,7 @@ def _routes_row(column: Column, routes: NDArray[Any]) -> _Row:
 
 def _packed_header(group: ExperienceGroup, buffers: GroupBuffers) -> bytes:
     # The last byte is the empty string of the padding.
-    header = GroupHeader(
-        schema="experience",
-        schema_version=1,
-        task_id=group.task_id,
-        attempt=group.attempt,
-        batch_id=group.batch_id,
-        batch_type=group.batch_type,
-        workflow=group.workflow,
-        model=group.model,
-        explorer=group.explorer,
-        incarnation=group.incarnation,
-        buffers=buffers,
-        metrics=group.metrics,
-        finish_reasons=group.finish_reasons,
-    )
+    header = GroupHeader(*("experience", 1, *_identity(group), buffers, group.metrics, group.finish_reasons))
     try:
         return _encode_header(header)
     except (TypeError, ValueError, OverflowError) as error:

@@ -16,7 +16,7 @@ So any record up to its limit is decoded within 100 ms, in at most ten times its
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from annotated_types import MaxLen
@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import DecodeError, EncodeError, UnsupportedVersion, parser_reason, shown
 from schemas.fields.free_form import MAX_ITEMS
+from schemas.fields.items import Item
 from schemas.fields.memory_estimate import SMALL, MemoryEstimate, estimate_json, estimate_msgpack
 from schemas.record import Metrics, Record, fault
 
@@ -71,8 +72,13 @@ _JSON = _Format(msgspec.json, estimate_json)
 @lru_cache
 def _kinds(cls: type[Record]) -> dict[str, Any]:
     # The types of a record's lists of items, with their limits in msgspec's words.
-    fields = {name: cls.model_fields[name] for name in cls.LISTS_OF_ITEMS}
-    return {name: Annotated[field.annotation, Meta(max_length=_most(field))] for name, field in fields.items()}
+    return {
+        name: Annotated[field.annotation, Meta(max_length=_most(field))]
+        for name, field in cls.model_fields.items()
+        if get_origin(field.annotation) is list
+        and isinstance(kind := get_args(field.annotation)[0], type)
+        and issubclass(kind, Item)
+    }
 
 
 def _most(field: FieldInfo) -> int:
@@ -148,11 +154,10 @@ def _decoded(value: bytes, form: _Format, types: Mapping[str, type[Record]], kno
     if len(value) <= SMALL:
         data = form.map(value)
         cls = _record_type(data, form, types, known)
-        if cls.LISTS_OF_ITEMS:
-            # All of a list at once: pydantic would ask for each.
-            for name, kind in _kinds(cls).items():
-                if name in data:
-                    data[name] = _items(cls, name, partial(msgspec.convert, type=kind), data[name])
+        # All of a list at once: pydantic would ask for each.
+        for name, kind in _kinds(cls).items():
+            if name in data:
+                data[name] = _items(cls, name, partial(msgspec.convert, type=kind), data[name])
         return _validated(cls, data, size=len(value))
     name = form.name(value)
     told = {"schema": name.schema, "schema_version": name.schema_version}

@@ -12,13 +12,12 @@ from pydantic import SecretStr
 from tests.support.console.site import TOKEN, console
 from tests.support.mesh.waiting import until
 from tests.unit.console.test_configuration_pages import CONFIG, local_run, page, stand_in
-from trinity_bus.console.configuration.checks import Checks
-from trinity_bus.console.configuration.questions import draft_of
 from trinity_bus.runtime import supervisor
 from trinity_bus.runtime.supervisor import Activity, Supervisor
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import read_shape
 from workers.console.configuration import _CHECKS as CHECKS
+from workers.console.draft import Checks, draft_of
 from workers.console.local_mesh import LocalMesh
 
 HUGE = str(10**4000)

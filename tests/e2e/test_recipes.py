@@ -14,13 +14,12 @@ from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
-from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import steps
 from workers.demo.model import MAX_LENGTH, make_model
-from workers.local import spec_of
+from workers.local import PlannedService, spec_of
 
 LIMIT_S = 600.0
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(LIMIT_S + 60)]

@@ -14,8 +14,6 @@ ends in one result, also where it fails or is cut off; one that the coordinator 
 ==================================  ===================================================================================
 what fails                          what happens
 ==================================  ===================================================================================
-the coordinator dies                its successor goes on; results are on the log
-no coordinator answers              ``NoCoordinatorError``, from whatever waits
 results cannot be read any more     every iteration raises why
 the client is stopped               ``NotStartedError`` from iterations that wait; batches go on
 this process dies                   its batches go on; ``RolloutCoordinator`` finalizes them from anywhere

@@ -1,4 +1,7 @@
-"""What a client holds while it is connected, a bus, a producer and a command channel; and how clients connect."""
+"""What a client holds while it is connected, a bus, a producer and a command channel; and how clients connect.
+
+Where the coordinator dies, its successor goes on with all that clients asked of it, and answers.
+"""
 
 import asyncio
 import logging

@@ -19,8 +19,6 @@ the client dies before the tasks    the batch stays PENDING, without some of its
 are durable                         of training and holds up nobody; abort it (``trinity-bus abort``), its id is used
 sending the tasks fails             ``SendError``; likewise
 the client dies while it waits      nothing: the batch goes on, and anyone may finalize it
-the coordinator dies                its successor has the batches, and answers
-no coordinator answers              ``NoCoordinatorError``
 ==================================  ===================================================================================
 """
 
@@ -44,12 +42,10 @@ log = logging.getLogger(__name__)
 
 
 class RolloutCoordinator(Connected):
-    """Batches, from submission to result. They go on when it is shut down.
+    """Batches, from submission to result. They go on when it is shut down. Arguments: see :class:`Connected`.
 
-    Args:
-        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
-        rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
-        operator: Whether it ends batches whoever they belong to, which takes the rights of an operator.
+    Models are not used, with a line in the log: the mesh's explorers answer. ``operator``: whether it ends batches
+    whoever they belong to, which takes the rights of an operator.
     """
 
     def __init__(

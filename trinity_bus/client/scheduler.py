@@ -113,11 +113,8 @@ class Scheduler(Connected):
 
     ``start`` also waits until a coordinator is heard (NoCoordinatorError where none is). ``stop`` ends every batch that
     is open, its unfinished tasks cut off; where no coordinator answers (NoCoordinatorError) they stay open on the log.
-    Results that are there can be taken after the next ``start``.
-
-    Args:
-        settings: Like ``bus`` and ``name``, as for every client: see :class:`Connected`.
-        rollout_model: Not used, with a line in the log, like ``auxiliary_models``: the mesh's explorers answer.
+    Results that are there can be taken after the next ``start``. Models are not used, with a line in the log: the
+    mesh's explorers answer. Other arguments: see :class:`Connected`.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ what fails                          what happens
 a version does not come             ``TimedOutError``; nothing is left behind by having waited
 the trainer has stopped             a wait for a new version returns the present one
 the version is gone                 ``publish_version`` raises ``RefusedError``, with the versions that can be had
-no coordinator answers              ``NoCoordinatorError``
 ==================================  ===================================================================================
 """
 
@@ -56,12 +55,10 @@ WEIGHTS = "model.safetensors"
 
 
 class Synchronizer(Connected):
-    """Model versions. Reads what the log holds now when it is prepared.
+    """Model versions. Reads what the log holds now when it is prepared. Arguments: see :class:`Connected`.
 
-    Args:
-        settings: Also the model's name; for this, ``bus`` and ``name`` see :class:`Connected`.
-        module_ref: Not used, with a line in the log: who is there is told by heartbeats.
-        clock: Seconds, steady, to tell who has fallen silent.
+    ``module_ref`` is not used, with a line in the log: who is there is told by heartbeats. ``clock``: seconds, steady,
+    to tell who has fallen silent.
     """
 
     def __init__(

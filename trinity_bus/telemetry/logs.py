@@ -17,6 +17,7 @@ What goes wrong while log lines are exported is told on the console only, or it 
 """
 
 import logging
+import os
 from typing import Final, override
 
 from opentelemetry import trace
@@ -28,6 +29,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import format_trace_id
 
 from schemas.errors import printable
+from trinity_bus.errors import ConfigError
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 OWN: Final = ("opentelemetry", "urllib3", "requests")  # loggers of what exports
@@ -57,6 +59,15 @@ class _Body(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         return printable(record.getMessage())
+
+
+def wanted_level() -> int:
+    """Return what the variable LOG_LEVEL asks a service to log from on: ``info`` where it is not set."""
+    name = os.environ.get("LOG_LEVEL") or "info"
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise ConfigError(f"LOG_LEVEL={name!r}: expected debug, info, warning or error")
+    return level
 
 
 def console(level: int | str = logging.INFO, *, template: str = FORMAT) -> None:

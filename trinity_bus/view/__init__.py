@@ -4,7 +4,7 @@
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
 """
 
-from trinity_bus.view.mesh_follower import HeldBack, MeshFollower, coordinator_lag, follow, follow_batches
+from trinity_bus.view.mesh_follower import HeldBack, MeshFollower, coordinator_lag, follow
 from trinity_bus.view.parts import (
     BatchView,
     ExplorerView,
@@ -30,7 +30,6 @@ __all__ = [
     "VersionRow",
     "coordinator_lag",
     "follow",
-    "follow_batches",
     "runner_values",
     "state_table",
     "unserved_line",

@@ -123,11 +123,6 @@ class MeshFollower:
             self._on_end(error)
 
 
-def follow_batches(bus: Bus) -> MeshFollower:
-    """Return a follower whose state has every batch that the log has kept, and nothing else."""
-    return MeshFollower(bus, BATCHES, start="beginning")
-
-
 @asynccontextmanager
 async def follow(
     bus: Bus,

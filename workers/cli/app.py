@@ -73,7 +73,7 @@ COMMANDS: dict[str, Lazy] = {
     "status": Lazy("status", "Show batches, explorers, versions and lag, live.", _SEE),
     "batches": Lazy("batches", "List the batches, and skip one that stops the trainer.", _SEE),
     "runners": Lazy("status", "Show every runner of every explorer, live.", _SEE),
-    "trace": Lazy("training.trace", "Print a task's trace, from its send to the gradient, as a tree.", _SEE),
+    "trace": Lazy("track", "Print a task's trace, from its send to the gradient, as a tree.", _SEE),
     "console": Lazy("console_command", "Show every rollout in a browser, live and earlier.", _SEE),
     "up": Lazy("up", "Run your own mesh on this machine until its training is done.", _MESH),
     "down": Lazy("up", "Stop a mesh that `up` runs.", _MESH),
@@ -94,7 +94,7 @@ COMMANDS: dict[str, Lazy] = {
     "track": Lazy("track", "Write metrics for trackers of experiments, or as JSON lines.", _LOG),
     "access": Lazy("access", "Set the mesh's users and rights on a cluster with access control.", _LOG),
     "positions": Lazy("coordinator", "Show and set the coordinator's positions in its inputs.", _LOG),
-    "topics": Lazy("topics", "List, create and describe the topics.", _LOG),
+    "topics": Lazy("topics", "List, create and grow the topics.", _LOG),
 }
 
 

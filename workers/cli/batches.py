@@ -7,11 +7,11 @@ import typer
 
 from schemas import StepTrained
 from schemas.errors import counted, one_line
-from schemas.topics import TRAINER_EVENTS
+from schemas.topics import BATCHES, TRAINER_EVENTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Reader
 from trinity_bus.client import RolloutCoordinator
-from trinity_bus.view import follow_batches
+from trinity_bus.view import follow
 from workers.cli.connection import mesh_command, on_mesh
 from workers.cli.console import console, say, show
 from workers.runs import program
@@ -96,7 +96,7 @@ async def abort(
 
     Exit code 1 if there is no such batch, or it has ended.
     """
-    async with follow_batches(bus) as follower:
+    async with follow(bus, topics=[BATCHES], whole=True) as follower:
         found = follower.state.batches.get(batch)
         if found is None:
             say(f"No batch is called {batch!r}; {program()} batches lists those that there are.", stderr=True)
@@ -117,6 +117,6 @@ async def abort(
 
 
 async def _show(bus: Bus, *, as_json: bool, last: int) -> None:
-    async with follow_batches(bus) as follower:
+    async with follow(bus, topics=[BATCHES], whole=True) as follower:
         state = follower.state
         show(out, all_batches_table(state, last), map(asdict, state.batches.values()), as_json=as_json)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ from trinity_bus.broker.embedded import EmbeddedBroker
 from trinity_bus.broker.lock import KAFKA_VERSION
 from trinity_bus.broker.start import prepare as prepare_broker
 from trinity_bus.bus import Bus
-from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
+from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BrokerError
 from trinity_bus.runtime.service import interrupted_by
 from trinity_bus.runtime.supervisor import Fate, Restarts
@@ -28,41 +27,33 @@ out = console()
 
 _NOT_RUNNING = 3  # Exit code of ``status``, as init scripts have it
 
-Port = Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Port on the loopback interface.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder of the log.", file_okay=False)]
-
-
-def _settings(port: int | None = None, data_dir: Path | None = None) -> BrokerSettings:
-    given = {name: value for name, value in (("port", port), ("data_dir", data_dir)) if value is not None}
-    return Settings().broker.model_copy(update=given)
-
 
 @app.command()
-def start(port: Port = None, data_dir: DataDir = None) -> None:
+def start() -> None:
     """Start a broker in the background, unless it is running.
 
     Nothing watches it. If it dies, run this command again: it starts at the same address, and its clients continue.
     """
-    state = embedded.start(_settings(port, data_dir))
+    settings = Settings().broker
+    state = embedded.start(settings)
     out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
-    if port not in {None, 0, state.port}:
-        out.print(f"It was running already; to move it to port {port}, stop it first: trinity-bus broker stop")
+    if settings.port not in {None, 0, state.port}:
+        out.print(f"It was running already; to move it to port {settings.port}, stop it first: trinity-bus broker stop")
 
 
 @app.command()
-def stop(data_dir: DataDir = None) -> None:
+def stop() -> None:
     """Stop the broker in the background. Its data stays."""
-    stopped = embedded.stop(_settings(data_dir=data_dir))
+    stopped = embedded.stop(Settings().broker)
     out.print("Stopped." if stopped else "No broker runs.")
 
 
 @app.command()
 def status(
-    data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show whether the broker runs, and its address. Exit code 3 if it does not."""
-    found = embedded.status(_settings(data_dir=data_dir))
+    found = embedded.status(Settings().broker)
     state = found.state
     facts: dict[str, str | int | bool | None] = {
         "running": found.running,
@@ -86,11 +77,9 @@ def status(
 
 
 @app.command()
-def reset(
-    data_dir: DataDir = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
-) -> None:
+def reset(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Delete the broker's data: every topic and every record."""
-    settings = _settings(data_dir=data_dir)
+    settings = Settings().broker
     folder = embedded.status(settings).folder.root
     if folder.exists() and not yes:
         typer.confirm(f"Delete every record in {folder}?", abort=True)
@@ -99,10 +88,10 @@ def reset(
 
 
 @app.command()
-def run(port: Port = None, data_dir: DataDir = None) -> None:
+def run() -> None:
     """Run a broker in the foreground until Ctrl-C. If it dies, it is restarted at the same address."""
     restarts = Restarts()
-    with interrupted_by(signal.SIGTERM), EmbeddedBroker(_settings(port, data_dir)) as broker:
+    with interrupted_by(signal.SIGTERM), EmbeddedBroker(Settings().broker) as broker:
         while True:
             out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{broker.bootstrap_servers}[/]; Ctrl-C stops it")
             began = awake.now()

@@ -2,11 +2,10 @@
 
 import asyncio
 import importlib
-import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,20 +16,16 @@ from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.secrecy import keep_secrets
 from trinity_bus.runtime.service import GRACE_S, run_service
 from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.telemetry.logs import wanted_level
 from trinity_bus.training.ranks.launch import Launch, launch_of
 from workers.cli.connection import connected_settings, set_option
 
 app = typer.Typer(no_args_is_help=True)
 
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", case_sensitive=False, help="What the service logs.", envvar="LOG_LEVEL"),
-]
 
-
-def _serve(name: str, log_level: str, *more: object) -> None:
+def _serve(name: str, *more: object) -> None:
     settings = connected_settings()
-    log_to_terminal(log_level.upper())
+    log_to_terminal(wanted_level())
     keep_secrets()
     with importing():
         service: Callable[..., Coroutine[Any, Any, None]]
@@ -51,61 +46,49 @@ def _with_model(service: str, settings: Settings) -> Settings:
     return located(settings, *sections, weights=weights)
 
 
-@app.command()
-def coordinator(log_level: LogLevel = "info") -> None:
-    """Form batches from tasks, dispatch them to explorers, announce model versions."""
-    _serve("coordinator", log_level)
+def _add(name: str, told: str) -> None:
+    @app.command(name, help=told)
+    def serve() -> None:
+        _serve(name)
+
+
+_add("coordinator", "Form batches from tasks, dispatch them to explorers, announce model versions.")
 
 
 @app.command()
 def explorer(
     name: Annotated[str | None, typer.Option(help="The explorer's name, which must be unique.")] = None,
-    log_level: LogLevel = "info",
     fork_server: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run workflows against a vLLM engine and publish experiences."""
     if name is not None:
         set_option(f"explorer.name={name}")
-    _serve("explorer", log_level, None if fork_server is None else socket.socket(fileno=fork_server))
+    _serve("explorer", None if fork_server is None else socket.socket(fileno=fork_server))
 
 
 @app.command()
-def trainer(log_level: LogLevel = "info") -> None:
+def trainer() -> None:
     """Train on finalized batches with Megatron-core and publish model versions.
 
     Started by torchrun, on one machine or several, rank 0 is the trainer, and the others are its ranks.
     """
     launch = launch_of(os.environ)
     if launch is None or launch.rank == 0:
-        _serve("trainer", log_level)
+        _serve("trainer")
     else:
-        raise typer.Exit(_follow(launch, log_level))
+        raise typer.Exit(_follow(launch))
 
 
-def _follow(launch: Launch, log_level: str) -> int:
+def _follow(launch: Launch) -> int:
     # Be a rank of the trainer other than the first: it needs no broker, and its health is rank 0's
-    level = logging.getLevelNamesMapping()[log_level.upper()]
     settings = _with_model("trainer", Settings())
     keep_secrets()
     with importing():
         follow: Callable[[Settings, Launch, int], int]
         follow = importlib.import_module("workers.trainer.launched_ranks").follow
-    return follow(settings, launch, level)
+    return follow(settings, launch, wanted_level())
 
 
-@app.command()
-def taskset(log_level: LogLevel = "info") -> None:
-    """Turn a dataset into tasks, as fast as they are answered."""
-    _serve("taskset", log_level)
-
-
-@app.command()
-def gateway(log_level: LogLevel = "info") -> None:
-    """Answer agents over HTTP, with responses from explorers."""
-    _serve("gateway", log_level)
-
-
-@app.command()
-def console(log_level: LogLevel = "info") -> None:
-    """Show every rollout in a browser."""
-    _serve("console", log_level)
+_add("taskset", "Turn a dataset into tasks, as fast as they are answered.")
+_add("gateway", "Answer agents over HTTP, with responses from explorers.")
+_add("console", "Show every rollout in a browser.")

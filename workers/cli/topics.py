@@ -12,15 +12,14 @@ from schemas.errors import printable
 from schemas.topic import Topic
 from schemas.topics import ALL_DEAD_LETTERS, TOPICS
 from trinity_bus.bus import Bus, Received
-from trinity_bus.bus.client.connection import METADATA_S, administrator, kafka_errors
+from trinity_bus.bus.client.connection import METADATA_S
 from trinity_bus.bus.partitioning import SETTLE_S
 from trinity_bus.bus.read.received import refusal_of
-from trinity_bus.bus.topics import config_of
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
 
 app = typer.Typer()
-topics = typer.Typer(no_args_is_help=True, help="List, create and describe the topics.")
+topics = typer.Typer(no_args_is_help=True, help="List, create and grow the topics.")
 app.add_typer(topics, name="topics")
 out = console()
 
@@ -78,36 +77,6 @@ async def grow(
         f"{topic.full_name(bus.settings.namespace)} had {had} partitions, and has {partitions}: services use them "
         f"within {METADATA_S + SETTLE_S:g} s"
     )
-
-
-@topics.command()
-@mesh_command(_CLIENT_ID, absent=True)
-async def describe(
-    bus: Bus,
-    topic: Annotated[Topic, typer.Argument(metavar="NAME", parser=_known, help=f"One of {', '.join(_NAMES)}.")],
-) -> None:
-    """Describe one topic: its purpose, configuration and partitions."""
-    name = topic.full_name(bus.settings.namespace)
-    out.print(f"[bold]{name}[/]  {topic.description}")
-    facts = folding_table("", "", show_header=False, box=None)
-    facts.add_row("key", topic.key)
-    facts.add_row("records", ", ".join(record.__name__ for record in topic.records) or "raw bytes")
-    facts.add_row("written by", ", ".join(topic.writers))
-    facts.add_row("read by", ", ".join(topic.readers))
-    for setting, value in config_of(topic, bus.settings).items():
-        facts.add_row(setting, value)
-    out.print(facts)
-    async with administrator(bus.settings, _CLIENT_ID) as admin:
-        with kafka_errors("list the topics"):
-            present = await admin.list_topics()
-    if name not in present:
-        out.print("It does not exist yet: trinity-bus topics create")
-        return
-    first, end = await bus.beginning_offsets(topic), await bus.end_offsets(topic)
-    partitions = folding_table("partition", "first offset", "end offset")
-    for number in sorted(end):
-        partitions.add_row(str(number), f"{first[number]:,}", f"{end[number]:,}")
-    out.print(partitions)
 
 
 def fields_of(received: Received[Any]) -> dict[str, str]:

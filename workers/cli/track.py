@@ -1,4 +1,4 @@
-"""``trinity-bus track``: metrics for trackers of experiments."""
+"""``trinity-bus track`` and ``trace``: metrics for trackers of experiments, and a task's way as a tree of spans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,11 +7,14 @@ import typer
 
 from schemas.errors import by_number, counted
 from trinity_bus.config import Settings
+from trinity_bus.telemetry import load_spans, load_task_spans, tree_of_task
 from trinity_bus.telemetry.logs import console as log_to_terminal
+from trinity_bus.telemetry.spans import TRACES
 from trinity_bus.tracking.sinks import MLflow, Sink, TensorBoard, Trackio, WeightsAndBiases
 from trinity_bus.tracking.sinks import track as follow
 from workers.cli.connection import on_mesh
-from workers.cli.console import say
+from workers.cli.console import console, say
+from workers.runs import newest_run
 
 app = typer.Typer()
 
@@ -62,3 +65,22 @@ def track(
     written = on_mesh("track", lambda bus: follow(bus, out, sinks, once=once))
     if written is not None:
         say(f"{counted(written, 'line')} {by_number(written, 'is', 'are')} in {out}")
+
+
+@app.command()
+def trace(
+    task_id: Annotated[str, typer.Argument(metavar="TASK_ID", help="The task.")],
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run. Unset: configured, or the newest.")] = None,
+    jaeger: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Read from Jaeger instead, such as http://localhost:16686."),
+    ] = None,
+) -> None:
+    """Print a task's trace, from its send to the gradient and the resulting model version."""
+    if jaeger is not None and run_dir is not None:
+        raise typer.BadParameter("the spans are in a folder or in Jaeger: give one of --run-dir and --jaeger")
+    if jaeger is not None:
+        spans = load_task_spans(jaeger, task_id)
+    else:
+        spans = load_spans(run_dir or Settings().telemetry.run_dir or newest_run(TRACES))
+    console().print(tree_of_task(spans, task_id))

@@ -26,8 +26,8 @@ from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import refusal_of
 from trinity_bus.client import Synchronizer
-from trinity_bus.console.index.answers import Place
 from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.terms import Place
 from trinity_bus.console.web.render import Frame
 from trinity_bus.errors import RefusedError
 from workers.console.access_control import form, operator
@@ -132,17 +132,11 @@ class DeadLetterPages:
     def _page(
         self, request: web.Request, letter: Received[Any], value: str | None = None, wrong: str = ""
     ) -> web.Response:
-        found = refusal_of(letter)
         return self._context.render(
             request,
             "dead_letter.html",
-            place=letter.place,
-            at=letter.timestamp_ms / 1000,
-            reason=found.reason,
-            detail=found.detail,
-            source=found.source,
-            key=letter.key or "",
-            size=len(letter.raw),
+            letter=letter,
+            refusal=refusal_of(letter),
             text=letter.raw.decode("utf-8", "backslashreplace"),
             mendable=_is_task(letter),
             mended=_as_json(letter.raw) if value is None else value,

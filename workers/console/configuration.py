@@ -14,18 +14,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trinity_bus.console.configuration import files
-from trinity_bus.console.configuration.checks import Checked, Checks
-from trinity_bus.console.configuration.questions import (
-    EXTRA_FIELDS,
-    QUESTIONS,
-    TASKS,
-    Draft,
-    answers_of,
-    draft_of,
-    fields,
-    sections_of_fields,
-)
 from trinity_bus.console.web.who import host_is_ours
 from trinity_bus.errors import ConfigError
 from trinity_bus.hub import NotCachedError, model_folder
@@ -33,9 +21,23 @@ from trinity_bus.runtime.ports import free_port, is_loopback
 from trinity_bus.sizing.memory import GIB
 from trinity_bus.training.families import ModelShape, read_shape
 from workers.console.access_control import form, operator
+from workers.console.draft import (
+    EXTRA_FIELDS,
+    QUESTIONS,
+    TASKS,
+    Checked,
+    Checks,
+    Draft,
+    answers_of,
+    draft_of,
+    fields,
+    mesh_file,
+    sections_of_fields,
+    tasks_file,
+)
 from workers.console.local_mesh import LocalMesh, LocalRun, MeshBusyError
 from workers.console.page_context import VISITOR, BadLinkError, PageContext
-from workers.local import service_environment
+from workers.local import PlannedService, planned, service_environment
 from workers.preconditions import memory, refusals
 from workers.runs import new_run
 
@@ -43,11 +45,11 @@ log = logging.getLogger("workers.console")
 
 
 def _has_rows(path: str) -> bool:
-    found = Path(path)
     try:
+        found = Path(path).expanduser()
         return found.exists() or next(found.parent.glob(found.name), None) is not None
-    except (OSError, ValueError):
-        # Longer than names are, no pattern, in a folder that is closed to us.
+    except (OSError, ValueError, RuntimeError):
+        # Longer than names are, no pattern, in a folder that is closed to us, of nobody's home.
         return False
 
 
@@ -95,13 +97,13 @@ class Configuration:
         return self._page(request, answers, checked)
 
     async def _mesh_file(self, request: web.Request) -> web.Response:
-        return _file("mesh.toml", files.mesh_file(await self._sound_draft(request)))
+        return _file("mesh.toml", mesh_file(await self._sound_draft(request)))
 
     async def _tasks_file(self, request: web.Request) -> web.Response:
         rows = (await self._sound_draft(request)).rows
         if rows is None:
             raise BadLinkError("there are no rows to describe")
-        return _file(TASKS, files.tasks_file(rows))
+        return _file(TASKS, tasks_file(rows))
 
     async def _sound_draft(self, request: web.Request) -> Draft:
         self._let_in(request)
@@ -182,14 +184,14 @@ class Configuration:
         folder = new_run(time.strftime(f"%Y%m%d-%H%M%S-{namespace}")).resolve()
         if draft.rows is not None:
             rows = replace(draft.rows, path=str(Path(draft.rows.path).absolute()))
-            (folder / TASKS).write_text(files.tasks_file(rows), encoding="utf-8")
+            (folder / TASKS).write_text(tasks_file(rows), encoding="utf-8")
         servers = settings.kafka.bootstrap_servers or own.kafka.bootstrap_servers
         draft = replace(draft, values={**draft.values, "kafka.bootstrap_servers": servers})
-        (folder / "mesh.toml").write_text(files.mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
-        plan, address = files.planned(checked.services, settings, draft.hardware), ""
+        (folder / "mesh.toml").write_text(mesh_file(draft, str(folder / TASKS)), encoding="utf-8")
+        plan, address = planned(checked.services, settings, draft.hardware), ""
         if not shown_here:
             port = free_port()
-            plan.append(files.PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
+            plan.append(PlannedService("console", ["--set", f"console.port={port}", "run", "console"]))
             address = f"http://127.0.0.1:{port}/"
         return LocalRun(namespace=namespace, folder=folder, plan=plan, env=service_environment(own), console=address)
 
@@ -208,7 +210,7 @@ class Configuration:
             "extra": list(EXTRA_FIELDS.values()),
             "opened": {path.partition(".")[0] for path in touched if answers.get(path) or path not in answers},
             "gib": GIB,
-            "mesh_toml": files.mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
+            "mesh_toml": mesh_file(checked.draft) if checked is not None and checked.is_sound else "",
             "may_run": self._may_run(request),
         }
         return self._context.render(request, "configuration.html", **values)

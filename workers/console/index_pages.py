@@ -17,10 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from trinity_bus.console.index.answers import Point, SettingsRow
 from trinity_bus.console.index.files import database
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk, SampleFilter, StoreError
+from trinity_bus.console.index.terms import PageAsk, Point, SampleFilter, SettingsRow, StoreError
 from trinity_bus.console.web import overview as first_page
 from trinity_bus.console.web import render
 from trinity_bus.console.web.overview import REWARD
@@ -65,7 +64,7 @@ class IndexPages:
         except StoreError as error:
             no_index = str(error)
         state = self._feed.state if frame.until is None else None
-        view = first_page.overview(
+        view = first_page.Overview(
             past, state, self._feed.lag, is_record=self._feed.is_record, is_away=self._feed.is_away
         )
         return {"view": view, "no_index": no_index, **told}
@@ -157,7 +156,7 @@ def _versions(index: Index, frame: Frame, model: str) -> Mapping[str, Any]:
         "page": page,
         "choices": index.choices(model, rows=_CHOICES, until=until),
         "served": {row.explorer: row.version for row in alive},
-        "pinned": next((row.version for row in page.rows if row.pinned), None),
+        "pinned": next((row.record.version for row in page.rows if row.pinned), None),
     }
 
 
@@ -182,7 +181,7 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
         by_time=by_time,
         steps=steps,
         versions=versions,
-        syncs=index.syncs(min(row.version for row in versions), until=until) if versions else [],
+        syncs=index.syncs(min(row.record.version for row in versions), until=until) if versions else [],
         fleet=index.fleet(until=until),
         metrics={} if newest is None else newest.metrics,
         trainers=index.trainers(until=until),

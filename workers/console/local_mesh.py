@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.http import in_thread
 from trinity_bus.runtime.process import ProcessError
 from trinity_bus.runtime.supervisor import Activity, Supervisor
-from workers.local import spec_of
+from workers.local import PlannedService, spec_of
 from workers.runs import command
 
 log = logging.getLogger("workers.console")

@@ -30,13 +30,12 @@ from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS, VERSION_HISTORY
 from trinity_bus import awake
 from trinity_bus.bus import Bus
 from trinity_bus.config import Settings
-from trinity_bus.console.index.answers import Extent
 from trinity_bus.console.index.files import store_folder
 from trinity_bus.console.index.follower import PastRecords, follow_log
 from trinity_bus.console.index.group_rows import ModelTexts, load_texts
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import Extent, StoreBusyError, StoreError
 from trinity_bus.errors import BusError, TrinityError, UnknownTopicError
 from trinity_bus.health.process import watching
 from trinity_bus.runtime.service import first_error

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from trinity_bus.config import Settings
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk
+from trinity_bus.console.index.terms import PageAsk
 from trinity_bus.console.web.render import MAX_QUERY, Frame, Pages, parsed_moment
 from trinity_bus.console.web.who import Visitor
 from trinity_bus.errors import TrinityError

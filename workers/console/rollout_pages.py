@@ -11,7 +11,8 @@ from aiohttp import web
 
 from schemas import ExperienceGroup
 from schemas.token_figures import Float16
-from trinity_bus.console.index.answers import (
+from trinity_bus.console.index.index import Index
+from trinity_bus.console.index.terms import (
     SampleDetail,
     SamplePlace,
     SettingsRow,
@@ -19,11 +20,10 @@ from trinity_bus.console.index.answers import (
     TaskTimeline,
     WholeGroup,
 )
-from trinity_bus.console.index.index import Index
 from trinity_bus.console.web import rollouts
 from trinity_bus.console.web.advantage import Comparison, compare
 from trinity_bus.console.web.render import Frame
-from trinity_bus.console.web.sample_view import PAGE_TOKENS, prompt_pieces
+from trinity_bus.console.web.rollouts import PAGE_TOKENS
 from trinity_bus.errors import TrinityError
 from workers.console.page_context import BadLinkError, PageContext, count, there
 
@@ -132,14 +132,14 @@ class RolloutPages:
         metrics = record.metrics[at] if at < len(record.metrics) else {}
         return {
             "trouble": "",
-            "tokens": rollouts.sample_tokens(
-                record, at, texts, first=first, others=others, other=other, entropies=figures.entropies
+            "tokens": rollouts.token_views(
+                record, at, texts=texts, first=first, others=others, other=other, entropies=figures.entropies
             ),
             "metrics": sorted(metrics.items())[:50],
             "prompt": []
             if texts is None
-            else prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
-            "turns": rollouts.turns_of(sample, texts, texts.read) if texts is not None else [],
+            else rollouts.prompt_pieces(sample.tokens[: sample.prompt_length].tolist(), texts, texts.special),
+            "turns": rollouts.turns(sample, texts, texts.read) if texts is not None else [],
             "figures": figures,
             "missing": missing,
             "sampled_with": rollouts.way_of_drawing(sample.sampling),

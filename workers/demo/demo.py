@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from trinity_bus import awake
 from trinity_bus.config import Settings
-from trinity_bus.console.configuration.files import PlannedService
 from trinity_bus.errors import TrinityError
 from trinity_bus.runtime.memory import importing
 from trinity_bus.runtime.ports import LOOPBACK
@@ -34,7 +33,7 @@ from workers.demo.model import make_model
 from workers.demo.preloads import Preloads
 from workers.demo.settings import available_cores, demo_namespace, explorer_options, hint, write_mesh_file
 from workers.demo.subjects import DemoOptions
-from workers.local import broker, service_environment, spec_of, supervised, while_watched
+from workers.local import PlannedService, broker, service_environment, spec_of, supervised, while_watched
 
 if TYPE_CHECKING:
     from workers.demo.report import Summary

@@ -146,7 +146,6 @@ def test_a_background_broker_from_start_to_reset(environment: dict[str, str], se
     assert empty.stderr.startswith("trinity-bus: namespace 'trinity' has no topics")
     assert cli(environment, "topics", "create").returncode == 0
     assert "absent" not in cli(environment, "topics", "list").stdout
-    assert "cleanup.policy" in cli(environment, "topics", "describe", "batches").stdout
     assert "had 8 partitions, and has 12" in cli(environment, "topics", "grow", "results", "12").stdout
     fixed = cli(environment, "topics", "grow", "tasks", "12")
     assert (fixed.returncode, fixed.stdout, fixed.stderr.count("\n")) == (2, "", 1)

@@ -23,8 +23,8 @@ from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
 from trinity_bus.console.index.follower import IndexStanding, PastRecords, follow_log
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import SampleFilter
 from trinity_bus.errors import RecordGoneError, UnknownTopicError
 from workers.console.mesh_watcher import MeshWatcher
 

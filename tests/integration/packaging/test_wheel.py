@@ -121,4 +121,4 @@ def test_its_command_runs(environment: Path, tmp_path: Path) -> None:
         text=True,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
     )
-    assert "List, create and describe the topics" in done.stdout
+    assert "List, create and grow the topics" in done.stdout

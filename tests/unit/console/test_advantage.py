@@ -13,9 +13,8 @@ from tests.support.fakes.experiences import make_group
 from tests.support.fakes.log_records import LogRecords, group
 from tests.support.narrowing import some
 from trinity_bus.config import Settings, TrainerSettings, told_settings
-from trinity_bus.console.index.answers import GroupUse, SettingsRow, StepName, WholeGroup
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import SampleFilter
+from trinity_bus.console.index.terms import GroupUse, SampleFilter, SettingsRow, StepName, WholeGroup
 from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError

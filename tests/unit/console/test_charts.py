@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from trinity_bus.console.index.answers import Bin, Histogram, RowPage
+from trinity_bus.console.index.terms import Bin, Histogram, RowPage
 from trinity_bus.console.web.render import MAX_POINTS, Axis, Frame, Pages, chart, thinned
 from trinity_bus.console.web.who import Visitor
 

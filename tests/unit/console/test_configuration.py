@@ -16,24 +16,23 @@ from trinity_bus.config import (
     setting_fields,
 )
 from trinity_bus.config.sections import Sections, is_secret
-from trinity_bus.console.configuration.checks import Checked, Checks
-from trinity_bus.console.configuration.files import (
-    mesh_file,
-    planned,
-    tasks_file,
-)
-from trinity_bus.console.configuration.questions import (
+from trinity_bus.console.index.terms import SettingsRow
+from trinity_bus.sizing.hardware import Hardware
+from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
+from workers.console.draft import (
     EXTRA_FIELDS,
     QUESTIONS,
     BadAnswerError,
+    Checked,
+    Checks,
     TaskRows,
     draft_of,
     fields,
+    mesh_file,
+    tasks_file,
 )
-from trinity_bus.console.index.answers import SettingsRow
-from trinity_bus.sizing.hardware import Hardware
-from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
 from workers.console.index_pages import ComparedSetting, compared_settings
+from workers.local import planned
 from workers.preconditions import problems, refusals
 from workers.taskset.description import describe
 

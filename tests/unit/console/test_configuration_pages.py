@@ -13,8 +13,8 @@ import pytest
 from tests.support.console.site import TOKEN, VIEWERS, Client, console, with_tokens
 from tests.support.mesh.waiting import until
 from tests.support.narrowing import some
-from trinity_bus.console.configuration.files import PlannedService
 from workers.console.local_mesh import LocalMesh, LocalRun
+from workers.local import PlannedService
 
 CONFIG = {
     "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,

@@ -27,11 +27,19 @@ from tests.support.fakes.mesh_records import (
 from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
 from trinity_bus.bus import Undecodable
-from trinity_bus.console.index.answers import PassedOver, SamplePlace, StepName
 from trinity_bus.console.index.group_rows import load_texts
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import PageAsk, QuestionError, SampleFilter, StoreBusyError, StoreError
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import (
+    PageAsk,
+    PassedOver,
+    QuestionError,
+    SampleFilter,
+    SamplePlace,
+    StepName,
+    StoreBusyError,
+    StoreError,
+)
 
 TODAY = 1_700_000_000.0
 
@@ -100,8 +108,9 @@ def test_a_group_shows_the_spread_of_its_rewards_and_a_histogram_counts_every_sa
 
 def test_a_version_leads_back_to_its_batch_and_out_to_its_explorers(index: Index) -> None:
     (version,) = index.versions().rows
-    assert (version.batch_id, version.checkpoint, version.announced) == ("train-1", "/ckpt/1", True)
-    assert (version.metrics, version.skipped, version.synced) == ({}, [], 1)
+    record = version.record
+    assert (record.batch_id, record.checkpoint, version.announced) == ("train-1", "/ckpt/1", True)
+    assert (record.metrics, version.skipped, version.synced) == ({}, [], 1)
     assert [(sync.explorer, sync.version, sync.ok) for sync in index.syncs(1)] == [("explorer-0", 1, True)]
     assert index.syncs(2) == []
 
@@ -117,8 +126,8 @@ def test_a_task_is_followed_from_its_send_to_its_step(index: Index) -> None:
 
 
 def test_an_earlier_moment_is_what_it_was_then(index: Index) -> None:
-    assert [row.state for row in index.batches().rows] == ["finalized"]
-    assert [(row.state, row.trained_as) for row in index.batches(until=105).rows] == [("running", None)]
+    assert [row.record.state for row in index.batches().rows] == ["finalized"]
+    assert [(row.record.state, row.trained_as) for row in index.batches(until=105).rows] == [("running", None)]
     assert index.batches(until=100).rows == []
     assert (index.steps(until=106.9).rows, index.steps(until=107.5).rows[0].trained_at) == ([], None)
     assert index.samples(until=102.9).rows == []

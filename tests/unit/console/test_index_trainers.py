@@ -17,10 +17,9 @@ from tests.support.fakes.log_records import LogRecords, group
 from tests.support.fakes.mesh_records import batch, step_trained
 from tests.support.fakes.steps import begun_step
 from tests.support.narrowing import some
-from trinity_bus.console.index.answers import SamplePlace
 from trinity_bus.console.index.index import Index
-from trinity_bus.console.index.questions import SampleFilter
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import SampleFilter, SamplePlace
 from trinity_bus.coordination.events.versions import history_entry as entry
 
 GROUPS = [
@@ -91,7 +90,10 @@ def test_of_a_trainer_that_began_anew_the_last_run_is_shown(index: Index, store:
     assert [point.value for point in index.metrics(["loss"])["loss"]] == [9.0]
     assert [row.step for row in index.steps(until=399).rows] == [2, 1]
     # What the run before had made of it leads nowhere.
-    assert [(row.batch_id, row.trained_as) for row in index.batches().rows] == [("train-2", None), ("train-1", 1)]
+    assert [(row.record.batch_id, row.trained_as) for row in index.batches().rows] == [
+        ("train-2", None),
+        ("train-1", 1),
+    ]
     sample = some(index.sample(SamplePlace(0, 0, 1)))
     shown = [(1, "trainer-0"), (2, "replay-2")]
     assert [(fate.step.step, fate.step.trainer) for fate in sample.fates] == shown
@@ -114,7 +116,7 @@ def test_a_stage_is_one_trainer_with_what_it_begins_and_what_it_trains(tmp_path:
         assert (step.trainer, step.groups, step.trained_at, step.seconds) == ("trainer-0/grpo", 1, 201, 2)
         assert [point.value for point in index.metrics(["loss"], trainer="trainer-0/grpo")["loss"]] == [0.5]
         (version,) = index.versions().rows
-        assert index.step(version.step, trainer=version.trainer) is not None
+        assert index.step(version.record.step, trainer=version.record.trainer) is not None
 
 
 def test_a_trainer_that_began_anew_many_times_leaves_room_for_others(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from schemas.experience import SampledWith
 from tests.support.fakes.experiences import make_group
-from trinity_bus.console.index.answers import EventKind, Place, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.index.group_rows import Tokens
+from trinity_bus.console.index.terms import EventKind, Place, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.web.advantage import Comparison
 from trinity_bus.console.web.rollouts import (
     group_runs,

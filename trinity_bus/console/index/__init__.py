@@ -6,5 +6,5 @@
      ^                                           |
      '----------------PastRecords----------------'   the tokens of what somebody looks at
 
-:class:`Index` is what pages ask; ``answers`` and ``questions`` say in which terms. One process has the ``Store``.
+:class:`Index` is what pages ask; ``terms`` says in which. One process has the ``Store``.
 """

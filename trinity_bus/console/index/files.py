@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from trinity_bus.broker.layout import xdg
 from trinity_bus.config import Settings
-from trinity_bus.console.index.questions import StoreBusyError, StoreError
+from trinity_bus.console.index.terms import StoreBusyError, StoreError
 
 _WRITE_CACHE_KIB: Final = 64 << 10
 _READ_CACHE_KIB: Final = 16 << 10

@@ -31,9 +31,8 @@ from schemas.topics import ALL_DEAD_LETTERS, EXPERIENCES, TOKEN_FIGURES
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Undecodable
 from trinity_bus.bus.read.offsets import readable
-from trinity_bus.console.index.answers import GroupRow, Place
-from trinity_bus.console.index.questions import StoreError, UnreadableError
 from trinity_bus.console.index.store import Store
+from trinity_bus.console.index.terms import GroupRow, Place, StoreError, UnreadableError
 from trinity_bus.errors import BusError
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 

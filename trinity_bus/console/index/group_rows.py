@@ -22,9 +22,9 @@ from schemas.record import MAX_COUNT
 from trinity_bus.bus import Received
 from trinity_bus.chat.encoding import encoder_of, load_tokenizer
 from trinity_bus.chat.formats import format_of
-from trinity_bus.console.index.answers import HEAD_CHARS
 from trinity_bus.console.index.rows import Row
 from trinity_bus.console.index.schema import PROMPT, SAMPLE_BITS, sample_number
+from trinity_bus.console.index.terms import HEAD_CHARS
 from trinity_bus.errors import ConfigError
 from trinity_bus.hub import model_folder
 
@@ -108,12 +108,8 @@ def _group(number: int, received: Received[Any], group: ExperienceGroup) -> Row:
 
 
 def _spread(rewards: list[float]) -> tuple[float | None, ...]:
-    # Their mean, least, greatest and standard deviation; a handful, for which numpy would take longer
-    if not rewards:
-        return (None,) * 4
-    mean = sum(rewards) / len(rewards)
-    variance = sum((reward - mean) * (reward - mean) for reward in rewards) / len(rewards)
-    return _number(mean), min(rewards), max(rewards), None if math.isnan(variance) else math.sqrt(variance)
+    # Their mean, least and greatest; a handful, for which numpy would take longer
+    return (_number(sum(rewards) / len(rewards)), min(rewards), max(rewards)) if rewards else (None,) * 3
 
 
 def _range_of_runs(group: ExperienceGroup) -> tuple[float | None, float | None]:

@@ -17,13 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, Final, Self
 
-from trinity_bus.console.index.answers import RowPage, SampleRow
 from trinity_bus.console.index.files import explained, reading
-from trinity_bus.console.index.queries import conditions as of_trainers
-from trinity_bus.console.index.queries import groups as of_groups
-from trinity_bus.console.index.queries import mesh, training
+from trinity_bus.console.index.queries import mesh
 from trinity_bus.console.index.queries import samples as of_samples
-from trinity_bus.console.index.questions import ALL_SAMPLES, FIRST_PAGE, PageAsk, SampleFilter
+from trinity_bus.console.index.terms import ALL_SAMPLES, FIRST_PAGE, PageAsk, RowPage, SampleFilter, SampleRow
 
 _CONNECTIONS: Final = 4  # More questions at once than these wait for each other
 SEARCH_S: Final = 0.5  # A search that has not filled its page stops after about this time, and says where it got to
@@ -60,21 +57,21 @@ class Index:
 
     extent = _asked(mesh.extent)
     passed_over = _asked(mesh.passed_over)
-    batches = _asked(training.batches)
-    batch = _asked(training.batch)
-    trainers = _asked(of_trainers.trainers)
-    steps = _asked(training.steps)
-    step = _asked(training.step)
-    groups = _asked(of_groups.groups)
-    whole_group = _asked(of_groups.whole_group)
-    sample = _asked(of_groups.sample)
+    batches = _asked(mesh.batches)
+    batch = _asked(mesh.batch)
+    trainers = _asked(of_samples.trainers)
+    steps = _asked(mesh.steps)
+    step = _asked(mesh.step)
+    groups = _asked(of_samples.groups)
+    whole_group = _asked(of_samples.whole_group)
+    sample = _asked(of_samples.sample)
     task = _asked(mesh.task)
     reward_histogram = _asked(of_samples.histogram)
     metric_names = _asked(mesh.metric_names)
     metrics = _asked(mesh.metrics)
-    versions = _asked(training.versions)
-    choices = _asked(training.choices)
-    syncs = _asked(training.syncs)
+    versions = _asked(mesh.versions)
+    choices = _asked(mesh.choices)
+    syncs = _asked(mesh.syncs)
     fleet = _asked(mesh.fleet)
     settings = _asked(mesh.settings)
     dead_letters = _asked(mesh.dead_letters)

@@ -26,13 +26,14 @@ from schemas import (
     WeightsSynced,
 )
 from schemas.batch import ResultPart
+from schemas.codec import encode
 from schemas.record import Metrics
 from schemas.rollout import Cancel, Dispatch
 from schemas.step import StepBegun, StepEnded
 from schemas.topics import ALL_DEAD_LETTERS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import refusal_of
-from trinity_bus.console.index.answers import HEAD_CHARS
+from trinity_bus.console.index.terms import HEAD_CHARS
 from trinity_bus.rollout.metrics import reward_of
 
 type Row = tuple[Any, ...]
@@ -65,7 +66,7 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
             text = record.status if record.error is None else cut(f"{record.status}: {record.error}")
             yield "events", (*event, record.task_id, "finished", record.attempt, record.explorer, text)
         case TaskResult():
-            yield "results", _result(record, at, place)
+            yield "results", (at, *place, record.task_id, record.batch_id, record.status, cut(record.error))
             for first, where in _placed(record.parts):
                 yield "parts", (record.task_id, *where, first)
         case BatchRecord():
@@ -82,9 +83,8 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
         case ModelVersion():
             yield "announced", (at, record.model, record.version, record.pinned, record.asked_by)
         case WeightsSynced():
-            times = (record.control_s, record.transfer_s, record.pause_s)
-            taken = (record.explorer, record.model, record.version, record.ok, cut(record.error))
-            yield "syncs", (at, *taken, *times)
+            taken = (record.explorer, record.model, record.version, record.ok)
+            yield "syncs", (at, *taken, record.transfer_s, record.pause_s)
         case ExplorerHeartbeat():
             seen = (record.state, record.model_version, record.slots, len(record.running))
             beat = (record.explorer, at // _MINUTE_MS, at, record.incarnation)
@@ -114,44 +114,36 @@ def _task(task: Task, at: int, place: tuple[int, int]) -> Row:
         content = task.messages[-1].content
         prompt = content if isinstance(content, str) else " ".join(part.text for part in content or ())
     heads = cut(prompt, HEAD_CHARS), cut(task.answer, HEAD_CHARS)
-    return (at, *place, task.task_id, task.workflow, task.batch_id, task.batch_type, task.producer, *heads)
+    return (at, *place, task.task_id, task.workflow, task.batch_id, task.producer, *heads)
 
 
-def _result(result: TaskResult, at: int, place: tuple[int, int]) -> Row:
-    counts = (result.status, result.completed_runs, result.total_runs, result.attempts, result.seconds)
-    versions = (result.version_min, result.version_max)
-    ids = (result.task_id, result.batch_id, result.batch_type)
-    return (at, *place, *ids, *counts, *versions, cut(result.error))
-
-
-def _points(metrics: Metrics, at: int, trainer: str | None, step: int, version: int) -> Iterator[TableRow]:
+def _points(metrics: Metrics, at: int, trainer: str | None, step: int) -> Iterator[TableRow]:
     for name, value in metrics.items():
-        yield "points", (name, at, trainer, step, version, value)
+        yield "points", (name, at, trainer, step, value)
 
 
 def _batch(batch: BatchRecord, at: int) -> Iterator[TableRow]:
     metrics = kept_metrics(batch.metrics)
-    counts = (batch.accepted_task_count, batch.completed_task_count, batch.failed_task_count, batch.aborted_task_count)
-    standing = (batch.batch_id, batch.batch_type, batch.state.value, batch.sequence, batch.expected_task_count)
-    rest = (batch.min_version, reward_of(batch.metrics), cut(batch.reason), json.dumps(metrics))
-    yield "batches", (at, *standing, *counts, *rest)
+    kept: dict[str, Any] = {"metrics": metrics, "reason": cut(batch.reason), "manifest": [], "trace_links": []}
+    record = encode(batch.model_copy(update=kept))
+    yield "batches", (at, batch.batch_id, batch.batch_type, reward_of(batch.metrics), record)
     if batch.state is BatchLifecycleState.FINALIZED:
         # What a train batch leads to is the step of its number; an evaluation is of the version that it asked for.
         step = batch.sequence if batch.batch_type == "train" else batch.min_version
-        yield from _points(metrics, at, None, step, batch.min_version)
+        yield from _points(metrics, at, None, step)
 
 
 def _begun(step: StepBegun, at: int, offset: int) -> Iterator[TableRow]:
     left_out = sum(len(one.samples) for one in step.left_out)
     samples = sum(part.samples for group in (*step.groups, *step.replayed) for part in group.parts)
     examples = len(step.demonstrations) + len(step.preferences)
-    who = (step.trainer, step.run, step.model, step.step, step.batch_id, step.sequence, step.seed)
+    who = (step.trainer, step.run, step.model, step.step, step.batch_id, step.sequence)
     counts = (len(step.groups), samples - left_out, left_out, len(step.replayed), examples)
     yield "begun", (at, offset, *who, *counts, step.skipped, step.follows, step.next_offset > 0)
     for replayed, groups in ((False, step.groups), (True, step.replayed)):
         for group in groups:
             for first, place in _placed(group.parts):
-                yield "step_groups", (offset, group.task_id, *place, first, replayed)
+                yield "step_groups", (offset, *place, first, replayed)
     for one in step.left_out:
         yield "left_out", (offset, one.task_id, one.reason, json.dumps(one.samples), cut(one.detail))
 
@@ -167,27 +159,22 @@ def _placed(parts: Iterable[ResultPart]) -> Iterable[tuple[int, tuple[int, int]]
 
 def _trained(event: StepTrained | StepEnded, at: int) -> Iterator[TableRow]:
     metrics = kept_metrics(event.metrics)
-    rest: tuple[str | None, ...]
     match event:
         case StepTrained():
             # Of a stage, what it has begun is under another name than the service's.
-            trainer, version = event.writer or event.trainer, event.version
-            rest = (cut(event.checksum), cut(event.checkpoint), None)
+            trainer, checksum, follows = event.writer or event.trainer, cut(event.checksum), None
         case StepEnded():
-            trainer, version, rest = event.trainer, event.step, (None, None, event.follows)
-    what = (trainer, event.model, event.step, version, event.batch_id, event.seconds)
-    yield "trained", (at, *what, *rest, json.dumps(metrics))
-    yield from _points(metrics, at, trainer, event.step, version)
+            trainer, checksum, follows = event.trainer, None, event.follows
+    what = (trainer, event.model, event.step, event.batch_id, event.seconds)
+    yield "trained", (at, *what, checksum, follows, json.dumps(metrics))
+    yield from _points(metrics, at, trainer, event.step)
 
 
 def _version(version: PublishedVersion, at: int) -> Row:
-    trainer = version.writer or version.trainer
-    what = (version.model, version.version, version.step, version.batch_id, version.method, trainer)
-    weights = (cut(version.checksum), cut(version.checkpoint), version.seconds)
-    rollback = version.rollback
-    rolled_back = (None, None, None) if rollback is None else (rollback.to, rollback.asked_by, cut(rollback.reason))
+    kept: dict[str, Any] = {"trainer": version.writer or version.trainer, "metrics": kept_metrics(version.metrics)}
+    kept |= {"checksum": cut(version.checksum), "checkpoint": cut(version.checkpoint), "skipped": []}
     skipped = json.dumps([one.batch_id for one in version.skipped])
-    return (at, *what, *weights, *rolled_back, skipped, json.dumps(kept_metrics(version.metrics)))
+    return (at, version.model, version.version, skipped, encode(version.model_copy(update=kept)))
 
 
 def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iterator[TableRow]:
@@ -197,10 +184,8 @@ def _settings(service: str, name: str, told: Mapping[str, str], at: int) -> Iter
 
 def _dead_letter(received: Received[Any]) -> TableRow:
     found = refusal_of(received)
-    size = found.size
-    told = int(size) if size.isascii() and size.isdigit() and len(size) < 19 else len(received.raw)
     what = (cut(found.reason, HEAD_CHARS), cut(found.detail), cut(found.topic, HEAD_CHARS))
     where = (cut(found.source, HEAD_CHARS), cut(received.key or "", HEAD_CHARS))
     head = received.raw[: 4 * HEAD_CHARS].decode("utf-8", "backslashreplace")[:HEAD_CHARS]
     place = (received.topic.name, received.partition, received.offset)
-    return "dead_letters", (received.timestamp_ms, *place, *what, *where, told, head)
+    return "dead_letters", (received.timestamp_ms, *place, *what, *where, head)

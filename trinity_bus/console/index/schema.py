@@ -11,7 +11,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 8  # Of the tables. A store of another layout is made anew from the log.
+LAYOUT: Final = 9  # Of the tables. A store of another layout is made anew from the log.
 
 SLOT_BITS: Final = 7
 # The latest time that a number can hold, with room for slots behind it: the year 2039
@@ -32,8 +32,8 @@ CREATE TABLE minutes (minute INTEGER PRIMARY KEY, samples INTEGER NOT NULL);
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY, partition INTEGER, "offset" INTEGER, task_id TEXT, attempt INTEGER, batch_id TEXT,
     batch_type TEXT, workflow TEXT, model TEXT, explorer TEXT, samples INTEGER, reward_mean REAL, reward_min REAL,
-    reward_max REAL, reward_std REAL, run_min REAL, run_max REAL, version_min INTEGER, version_max INTEGER,
-    prompt_tokens INTEGER, response_tokens INTEGER, trace_id TEXT
+    reward_max REAL, run_min REAL, run_max REAL, version_min INTEGER, version_max INTEGER, prompt_tokens INTEGER,
+    response_tokens INTEGER, trace_id TEXT
 );
 CREATE UNIQUE INDEX groups_place ON groups (partition, "offset");
 CREATE INDEX groups_task ON groups (task_id);
@@ -50,8 +50,8 @@ INSERT INTO words (words, rank) VALUES ('automerge', 16);
 INSERT INTO words (words, rank) VALUES ('crisismerge', 32);
 
 CREATE TABLE tasks (
-    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, workflow TEXT, batch_id TEXT, batch_type TEXT,
-    producer TEXT, prompt TEXT, answer TEXT
+    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, workflow TEXT, batch_id TEXT, producer TEXT,
+    prompt TEXT, answer TEXT
 );
 CREATE INDEX tasks_task ON tasks (task_id);
 CREATE TABLE events (
@@ -60,34 +60,26 @@ CREATE TABLE events (
 );
 CREATE INDEX events_task ON events (task_id);
 CREATE TABLE results (
-    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, batch_id TEXT, batch_type TEXT, status TEXT,
-    completed_runs INTEGER, total_runs INTEGER, attempts INTEGER, seconds REAL, version_min INTEGER,
-    version_max INTEGER, error TEXT
+    at INTEGER, partition INTEGER, "offset" INTEGER, task_id TEXT, batch_id TEXT, status TEXT, error TEXT
 );
 CREATE INDEX results_task ON results (task_id);
 CREATE TABLE parts (task_id TEXT, partition INTEGER, "offset" INTEGER, first INTEGER);
 CREATE INDEX parts_task ON parts (task_id);
 CREATE INDEX parts_place ON parts (partition, "offset");
 
-CREATE TABLE batches (
-    id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, state TEXT, sequence INTEGER, expected INTEGER,
-    accepted INTEGER, completed INTEGER, failed INTEGER, aborted INTEGER, min_version INTEGER, reward REAL, reason TEXT,
-    metrics TEXT
-);
+CREATE TABLE batches (id INTEGER PRIMARY KEY, batch_id TEXT, batch_type TEXT, reward REAL, record BLOB);
 CREATE INDEX batches_batch ON batches (batch_id);
 CREATE TABLE begun (
     id INTEGER PRIMARY KEY, "offset" INTEGER, trainer TEXT, run TEXT, model TEXT, step INTEGER, batch_id TEXT,
-    sequence INTEGER, seed INTEGER, groups INTEGER, samples INTEGER, left_out INTEGER, replayed INTEGER,
-    examples INTEGER, skipped TEXT, follows TEXT, of_batches INTEGER
+    sequence INTEGER, groups INTEGER, samples INTEGER, left_out INTEGER, replayed INTEGER, examples INTEGER,
+    skipped TEXT, follows TEXT, of_batches INTEGER
 );
 CREATE INDEX begun_step ON begun (step, trainer);
 CREATE INDEX begun_trainer ON begun (trainer);
 CREATE INDEX begun_run ON begun (trainer, run);
 CREATE INDEX begun_batch ON begun (batch_id);
 CREATE UNIQUE INDEX begun_offset ON begun ("offset");
-CREATE TABLE step_groups (
-    begun INTEGER, task_id TEXT, partition INTEGER, "offset" INTEGER, first INTEGER, replayed INTEGER
-);
+CREATE TABLE step_groups (begun INTEGER, partition INTEGER, "offset" INTEGER, first INTEGER, replayed INTEGER);
 CREATE INDEX step_groups_begun ON step_groups (begun);
 CREATE INDEX step_groups_place ON step_groups (partition, "offset");
 CREATE TABLE token_figures (
@@ -98,25 +90,20 @@ CREATE INDEX token_figures_group ON token_figures (group_partition, group_offset
 CREATE TABLE left_out (begun INTEGER, task_id TEXT, reason TEXT, samples TEXT, detail TEXT);
 CREATE INDEX left_out_begun ON left_out (begun, task_id);
 CREATE TABLE trained (
-    id INTEGER PRIMARY KEY, trainer TEXT, model TEXT, step INTEGER, version INTEGER, batch_id TEXT, seconds REAL,
-    checksum TEXT, checkpoint TEXT, follows TEXT, metrics TEXT
+    id INTEGER PRIMARY KEY, trainer TEXT, model TEXT, step INTEGER, batch_id TEXT, seconds REAL, checksum TEXT,
+    follows TEXT, metrics TEXT
 );
 CREATE INDEX trained_step ON trained (step, trainer);
 CREATE INDEX trained_trainer ON trained (trainer);
-CREATE TABLE points (name TEXT, at INTEGER, trainer TEXT, step INTEGER, version INTEGER, value REAL);
+CREATE TABLE points (name TEXT, at INTEGER, trainer TEXT, step INTEGER, value REAL);
 CREATE INDEX points_name ON points (name, at);
 
-CREATE TABLE versions (
-    id INTEGER PRIMARY KEY, model TEXT, version INTEGER, step INTEGER, batch_id TEXT, method TEXT, trainer TEXT,
-    checksum TEXT, checkpoint TEXT, seconds REAL, rolled_back_to INTEGER, rolled_back_by TEXT,
-    rolled_back_why TEXT, skipped TEXT, metrics TEXT
-);
+CREATE TABLE versions (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, skipped TEXT, record BLOB);
 CREATE INDEX versions_version ON versions (version);
 CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER, asked_by TEXT);
 CREATE INDEX announced_choices ON announced (model, id) WHERE pinned OR asked_by IS NOT NULL;
 CREATE TABLE syncs (
-    id INTEGER PRIMARY KEY, explorer TEXT, model TEXT, version INTEGER, ok INTEGER, error TEXT, control_s REAL,
-    transfer_s REAL, pause_s REAL
+    id INTEGER PRIMARY KEY, explorer TEXT, model TEXT, version INTEGER, ok INTEGER, transfer_s REAL, pause_s REAL
 );
 CREATE INDEX syncs_version ON syncs (version);
 CREATE TABLE fleet (
@@ -126,7 +113,7 @@ CREATE TABLE fleet (
 CREATE TABLE settings (id INTEGER PRIMARY KEY, service TEXT, name TEXT, told TEXT);
 CREATE TABLE dead_letters (
     id INTEGER PRIMARY KEY, topic TEXT, partition INTEGER, "offset" INTEGER, reason TEXT, detail TEXT,
-    source_topic TEXT, source TEXT, "key" TEXT, size INTEGER, head TEXT
+    source_topic TEXT, source TEXT, "key" TEXT, head TEXT
 );
 """
 

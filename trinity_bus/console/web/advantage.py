@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from schemas import ExperienceGroup
 from schemas.step import LeftOut
 from trinity_bus.config import TrainerSettings, values_told
-from trinity_bus.console.index.answers import SettingsRow, StepName, WholeGroup
+from trinity_bus.console.index.terms import SettingsRow, StepName, WholeGroup
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.training.objectives import registry
 from trinity_bus.training.objectives.advantage import Advantage, TokenAdvantage

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from schemas import RunnerState
 from schemas.errors import one_line
-from trinity_bus.console.index.answers import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
+from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.render import MAX_POINTS, Chart, chart, figure, moment
 from trinity_bus.view import MeshState, unserved_line
 
@@ -84,41 +84,33 @@ class FleetRow:
     runners: str = ""  # How many of them are at something, and how often one was replaced; empty: not known
 
 
-@dataclass(frozen=True, slots=True)
 class Overview:
-    figures: list[Figure]
-    ended: str  # That the run has ended, in a sentence; empty: it goes on, or nobody knows
-    alerts: list[Alert]
-    charts: list[Chart]
-    syncs: list[tuple[str, list[tuple[float, str]]]]  # When versions were published, and when each explorer took them
-    fleet: list[FleetRow]
-    waiting: str  # Who waits for whom, in a sentence; empty before two steps
-    lag: Mapping[str, int]
+    """What the page shows; ``past`` is None without an index, ``state`` where an earlier moment is looked at."""
 
-
-def overview(
-    past: Past | None,
-    state: MeshState | None,
-    lag: Mapping[str, int],
-    *,
-    is_record: bool = False,
-    is_away: bool = False,
-) -> Overview:
-    """``past`` is None without an index, ``state`` where an earlier moment is looked at."""
-    trainers = () if past is None else past.trainers
-    ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
-    then = [] if past is None else [_then(row, past) for row in past.fleet]
-    rows = then if state is None else fleet(state, ended_at)
-    return Overview(
-        figures=_figures(past, state, rows, ended_at),
-        ended="" if state is None or ended_at is None else ending(state, ended_at, is_record=is_record),
-        alerts=alerts(state, lag, ended_at) if state is not None else [] if past is None else _alerts_then(past),
-        charts=[] if past is None else _charts(past),
-        syncs=[] if past is None else _syncs(past),
-        fleet=rows,
-        waiting="" if past is None else waiting(past.steps),
-        lag={} if state is None or is_record else lag,
-    )
+    def __init__(
+        self,
+        past: Past | None,
+        state: MeshState | None,
+        lag: Mapping[str, int],
+        *,
+        is_record: bool = False,
+        is_away: bool = False,
+    ) -> None:
+        trainers = () if past is None else past.trainers
+        ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
+        then = [] if past is None else [_then(row, past) for row in past.fleet]
+        self.fleet = then if state is None else fleet(state, ended_at)
+        self.figures = _figures(past, state, self.fleet, ended_at)
+        # That the run has ended, in a sentence; empty: it goes on, or nobody knows
+        self.ended = "" if state is None or ended_at is None else ending(state, ended_at, is_record=is_record)
+        earlier = [] if past is None else _alerts_then(past)
+        self.alerts = earlier if state is None else alerts(state, lag, ended_at)
+        self.charts = [] if past is None else _charts(past)
+        # When versions were published, and when each explorer took them
+        self.syncs = [] if past is None else _syncs(past)
+        # Who waits for whom, in a sentence; empty before two steps
+        self.waiting = "" if past is None else waiting(past.steps)
+        self.lag = {} if state is None or is_record else lag
 
 
 def fleet(state: MeshState, ended_at: float | None) -> list[FleetRow]:
@@ -239,7 +231,7 @@ def _figures(
             for name, points in tests.items()
         ]
         if past.versions:
-            found.append(Figure("version", str(past.versions[0].version), "/versions"))
+            found.append(Figure("version", str(past.versions[0].record.version), "/versions"))
         found.append(Figure("samples", f"{past.extent.samples:,}", "/samples"))
     if ended_at is None and (state is not None or rows):
         alive = [row for row in rows if row.alive]
@@ -297,7 +289,8 @@ def _by_minute(places: Sequence[tuple[float, float]], whole: Sequence[Point]) ->
 
 def _syncs(past: Past) -> list[tuple[str, list[tuple[float, str]]]]:
     published = [
-        (one.published_at, f"version {one.version} was published, step {one.step}") for one in reversed(past.versions)
+        (row.published_at, f"version {row.record.version} was published, step {row.record.step}")
+        for row in reversed(past.versions)
     ]
     taken: dict[str, list[tuple[float, str]]] = {}
     for sync in past.syncs:

@@ -1,21 +1,191 @@
-"""Groups, samples and tasks as what pages show of them. Pure."""
+"""Groups, samples and tasks as pages show them: tokens, each with a shade for its log-probability, turns, ways. Pure.
 
+::
+
+    shade 0   p > 0.9, as good as certain        shade 6   p > 0.001
+    shade 1   p > 0.7      ...                   shade 7   the model hardly ever says so
+
+Token ids are shown with their text where a tokenizer is at hand, and alone where there is none.
+
+The mask tells what the model said from what it was told in between; what the model said of one turn may follow that of
+another directly, where ``turn_starts`` says that a new one begins.
+"""
+
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count, groupby, islice, pairwise
 from statistics import fmean, pstdev
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schemas import ExperienceGroup
 from schemas.experience import Sample, SampledWith
-from trinity_bus.chat.formats import Format
-from trinity_bus.console.index.answers import GroupRow, SamplePlace, TaskEvent, TaskTimeline
+from trinity_bus.chat.formats import Format, Read
 from trinity_bus.console.index.group_rows import Texts
+from trinity_bus.console.index.terms import GroupRow, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.web.advantage import Comparison
-from trinity_bus.console.web.sample_view import TokenView, TurnView, token_views, turns
+
+PAGE_TOKENS: Final = 4_000  # Tokens on one page
+_SHADES: Final = tuple(-math.log(p) for p in (0.9, 0.7, 0.5, 0.3, 0.1, 0.01, 0.001))
+_ENTROPIES: Final = (0.01, 0.1, 0.3, 0.7, 1.5, 2.5, 4.0)
+_GAPS: Final = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+type Numbers = NDArray[np.floating[Any]]
+
+
+class TokenView(NamedTuple):
+    text: str  # Empty where there is no tokenizer
+    token_id: int
+    classes: str
+    title: str
+
+
+def shade(value: float, bounds: Sequence[float]) -> int:
+    """Return how many of seven bounds a value is not below; all of them, where it is no number.
+
+    >>> shade(0.0, _GAPS), shade(0.3, _GAPS), shade(9.0, _GAPS), shade(float("nan"), _SHADES)
+    (0, 3, 7, 7)
+    """
+    return next((number for number, bound in enumerate(bounds) if value < bound), len(bounds))
+
+
+def token_views(
+    group: ExperienceGroup,
+    number: int,
+    *,
+    others: Numbers | None = None,
+    other: str = "teacher",
+    entropies: Numbers | None = None,
+    texts: Texts | None = None,
+    first: int = 0,
+) -> list[TokenView]:
+    """Return the tokens of one page of a sample: ``PAGE_TOKENS`` from ``first`` on.
+
+    ``others`` are log-probabilities under another policy. These and entropies (in nats) have a value for each response
+    token.
+    """
+    sample = list(group.samples())[number]
+    mask, versions = sample.mask.tolist(), _versions(group, number)
+    page = sample.tokens[first : first + PAGE_TOKENS].tolist()
+    said = [""] * len(page) if texts is None else texts([[token] for token in page])
+    begins = {start: number for number, start in enumerate(_turn_starts(sample))}
+    views = []
+    for place, token_id, text in zip(count(first), page, said, strict=False):
+        classes, told, response = ["t"], [f"token {place}, id {token_id}"], place - sample.prompt_length
+        if response < 0:
+            views.append(TokenView(text, token_id, "t prompt", f"{told[0]}, prompt"))
+            continue
+        # A token that the model did not draw has no log-probability, whatever stands in its place.
+        if mask[response]:
+            logprob = float(sample.logprobs[response])
+            classes.append(f"lp{shade(-logprob, _SHADES)}")
+            told += [f"log-probability {logprob:.4f} (p = {math.exp(min(0.0, logprob)):.3g})", "trained on"]
+        else:
+            logprob = math.nan
+            classes.append("off")
+            told.append("masked: not the model's own")
+        version = next((drawn_by for start, drawn_by in reversed(versions) if start <= response), None)
+        if version is not None:
+            classes.append(f"v{version % 6}")
+            told.append(f"drawn by version {version}")
+        gap = math.nan if others is None else float(others[response]) - logprob
+        if not math.isnan(gap):
+            classes.append(f"gap{shade(abs(gap), _GAPS)}")
+            told.append(f"{other} {gap:+.3f}")
+        if entropies is not None:
+            entropy = float(entropies[response])
+            classes.append(f"en{shade(entropy, _ENTROPIES)}")
+            told.append(f"entropy {entropy:.3f}")
+        if (turn := begins.get(response)) is not None:
+            classes += ["turn"] * (turn > 0)
+            told.append(f"turn {turn + 1} begins")
+        views.append(TokenView(text, token_id, " ".join(classes), ", ".join(told)))
+    return views
+
+
+MAX_TURNS: Final = 200  # On one page, of one sample; the rest is one piece
+
+
+MAX_PIECES: Final = 400  # Of one prompt; the rest is one piece
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    text: str
+    special: bool  # Whether these are tokens that no text makes: the template's
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    name: str
+    arguments: str  # As JSON
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A piece of a response that one side has said."""
+
+    # ``model``, or ``told`` to it: by a user, by the template, or as the result of the tools that it has called
+    who: str
+    text: str
+    reward: float | None = None  # That the workflow gave for this turn alone
+    calls: Sequence[ToolUse] = ()  # Of tools, that the model has written here
+    flaws: Sequence[str] = ()  # Why what looks like a call is none
+
+
+def turns(sample: Sample, texts: Texts | None, read: Format | None = None) -> list[TurnView]:
+    """Return a response as turns. Without ``texts`` ids are shown; without ``read`` calls of tools are text."""
+    response, mask = sample.tokens[sample.prompt_length :].tolist(), sample.mask.tolist()
+    rewards = [] if sample.turn_rewards is None else _numbers(sample.turn_rewards)
+    numbers = {start: number for number, start in enumerate(_turn_starts(sample))}
+    bounds = [i for i in range(1, len(response)) if mask[i] != mask[i - 1] or i in numbers]
+    bounds = [0, *bounds[: MAX_TURNS - 1], len(response)]
+    begins = [begin for begin, end in pairwise(bounds) if end > begin]
+    pieces = [response[begin:end] for begin, end in pairwise(bounds) if end > begin]
+    said = _texts(pieces, texts)
+    found: list[TurnView] = []
+    for begin, text in zip(begins, said, strict=True):
+        if not mask[begin]:
+            called = [call.name for call in found[-1].calls] if found else []
+            found.append(TurnView(f"told: result of {', '.join(called)}" if called else "told", text))
+            continue
+        reward = rewards[numbers[begin]] if numbers.get(begin, len(rewards)) < len(rewards) else None
+        parsed = Read(text) if read is None else read(text)
+        calls = [ToolUse(call.name, json.dumps(call.arguments, ensure_ascii=False)) for call in parsed.calls]
+        found.append(TurnView("model", text, reward, calls, parsed.flaws))
+    return found
+
+
+def prompt_pieces(prompt: Sequence[int], texts: Texts | None, special: Collection[int]) -> list[PromptPiece]:
+    """Return a prompt as it was read: what the template has put there told from the rest."""
+    parts = [(marked, list(part)) for marked, part in islice(groupby(prompt, special.__contains__), MAX_PIECES)]
+    if rest := list(prompt[sum(len(part) for _, part in parts) :]):
+        parts.append((False, rest))
+    told = _texts([part for _, part in parts], texts)
+    return [PromptPiece(text, marked) for (marked, _), text in zip(parts, told, strict=True)]
+
+
+def _texts(pieces: Sequence[list[int]], texts: Texts | None) -> Sequence[str]:
+    return [" ".join(map(str, piece)) for piece in pieces] if texts is None else texts(pieces)
+
+
+def _numbers(values: Numbers) -> list[float | None]:
+    # Numbers as JSON has them
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _versions(group: ExperienceGroup, number: int) -> list[tuple[int, int]]:
+    # (first response token, version that drew from there on) of a sample, ascending
+    return [(start, version) for owner, start, version in group.versions.tolist() if owner == number]
+
+
+def _turn_starts(sample: Sample) -> list[int]:
+    return [] if sample.turn_starts is None else sample.turn_starts.tolist()
+
 
 _METRICS: Final = 100  # Of one run
 # Of events of an attempt, in the tree; of others 1
@@ -58,7 +228,6 @@ def group_runs(
     samples = list(group.samples())
     ids = group.run_ids.tolist()
     prompt = samples[0].tokens[: samples[0].prompt_length].tolist()
-    told = texts([prompt])[0] if texts is not None else " ".join(map(str, prompt))
     runs = []
     for number, sample in enumerate(samples[:most]):
         metrics = group.metrics[number] if number < len(group.metrics) else {}
@@ -74,10 +243,10 @@ def group_runs(
                 logprob=float(sample.logprobs[sample.mask].mean()) if sample.mask.any() else None,
                 finish_reason=group.finish_reasons[number] if number < len(group.finish_reasons) else "",
                 metrics=named[:_METRICS],
-                turns=turns_of(sample, texts, read),
+                turns=turns(sample, texts, read),
             )
         )
-    return told, runs
+    return _texts([prompt], texts)[0], runs
 
 
 def sample_places(parts: Sequence[GroupRow]) -> list[SamplePlace]:
@@ -115,18 +284,13 @@ def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dic
         "prompt_token_ids": prompt,
         "response_token_ids": response,
         "logprobs": sample.logprobs.tolist(),
-        "teacher_logprobs": None if sample.teacher_logprobs is None else _numbers(sample.teacher_logprobs.tolist()),
+        "teacher_logprobs": None if sample.teacher_logprobs is None else _numbers(sample.teacher_logprobs),
         "mask": sample.mask.tolist(),
-        "versions": [[start, version] for owner, start, version in group.versions.tolist() if owner == number],
+        "versions": _versions(group, number),
         "turn_starts": None if sample.turn_starts is None else sample.turn_starts.tolist(),
-        "turn_rewards": None if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist()),
+        "turn_rewards": None if sample.turn_rewards is None else _numbers(sample.turn_rewards),
         "sampling": None if sample.sampling is None else sample.sampling._asdict(),
     }
-
-
-def _numbers(values: list[float]) -> list[float | None]:
-    # Numbers as JSON has them
-    return [value if math.isfinite(value) else None for value in values]
 
 
 def way_of_drawing(sampling: SampledWith | None) -> str:
@@ -164,42 +328,3 @@ def task_tree(task: TaskTimeline) -> list[TreeRow]:
         )
         for _, event in rows
     ]
-
-
-def sample_tokens(
-    group: ExperienceGroup,
-    number: int,
-    texts: Texts | None,
-    *,
-    first: int = 0,
-    others: Sequence[float] | NDArray[np.floating[Any]] | None = None,
-    other: str = "teacher",
-    entropies: Sequence[float] | NDArray[np.floating[Any]] | None = None,
-) -> list[TokenView]:
-    """Return a page of a sample's tokens; the rest as :func:`~.tokens.token_views` has it."""
-    sample = list(group.samples())[number]
-    return token_views(
-        sample.tokens,
-        sample.prompt_length,
-        logprobs=sample.logprobs,
-        mask=sample.mask,
-        versions=[(start, version) for owner, start, version in group.versions.tolist() if owner == number],
-        turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-        others=others,
-        other=other,
-        entropies=entropies,
-        texts=texts,
-        first=first,
-    )
-
-
-def turns_of(sample: Sample, texts: Texts | None, read: Format | None = None) -> list[TurnView]:
-    rewards = [] if sample.turn_rewards is None else _numbers(sample.turn_rewards.tolist())
-    return turns(
-        sample.tokens[sample.prompt_length :].tolist(),
-        sample.mask.tolist(),
-        texts,
-        turn_starts=[] if sample.turn_starts is None else sample.turn_starts.tolist(),
-        turn_rewards=rewards,
-        read=read,
-    )

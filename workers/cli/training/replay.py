@@ -11,6 +11,7 @@ from trinity_bus.errors import ConfigError
 from trinity_bus.runtime.service import run_service
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.telemetry.logs import console as log_to_console
+from trinity_bus.telemetry.logs import wanted_level
 from trinity_bus.training.ranks.launch import launch_of
 from workers.cli.connection import connected_settings, set_option
 from workers.preconditions import checkpoint_dir
@@ -60,7 +61,7 @@ def replay(
     lives_in = checkpoint_dir(live)
     own = directory or beside(lives_in, called)
     changed = connected_settings()
-    log_to_console(os.environ.get("LOG_LEVEL", "info").upper())
+    log_to_console(wanted_level())
     from workers.trainer.replay import ReplayRequest, replay
 
     async def train() -> int:

@@ -1,15 +1,174 @@
-"""The mesh as a whole: how much there is, charts, explorers, dead letters, and the way of one task."""
+"""The mesh as a whole: batches, steps and versions, charts, explorers, dead letters, and the way of one task."""
 
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from trinity_bus.console.index import answers
-from trinity_bus.console.index.queries.conditions import Whose, page_values, row_page, whose
-from trinity_bus.console.index.queries.groups import groups_of_task
-from trinity_bus.console.index.questions import FIRST_PAGE, MAX_LIMIT, Axis, PageAsk
-from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_of
+from schemas import BatchRecord, PublishedVersion
+from schemas.codec import decode
+from schemas.record import BatchType
+from trinity_bus.console.index import terms
+from trinity_bus.console.index.queries.samples import (
+    OF_LAST_RUN,
+    Whose,
+    groups_of_task,
+    left_out,
+    page_values,
+    row_page,
+    whose,
+)
+from trinity_bus.console.index.schema import MAX_AT, SLOT_BITS, last_number, time_in_sql, time_of
+
+_BEGAN: Final = (
+    "FROM begun b WHERE b.batch_id = a.batch_id AND b.follows IS NULL AND b.id <= :until "
+    f"AND {OF_LAST_RUN} ORDER BY b.id DESC LIMIT 1"
+)
+# A number, and what a ``BatchRow`` is made of
+_BATCH: Final = (
+    f"a.id, a.record, a.reward, {time_in_sql('a.id')}, (SELECT b.step {_BEGAN}), (SELECT b.trainer {_BEGAN})"
+)
+_LATEST_BATCH: Final = (
+    "NOT EXISTS (SELECT 1 FROM batches c WHERE c.batch_id = a.batch_id AND c.id > a.id AND c.id <= :until)"
+)
+_THEIRS: Final = "trainer = :trainer AND id BETWEEN :since AND :until"
+_BEGUN: Final = f"(SELECT id FROM begun WHERE step = n.step AND {_THEIRS} ORDER BY id DESC LIMIT 1)"
+_TRAINED: Final = f"(SELECT id FROM trained WHERE step = n.step AND {_THEIRS} ORDER BY id DESC LIMIT 1)"
+_STEP: Final = (
+    "SELECT n.step, coalesce(b.model, t.model), coalesce(b.trainer, t.trainer), b.run, "
+    f"coalesce(b.batch_id, t.batch_id), b.sequence, {time_in_sql('b.id')}, {time_in_sql('t.id')}, t.seconds, "
+    "coalesce(b.groups, 0), coalesce(b.samples, 0), coalesce(b.left_out, 0), coalesce(b.replayed, 0), "
+    "coalesce(b.examples, 0), b.skipped, coalesce(b.follows, t.follows), "
+    "(SELECT a.reward FROM batches a WHERE a.batch_id = coalesce(b.batch_id, t.batch_id) AND a.reward IS NOT NULL "
+    "AND a.id <= :until ORDER BY a.id DESC LIMIT 1), "
+    't.metrics, t.checksum, b."offset" FROM n '
+    f"LEFT JOIN begun b ON b.id = {_BEGUN} LEFT JOIN trained t ON t.id = {_TRAINED} AND t.id > coalesce(b.id, 0)"
+)
+_STEP_FIELDS: Final = len(terms.StepRow.__struct_fields__)  # So many values of it make a ``StepRow``
+# A number, what a ``PublishedRow`` is made of, and the batches that the version before tells of
+_VERSION: Final = (
+    f"v.id, v.record, {time_in_sql('v.id')}, "
+    "coalesce(a.version = v.version, 0), coalesce(a.version = v.version AND a.pinned, 0), "
+    "(SELECT count(DISTINCT explorer) FROM syncs s WHERE s.version = v.version AND s.model = v.model AND s.ok "
+    "AND s.id <= :until), v.skipped, (SELECT w.skipped FROM versions w WHERE w.version = v.version - 1 "
+    "AND w.model = v.model AND w.id <= :until ORDER BY w.id DESC LIMIT 1)"
+)
+_MOST_SYNCS: Final = 10_000
+_ANNOUNCED: Final = (
+    "LEFT JOIN announced a ON a.id = (SELECT id FROM announced WHERE model = v.model AND id <= :until "
+    "ORDER BY id DESC LIMIT 1)"
+)
+
+
+def batches(
+    db: sqlite3.Connection,
+    ask: terms.PageAsk = terms.FIRST_PAGE,
+    *,
+    batch_type: BatchType | None = None,
+    until: float | None = None,
+) -> terms.RowPage[terms.BatchRow]:
+    """Return batches, those that changed last first."""
+    values = {"until": last_number(until), **page_values(ask), "batch_type": batch_type}
+    query = (
+        f"SELECT {_BATCH} FROM batches a WHERE a.id <= :until AND a.id < :before AND {_LATEST_BATCH} "
+        "AND coalesce(a.batch_type = :batch_type, 1) ORDER BY a.id DESC LIMIT :rows"
+    )
+    return row_page(db.execute(query, values), ask, _batch_of)
+
+
+def batch(db: sqlite3.Connection, batch_id: str, *, until: float | None = None) -> terms.BatchDetail | None:
+    """Return one batch; None: there is none. Its groups and samples are asked for by ``SampleFilter``."""
+    values = {"until": last_number(until), "batch_id": batch_id, "rows": terms.MAX_LIMIT}
+    found = db.execute(
+        f"SELECT {_BATCH} FROM batches a WHERE a.batch_id = :batch_id AND a.id <= :until "
+        "ORDER BY a.id DESC LIMIT :rows",
+        values,
+    ).fetchall()
+    if not found:
+        return None
+    rows = [_batch_of(row) for row in found]
+    return terms.BatchDetail(rows[0], [(row.record.state, row.changed_at) for row in reversed(rows)])
+
+
+def _batch_of(row: tuple[Any, ...]) -> terms.BatchRow:
+    return terms.BatchRow(decode(row[1], BatchRecord), *row[2:])
+
+
+def steps(
+    db: sqlite3.Connection,
+    ask: terms.PageAsk = terms.FIRST_PAGE,
+    *,
+    trainer: str | None = None,
+    until: float | None = None,
+) -> terms.RowPage[terms.StepRow]:
+    """Return steps of a trainer's last run, the newest first; of one that was begun again, the last time."""
+    values = {"until": last_number(until), **page_values(ask), **whose(db, trainer, until).values}
+    known = " UNION ".join(
+        f"SELECT DISTINCT step FROM {table} WHERE step < :before AND step > 0 AND {_THEIRS}"
+        for table in ("begun", "trained")
+    )
+    query = f"WITH n AS ({known} ORDER BY step DESC LIMIT :rows) {_STEP} ORDER BY n.step DESC"
+    return row_page(db.execute(query, values), ask, lambda row: terms.StepRow(*row[:_STEP_FIELDS]))
+
+
+def step(
+    db: sqlite3.Connection, number: int, *, trainer: str | None = None, until: float | None = None
+) -> terms.StepDetail | None:
+    values = {"until": last_number(until), "step": number, **whose(db, trainer, until).values}
+    row = db.execute(f"WITH n AS (SELECT :step AS step) {_STEP}", values).fetchone()
+    if row[1] is None:
+        return None
+    *_, metrics, checksum, key = row
+    row = terms.StepRow(*row[:_STEP_FIELDS])
+    return terms.StepDetail(row, json.loads(metrics or "{}"), left_out(db, key), checksum)
+
+
+def versions(
+    db: sqlite3.Connection,
+    ask: terms.PageAsk = terms.FIRST_PAGE,
+    *,
+    model: str | None = None,
+    until: float | None = None,
+) -> terms.RowPage[terms.PublishedRow]:
+    """Return the versions that were published, the newest first."""
+    values = {"until": last_number(until), **page_values(ask), "model": model}
+    query = (
+        f"SELECT {_VERSION} FROM versions v {_ANNOUNCED} WHERE v.id <= :until AND v.id < :before "
+        "AND coalesce(v.model = :model, 1) ORDER BY v.id DESC LIMIT :rows"
+    )
+    return row_page(db.execute(query, values), ask, _version_of)
+
+
+def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[terms.ChoiceRow]:
+    """Return who chose which version to be served, and when, the newest choice first."""
+    # A choice is announced anew for each explorer that comes late: the first announcement is its time.
+    found = db.execute(
+        "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
+        "lag(version) OVER o IS version AND lag(pinned) OVER o IS pinned AND lag(asked_by) OVER o IS asked_by AS again "
+        "FROM announced WHERE model = :model AND id <= :until AND (pinned OR asked_by IS NOT NULL) "
+        "WINDOW o AS (ORDER BY id)) WHERE NOT again ORDER BY id DESC LIMIT :rows",
+        {"model": model, "until": last_number(until), "rows": rows},
+    )
+    return [terms.ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
+
+
+def syncs(db: sqlite3.Connection, first: int, *, until: float | None = None) -> list[terms.SyncRow]:
+    """Return how explorers took a version and those after it, in the order of time; of very many the newest."""
+    found = db.execute(
+        "SELECT id, explorer, version, ok, transfer_s, pause_s FROM syncs WHERE version >= ? AND id <= ? "
+        "ORDER BY id DESC LIMIT ?",
+        (first, last_number(until), _MOST_SYNCS),
+    ).fetchall()
+    return [terms.SyncRow(time_of(at), name, version, bool(ok), *took) for at, name, version, ok, *took in found[::-1]]
+
+
+def _version_of(row: tuple[Any, ...]) -> terms.PublishedRow:
+    _, record, at, announced, pinned, synced, skipped, before = row
+    # Each version tells of all that was passed over on the way to it.
+    told = json.loads(before or "[]")
+    own = [batch_id for batch_id in json.loads(skipped) if batch_id not in told]
+    return terms.PublishedRow(decode(record, PublishedVersion), at, bool(announced), bool(pinned), synced, own)
+
 
 _MINUTE_S: Final = 60
 _AXES: Final = {"step": "step", "time": "at / 1000.0"}
@@ -24,7 +183,7 @@ def _ms(until: float | None) -> int:
     return MAX_AT if until is None else int(min(max(until * 1000, 0), MAX_AT))
 
 
-def extent(db: sqlite3.Connection, *, until: float | None = None) -> answers.Extent:
+def extent(db: sqlite3.Connection, *, until: float | None = None) -> terms.Extent:
     at = _ms(until)
     minute = (at // (1000 * _MINUTE_S),)
     samples, *ends = db.execute(
@@ -35,7 +194,7 @@ def extent(db: sqlite3.Connection, *, until: float | None = None) -> answers.Ext
     query = "SELECT count(*) FROM dead_letters WHERE id <= ?"
     (dead_letters,) = db.execute(query, (last_number(until),)).fetchone()
     minutes = [one for one in ends if one is not None]
-    return answers.Extent(
+    return terms.Extent(
         first_at=float(min(minutes) * _MINUTE_S) if minutes else None,
         last_at=min(float((max(minutes) + 1) * _MINUTE_S), at / 1000) if minutes else None,
         samples=samples,
@@ -43,10 +202,10 @@ def extent(db: sqlite3.Connection, *, until: float | None = None) -> answers.Ext
     )
 
 
-def passed_over(db: sqlite3.Connection) -> answers.PassedOver:
+def passed_over(db: sqlite3.Connection) -> terms.PassedOver:
     found = db.execute("SELECT topic, sum(unreadable), sum(lost) FROM offsets GROUP BY topic").fetchall()
     unreadable = {topic: count for topic, count, _ in found if count}
-    return answers.PassedOver(unreadable, sum(lost for *_, lost in found))
+    return terms.PassedOver(unreadable, sum(lost for *_, lost in found))
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
@@ -58,11 +217,11 @@ def metrics(
     db: sqlite3.Connection,
     names: Sequence[str],
     *,
-    by: Axis = "step",
+    by: terms.Axis = "step",
     points: int = 500,
     trainer: str | None = None,
     until: float | None = None,
-) -> dict[str, list[answers.Point]]:
+) -> dict[str, list[terms.Point]]:
     """Return the points of each name, for charts: at most so many, in the order of the axis.
 
     Of steps they are those of a trainer's last run; None: of the first of ``trainers``.
@@ -72,8 +231,8 @@ def metrics(
 
 
 def _series(
-    db: sqlite3.Connection, name: str, *, by: Axis, points: int, of: Whose, until: float | None
-) -> list[answers.Point]:
+    db: sqlite3.Connection, name: str, *, by: terms.Axis, points: int, of: Whose, until: float | None
+) -> list[terms.Point]:
     # Figures of batches are of no trainer.
     source = (
         f"SELECT {_AXES[by]} AS x, value FROM points WHERE name = :name AND at <= :until "
@@ -91,10 +250,10 @@ def _series(
         "GROUP BY min(CAST((x - :low) / :width AS INTEGER), :points - 1) ORDER BY 1",
         values,
     )
-    return [answers.Point(*row) for row in found]
+    return [terms.Point(*row) for row in found]
 
 
-def fleet(db: sqlite3.Connection, *, until: float | None = None) -> list[answers.ExplorerRow]:
+def fleet(db: sqlite3.Connection, *, until: float | None = None) -> list[terms.ExplorerRow]:
     """Return the explorers as they last said, by name, those too that were long silent."""
     found = db.execute(
         "SELECT f.explorer, f.at / 1000.0, f.state, f.version, f.slots, f.running, "
@@ -103,34 +262,34 @@ def fleet(db: sqlite3.Connection, *, until: float | None = None) -> list[answers
         "(SELECT max(minute) FROM fleet WHERE explorer = f.explorer AND minute < f.minute) "
         "WHERE f.minute = (SELECT max(minute) FROM fleet WHERE explorer = f.explorer AND minute <= :minute) "
         "ORDER BY f.explorer LIMIT :rows",
-        {"minute": _ms(until) // (1000 * _MINUTE_S), "rows": 2 * MAX_LIMIT},
+        {"minute": _ms(until) // (1000 * _MINUTE_S), "rows": 2 * terms.MAX_LIMIT},
     )
-    return [answers.ExplorerRow(*row) for row in found]
+    return [terms.ExplorerRow(*row) for row in found]
 
 
 def settings(
     db: sqlite3.Connection, *, service: str | None = None, until: float | None = None
-) -> list[answers.SettingsRow]:
+) -> list[terms.SettingsRow]:
     """Return what each service was started with last, by service and name."""
     found = db.execute(
         "SELECT max(id), service, name, told FROM settings WHERE id <= ? AND coalesce(service = ?, 1) "
         "GROUP BY service, name ORDER BY service, name LIMIT ?",
-        (last_number(until), service, MAX_LIMIT),
+        (last_number(until), service, terms.MAX_LIMIT),
     )
     return [
-        answers.SettingsRow(service, name, time_of(number), json.loads(told)) for number, service, name, told in found
+        terms.SettingsRow(service, name, time_of(number), json.loads(told)) for number, service, name, told in found
     ]
 
 
 def dead_letters(
     db: sqlite3.Connection,
-    ask: PageAsk = FIRST_PAGE,
+    ask: terms.PageAsk = terms.FIRST_PAGE,
     *,
     source_topic: str | None = None,
     reason: str | None = None,
     text: str | None = None,
     until: float | None = None,
-) -> answers.RowPage[answers.DeadLetterRow]:
+) -> terms.RowPage[terms.DeadLetterRow]:
     """Return records that could not be taken, the newest first; ``text`` is in detail, key or beginning."""
     asked = {"source_topic": source_topic, "reason": reason, "text": text}
     found = db.execute(
@@ -141,7 +300,7 @@ def dead_letters(
         "ORDER BY id DESC LIMIT :rows",
         {"until": last_number(until), **page_values(ask), **asked},
     )
-    return row_page(found, ask, lambda row: answers.DeadLetterRow(answers.Place(*row[1:4]), time_of(row[0]), *row[4:]))
+    return row_page(found, ask, lambda row: terms.DeadLetterRow(terms.Place(*row[1:4]), time_of(row[0]), *row[4:]))
 
 
 # All that is on the log of a task: the time in milliseconds, and what a ``TaskEvent`` is made of
@@ -164,11 +323,11 @@ _EVENTS: Final = (
 )
 
 
-def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) -> answers.TaskTimeline | None:
+def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) -> terms.TaskTimeline | None:
     """Return the whole way of a task, with its groups side by side; None: nothing is known of it."""
-    values = {"task_id": task_id, "at": _ms(until), "rows": MAX_LIMIT}
+    values = {"task_id": task_id, "at": _ms(until), "rows": terms.MAX_LIMIT}
     events = [
-        answers.TaskEvent(at / 1000, kind, attempt, who, text, answers.Place(*place))
+        terms.TaskEvent(at / 1000, kind, attempt, who, text, terms.Place(*place))
         for at, kind, attempt, who, text, *place in db.execute(_EVENTS, values)
     ]
     if not events:
@@ -183,7 +342,7 @@ def task(db: sqlite3.Connection, task_id: str, *, until: float | None = None) ->
         prompt = groups[-1].prompt if prompt is None else prompt
     # A task may leave its batch to the coordinator, whose result says it.
     status, error, batch_id = result or (None, None, batch_id)
-    return answers.TaskTimeline(
+    return terms.TaskTimeline(
         task_id=task_id,
         workflow=workflow,
         batch_id=batch_id,

@@ -1,4 +1,4 @@
-"""What the index answers: rows for lists, and what stands behind one of them.
+"""What the index can be asked, how much at once, and what it answers; each error is one line for people.
 
 Times are seconds since the Unix epoch, by the log. Texts were written by models and by strangers: whoever shows one
 escapes it. Each is cut at ``HEAD_CHARS``; all of it is where the row says that the record lies on the log.
@@ -8,8 +8,10 @@ from typing import Final, Literal, Self
 
 from msgspec import Struct
 
-from schemas.batch import TaskStatus
-from schemas.record import BatchType, Metrics
+from schemas.batch import BatchRecord, TaskStatus
+from schemas.errors import TrinityError, shown
+from schemas.model_version import PublishedVersion
+from schemas.record import MAX_COUNT, BatchType, Metrics
 from schemas.step import LeftOut
 
 HEAD_CHARS: Final = 200  # Characters of a text that the index keeps
@@ -75,18 +77,8 @@ class Extent(Struct, frozen=True):
 
 
 class BatchRow(Struct, frozen=True):
-    batch_id: str
-    batch_type: BatchType
-    state: str
-    sequence: int
-    expected: int | None
-    accepted: int
-    completed: int
-    failed: int
-    aborted: int
-    min_version: int
+    record: BatchRecord  # Its last, without what it lists
     reward: float | None  # Mean over its tasks, once it is finalized
-    reason: str | None
     changed_at: float
     trained_as: int | None  # The step that was begun with it
     trained_by: str | None  # The trainer that began it
@@ -95,7 +87,6 @@ class BatchRow(Struct, frozen=True):
 class BatchDetail(Struct, frozen=True):
     row: BatchRow
     transitions: list[tuple[str, float]]  # States, and when: as far as the log had kept them when they were read
-    metrics: Metrics
 
 
 class TrainerRow(Struct, frozen=True):
@@ -279,21 +270,11 @@ class SyncRow(Struct, frozen=True):
 
 
 class PublishedRow(Struct, frozen=True):
-    version: int
-    step: int
-    batch_id: str | None
+    record: PublishedVersion  # Its trainer is who has told of the step
     published_at: float
-    trainer: str
-    checksum: str
-    checkpoint: str | None
-    seconds: float  # That its step took
-    rolled_back_to: int | None  # Training went back to this version, last, on its way
-    rolled_back_by: str | None  # Who asked for that, where they gave a name
-    rolled_back_why: str | None
     announced: bool  # Whether it was the one to be served
     pinned: bool
     synced: int  # Explorers that took it
-    metrics: Metrics
     skipped: list[str]  # Batches that were passed over on the way to it from the one before
 
 
@@ -335,3 +316,68 @@ class DeadLetterRow(Struct, frozen=True):
     detail: str
     source: str  # Where it came from, ``topic/partition@offset``
     key: str
+
+
+class QuestionError(TrinityError, ValueError):
+    """The index cannot be asked this."""
+
+
+class StoreBusyError(TrinityError, RuntimeError):
+    """Another process writes the store."""
+
+
+class StoreError(TrinityError, RuntimeError):
+    """The store cannot be read or written: the disk is full, or its files are damaged."""
+
+
+class UnreadableError(TrinityError, ValueError):
+    """What lies at a place of the log is not what it is taken for."""
+
+
+MAX_LIMIT: Final = 500  # Rows of one page
+MAX_TEXT_CHARS: Final = 200
+MAX_HISTOGRAM_SAMPLES: Final = 50_000
+
+type Axis = Literal["step", "time"]
+
+
+class PageAsk(Struct, frozen=True):
+    limit: int = 50
+    after: str | None = None  # What the page before says; None: the first
+
+    @property
+    def rows(self) -> int:
+        if not 1 <= self.limit <= MAX_LIMIT:
+            raise QuestionError(f"limit = {self.limit}: a page has 1 to {MAX_LIMIT} rows")
+        return self.limit
+
+    @property
+    def before(self) -> int | None:
+        """The number that all rows of the page are below; None: any."""
+        if self.after is None:
+            return None
+        number = int(self.after) if self.after.isascii() and self.after.isdigit() and len(self.after) < 20 else -1
+        if not 0 <= number <= MAX_COUNT:
+            raise QuestionError(f"after = {shown(self.after)} is nothing that a page said")
+        return number
+
+
+class SampleFilter(Struct, frozen=True):
+    """Which samples. What is None restricts nothing."""
+
+    task_id: str | None = None
+    batch_id: str | None = None
+    step: int | None = None  # Begun with their group,
+    trainer: str | None = None  # by this trainer; None: by the live one that spoke last
+    # All of its words, in any order, in the response, or all of them in the prompt. ``"in quotes"``: one behind the
+    # other. Needs a tokenizer.
+    text: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    version_min: int | None = None  # Some token was drawn by this version or a newer one,
+    version_max: int | None = None  # and some by this one or an older one
+    teaches_nothing: bool | None = None  # Whether all rewards of their group are the same
+
+
+FIRST_PAGE: Final = PageAsk()
+ALL_SAMPLES: Final = SampleFilter()
