@@ -33,7 +33,6 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings
 from trinity_bus.inference.completion import Watch, completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad, Steps
-from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -44,7 +43,7 @@ from trinity_bus.inference.errors import (
 from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import MOST_KEPT, SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
-from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+from trinity_bus.inference.weight_sync import ControlClient, SyncOutcome
 from trinity_bus.runtime.memory import unfreeze_gc
 from trinity_bus.runtime.service import in_daemon_thread, unless_small
 from trinity_bus.telemetry import conventions as names
@@ -365,7 +364,7 @@ class InferenceEngine:
             )
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version, while generation goes on; raises as ``weight_sync.sync_weights``."""
+        """Take over a version, while generation goes on; raises as ``ControlClient.sync``."""
         async with self._syncing:
             self._compare_types(announced.dtype)
             llm, control = self.llm, self._control
@@ -380,7 +379,7 @@ class InferenceEngine:
                 object_url=sync.object_url,
             )
             try:
-                outcome = await sync_weights(llm, control, source, keep_caches=self._settings.caches == "kept")
+                outcome = await control.sync(llm, source, keep_caches=self._settings.caches == "kept")
             except EngineDeadError as error:
                 self._dead = error
                 if self._llm is not None and self._llm.errored:
