@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trinity_bus.console.configuration.checks import Checks
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import MODELS
 from trinity_bus.training.families import ModelShape
 from workers.preconditions import refusals
 
