@@ -19,7 +19,7 @@ from trinity_bus.bus import LogIdentity
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings, MeshSettings, Settings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint.manifest import Manifest
+from trinity_bus.training.checkpoint import Manifest
 from trinity_bus.training.errors import CheckpointError
 from workers.trainer import engines
 from workers.trainer.engines import load_engine, open_publisher

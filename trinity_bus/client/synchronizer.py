@@ -33,7 +33,7 @@ from trinity_bus.bus import Bus
 from trinity_bus.client.connection import Connected, Connection, tell_unused
 from trinity_bus.config import Settings
 from trinity_bus.errors import NotStartedError, RefusedError, TimedOutError
-from trinity_bus.training.checkpoint.folders import CONFIG
+from trinity_bus.training.checkpoint import CONFIG
 from trinity_bus.view import MeshFollower, MeshState, VersionRow, follow
 
 if TYPE_CHECKING:

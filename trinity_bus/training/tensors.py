@@ -9,7 +9,7 @@ alike; what a family does not have is never looked up:
   group's query heads, its key head, its value head, then the next group;
 * *MLP*: gate and up are one matrix, gate first; each tensor-parallel shard holds its part of both;
 * *experts*: each is an MLP of its own in folders, and here too; a rank's model has its experts of a layer as a stack
-  (see ``experts``), transformers' own model all of them (:func:`of_transformers`);
+  (see ``layers``), transformers' own model all of them (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
 
@@ -35,7 +35,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name for it
 from safetensors import SafetensorError, safe_open
 
 from trinity_bus.runtime.plain_files import within
-from trinity_bus.training.checkpoint.folders import INDEX
+from trinity_bus.training.checkpoint import INDEX
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape
 from trinity_bus.weights.tensor_file import write_tensors

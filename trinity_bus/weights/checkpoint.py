@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from schemas.model_version import ModelVersion
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint.folders import replace
+from trinity_bus.training.checkpoint import replace
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import MAX_MANIFEST_BYTES, Bucket, ContentHash, TransferManifest

@@ -20,9 +20,7 @@ from trinity_bus.bus import LogIdentity
 from trinity_bus.config import Settings, SynchronizerSettings, TrainerSettings, required
 from trinity_bus.hub import source_of
 from trinity_bus.training import checkpoint, layout_rules
-from trinity_bus.training.checkpoint import RunIdentity, TrainingProgress, manifest
-from trinity_bus.training.checkpoint.folders import ADAPTER, STATE, folder_of, model_digest
-from trinity_bus.training.checkpoint.manifest import Shaping, read_manifest
+from trinity_bus.training.checkpoint import ADAPTER, STATE, RunIdentity, Shaping, TrainingProgress
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.errors import CheckpointError, ConversionError
 from trinity_bus.training.families import read_shape
@@ -83,7 +81,7 @@ class PublishedTensors:
             return None  # in files it is not scaled
         if version == 0:
             return self._engine.source if self._is_as_read else None
-        return folder_of(directory, version) if self._is_durable else None
+        return checkpoint.folder_of(directory, version) if self._is_durable else None
 
     def _published(self, name: str, tensor: "torch.Tensor") -> "tuple[str, torch.Tensor]":
         return name, tensor * self._scale if name.endswith(".lora_B.weight") else tensor
@@ -213,7 +211,7 @@ def load_engine(
 
 def _named(source: Path) -> str | None:
     if (source / checkpoint.PROGRESS).exists():
-        return read_manifest(source).progress.source
+        return checkpoint.read_manifest(source).progress.source
     return source_of(source)
 
 
@@ -223,7 +221,7 @@ def check(
     """Say what has changed since the newest checkpoint; CheckpointError where it cannot be gone on from."""
     source = Path(required(settings.trainer.model_path, "mesh.model_path", "to know what to train"))
     layout_rules.check(settings.trainer, read_shape(source), settings.trainer.engine)
-    run, shaping = run_identity(settings, source, identity), manifest.shaping(settings.mesh, settings.trainer)
+    run, shaping = run_identity(settings, source, identity), checkpoint.shaping(settings.mesh, settings.trainer)
     folder = checkpoint.latest(directory) or (None if origin is None else origin.latest())
     if folder is not None:
         # Here, since it imports torch: this module is imported by who trains nothing.
@@ -238,7 +236,7 @@ def check(
 
 def run_identity(settings: Settings, source: Path, batches: LogIdentity) -> RunIdentity:
     try:
-        model = model_digest(source)
+        model = checkpoint.model_digest(source)
     except OSError as error:
         raise ConversionError(f"{source} cannot be read: {error}") from error
     return RunIdentity(cluster=batches.cluster, batches=batches.topic, namespace=settings.kafka.namespace, model=model)
@@ -251,7 +249,7 @@ def _compare(folder: Path, written: TrainingProgress, run: RunIdentity, shaping:
     if written.settings is None:
         log.warning("%s does not say with which settings it was trained; nothing is compared", folder)
         return
-    for line in manifest.differences(written.settings, shaping):
+    for line in checkpoint.differences(written.settings, shaping):
         log.warning("settings changed after step %d: %s", written.step, line)
 
 

@@ -23,10 +23,10 @@ from trinity_bus.bus import Bus
 from trinity_bus.config import Settings, TrainerSettings, WrongSettingsError
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import Follows, manifest
+from trinity_bus.training.checkpoint import Follows
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import Need, registry
-from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.objectives.advantages import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure
@@ -64,13 +64,13 @@ class ReplayRequest:
             trainer=self.live.trainer.name,
             run=checkpoint.read_run(checkpoint_dir(self.live)),
             from_step=self.from_step,
-            settings=manifest.shaping(self.changed.mesh, self.changed.trainer),
+            settings=checkpoint.shaping(self.changed.mesh, self.changed.trainer),
         )
 
     @property
     def changes(self) -> list[str]:
-        live, changed = (manifest.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
-        return manifest.differences(live, changed)
+        live, changed = (checkpoint.shaping(each.mesh, each.trainer) for each in (self.live, self.changed))
+        return checkpoint.differences(live, changed)
 
     def check(self) -> None:
         if self.live.trainer.stages or self.changed.trainer.stages:

@@ -25,8 +25,7 @@ from trinity_bus.inference.server.engine import ServerEngine
 from trinity_bus.runtime.process import Child
 from trinity_bus.training import checkpoint
 from trinity_bus.training import tensors as hf_folder
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, write_companions
 from trinity_bus.weights.checkpoint import CheckpointPublisher
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.transport import source_of

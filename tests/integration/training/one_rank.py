@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from tests.support.training.conformance import CHECKS, OBJECTIVES, Subject, batch, checks_of, same, saved, weights
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import layout_rules
-from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.checkpoint import STATE
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import ParallelError

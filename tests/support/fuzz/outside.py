@@ -35,8 +35,7 @@ from trinity_bus.inference.server.client import (
 from trinity_bus.inference.server.start import KINDS
 from trinity_bus.runtime.frames import ProtocolError
 from trinity_bus.testing import CharacterTokenizer
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, read_progress
-from trinity_bus.training.checkpoint.manifest import FORMAT, Manifest
+from trinity_bus.training.checkpoint import FORMAT, Manifest, TrainingProgress, WrittenBy, read_progress
 from trinity_bus.training.checkpoint.mirror import StoredCheckpoint, StoredFile, StoredIndex, read_index
 from trinity_bus.training.errors import CheckpointError
 from workers.gateway.contributions import Commit, Feedback, read_said

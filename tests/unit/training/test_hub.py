@@ -24,8 +24,7 @@ from trinity_bus.config.mesh import MeshSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.folders import STATE
+from trinity_bus.training.checkpoint import STATE, TrainingProgress, WrittenBy
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.families import read_shape

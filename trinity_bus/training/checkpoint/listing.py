@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trinity_bus.runtime.plain_files import within, write_plain
-from trinity_bus.training.checkpoint.folders import CONFIG, INDEX, PARTIAL, PROGRESS, STATE, newest_first, step_of
-from trinity_bus.training.checkpoint.manifest import Manifest, read_manifest, verify
-from trinity_bus.training.checkpoint.notes import read_mirror
-from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import Manifest
 from trinity_bus.training.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -57,12 +55,12 @@ class Listed:
 def listed(directory: Path, *, verified: bool = False) -> list[Listed]:
     """Return the checkpoints, the oldest first; ``verified`` by the digests of all their files."""
     found = []
-    for folder in reversed(newest_first(directory)):
-        step, manifest, problem = step_of(folder), None, ""
+    for folder in reversed(checkpoint.newest_first(directory)):
+        step, manifest, problem = checkpoint.step_of(folder), None, ""
         try:
-            manifest = read_manifest(folder)
+            manifest = checkpoint.read_manifest(folder)
             if verified:
-                verify(folder)
+                checkpoint.verify(folder)
         except CheckpointError as error:
             problem = str(error)
         found.append(Listed(str(folder), folder.stat().st_mtime, step, manifest, problem))
@@ -74,10 +72,10 @@ def oldest_need(directory: Path, *, mirrored: bool = False) -> int:
 
     ``mirrored``: those at ``trainer.checkpoint_url`` count as well.
     """
-    needs = [read_mirror(directory).needs] if mirrored else []
-    for folder in newest_first(directory):
+    needs = [checkpoint.read_mirror(directory).needs] if mirrored else []
+    for folder in checkpoint.newest_first(directory):
         try:
-            match json.loads((folder / PROGRESS).read_bytes()):
+            match json.loads((folder / checkpoint.PROGRESS).read_bytes()):
                 case {"progress": {"batches_offset": int(offset)}}:
                     needs.append(offset)
                 case _:
@@ -109,20 +107,20 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
     top = target if form == "hf" else target / f"global_step_{step}"
     if top.exists():
         raise CheckpointError(f"{top} exists: nothing is overwritten")
-    described = weights if (weights / CONFIG).exists() else model
+    described = weights if (weights / checkpoint.CONFIG).exists() else model
     if described is None:
         raise CheckpointError(f"{source} holds weights alone: say with --model where configuration and tokenizer are")
-    partial = top.with_name(f"{PARTIAL}{top.name}")
+    partial = top.with_name(f"{checkpoint.PARTIAL}{top.name}")
     shutil.rmtree(partial, ignore_errors=True)
     folder = partial / written.relative_to(top)
     try:
         folder.mkdir(parents=True)
         for path in sorted(weights.glob("*.safetensors")):
-            if path.name != STATE:
+            if path.name != checkpoint.STATE:
                 shutil.copyfile(within(path, weights), folder / path.name)
-        if (weights / INDEX).exists():
-            shutil.copyfile(within(weights / INDEX, weights), folder / INDEX)
-        write_companions(folder, described, dtype)
+        if (weights / checkpoint.INDEX).exists():
+            shutil.copyfile(within(weights / checkpoint.INDEX, weights), folder / checkpoint.INDEX)
+        checkpoint.write_companions(folder, described, dtype)
         partial.rename(top)
         if form == "reference":
             write_plain(target / _POINTER, str(step))
@@ -132,13 +130,15 @@ def convert(source: Path, target: Path, form: Form, model: Path | None) -> Path:
 
 
 def _read(source: Path) -> tuple[int, Path, str | None]:
-    if (source / PROGRESS).exists():
-        verify(source, lambda name: name != STATE)
-        manifest = read_manifest(source)
+    if (source / checkpoint.PROGRESS).exists():
+        checkpoint.verify(source, lambda name: name != checkpoint.STATE)
+        manifest = checkpoint.read_manifest(source)
         return manifest.progress.step, source, manifest.dtype
     match = _REFERENCES.fullmatch(source.resolve().name)
     if match is None:
-        raise CheckpointError(f"{source} is neither a checkpoint (there is no {PROGRESS}) nor a global_step_N")
+        raise CheckpointError(
+            f"{source} is neither a checkpoint (there is no {checkpoint.PROGRESS}) nor a global_step_N"
+        )
     for weights in (source / "actor" / "huggingface", source / "actor"):
         if any(weights.glob("*.safetensors")):
             return int(match[1]), weights, None

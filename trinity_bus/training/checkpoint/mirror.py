@@ -74,22 +74,9 @@ from trinity_bus.runtime.object_store import (
     PatientStore,
 )
 from trinity_bus.runtime.plain_files import open_plain
-from trinity_bus.training.checkpoint.folders import PROGRESS, folder_of, held, latest, replace, step_of, steps
+from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import NOTES, PROGRESS, RUN, MirrorNote
 from trinity_bus.training.checkpoint.listing import Listed
-from trinity_bus.training.checkpoint.manifest import read_manifest, verify
-from trinity_bus.training.checkpoint.notes import (
-    NOTES,
-    RUN,
-    MirrorNote,
-    discard,
-    finish_rollback,
-    note_mirror,
-    read_mirror,
-    read_run,
-    rolls_back_to,
-    run_name,
-)
-from trinity_bus.training.checkpoint.writing import begin, reveal
 from trinity_bus.training.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -147,7 +134,7 @@ class StoredIndex(_Stored):
 
     def to_go_on_from(self) -> list[int]:
         """Return the steps that a rollback does not discard, the oldest first; CheckpointError where it does all."""
-        last = rolls_back_to(self.notes)
+        last = checkpoint.rolls_back_to(self.notes)
         left = sorted(step for step in self.checkpoints if last is None or step <= last)
         if self.checkpoints and not left:
             raise CheckpointError(
@@ -209,7 +196,7 @@ class CheckpointsThere:
             with tempfile.TemporaryDirectory(prefix="trinity-bus-") as folder:
                 try:
                     self.write(step, found, Path(folder), only=PROGRESS)
-                    manifest = read_manifest(Path(folder))
+                    manifest = checkpoint.read_manifest(Path(folder))
                     if verified:
                         for _ in self._pieces(step, found):
                             pass
@@ -227,21 +214,21 @@ class CheckpointsThere:
             raise CheckpointError(f"{self.url} has no checkpoint of step {step}, but of {index.to_go_on_from()}")
         self.fetch_notes(index, directory)
         log.info("fetching the checkpoint of step %d from %s", step, self.url)
-        folder = begin(directory, step)
+        folder = checkpoint.begin(directory, step)
         self.write(step, index.checkpoints[step], folder)
         # Before it can be seen: a folder with checkpoints and no such note is taken for another life's.
-        note_mirror(directory, _known((life,), index.checkpoints))
-        return reveal(folder, folder_of(directory, step))
+        checkpoint.note_mirror(directory, _known((life,), index.checkpoints))
+        return checkpoint.reveal(folder, checkpoint.folder_of(directory, step))
 
     def fetch_notes(self, index: StoredIndex, directory: Path) -> None:
         self.ensure_run(index, directory)
         for name in NOTES:
             (directory / name).unlink(missing_ok=True)
         for name, content in {**index.notes, RUN: index.run}.items():
-            replace(directory / name, content)
+            checkpoint.replace(directory / name, content)
 
     def ensure_run(self, index: StoredIndex, directory: Path) -> None:
-        if (directory / RUN).exists() and read_run(directory) != index.run:
+        if (directory / RUN).exists() and checkpoint.read_run(directory) != index.run:
             raise CheckpointError(
                 f"{self.url} has checkpoints of another run than {directory}: set trainer.checkpoint_dir to an empty "
                 "folder to go on with that run, or trainer.checkpoint_url to an address of its own"
@@ -317,13 +304,13 @@ class CheckpointMirror:
             if not self._goes_on_from(*before):
                 self._adopt(*before)
                 self._ensure_highest()
-        if self._kept and latest(directory, rolls_back_to(self._notes())) is None:
+        if self._kept and checkpoint.latest(directory, checkpoint.rolls_back_to(self._notes())) is None:
             raise CheckpointError(
                 f"{directory} has no checkpoint that the rollback which was begun leaves, and {self._there.url} "
                 f"has some: move all of {directory} away to go on from those"
             )
-        finish_rollback(directory)
-        through = max(steps(directory), default=-1)
+        checkpoint.finish_rollback(directory)
+        through = max(checkpoint.steps(directory), default=-1)
         kept = {step: found for step, found in self._kept.items() if step <= through}
         if dropped := sorted(self._kept.keys() - kept.keys()):
             log.warning("steps %s are not in %s, and their checkpoints leave %s", dropped, directory, self._there.url)
@@ -335,9 +322,9 @@ class CheckpointMirror:
         while not is_last:
             is_last, folder = self._finishing.is_set(), failed
             try:
-                folder = latest(self._directory) or Path()
+                folder = checkpoint.latest(self._directory) or Path()
                 is_due = is_last or folder != failed or awake.now() >= again_at
-                if folder.name and is_due and step_of(folder) not in self._kept:
+                if folder.name and is_due and checkpoint.step_of(folder) not in self._kept:
                     self._send(folder)
             except SupersededError:
                 raise
@@ -364,17 +351,20 @@ class CheckpointMirror:
 
     def _goes_on_from(self, life: str, index: StoredIndex) -> bool:
         # Not so where somebody has removed what was in the folder, nor where it is of an earlier time.
-        has_any, note = bool(steps(self._directory)) or not index.checkpoints, read_mirror(self._directory)
+        has_any, note = (
+            bool(checkpoint.steps(self._directory)) or not index.checkpoints,
+            checkpoint.read_mirror(self._directory),
+        )
         return has_any and life in note.lives and max(index.checkpoints, default=-1) <= note.newest
 
     def _adopt(self, life: str, index: StoredIndex) -> None:
         newest = max(index.to_go_on_from(), default=None)
-        if aside := steps(self._directory):
+        if aside := checkpoint.steps(self._directory):
             log.warning(
                 "a trainer has gone on elsewhere with what is at %s: steps %s in %s are set aside as discarded-step-*",
                 *(self._there.url, aside, self._directory),
             )
-            discard(self._directory, after=-1)
+            checkpoint.discard(self._directory, after=-1)
         if newest is None:
             self._there.fetch_notes(index, self._directory)
         else:
@@ -385,18 +375,18 @@ class CheckpointMirror:
         self._ensure_highest()
         self._store.written &= there
         files, before = dict[str, StoredFile](), len(self._store.written)
-        with held(folder):
-            verify(folder)
+        with checkpoint.held(folder):
+            checkpoint.verify(folder)
             for path in sorted(folder.iterdir()):
                 digests: list[str] = []
                 self._store.send(self._pieces(path, digests))
                 files[path.name] = StoredFile(size=path.stat().st_size, pieces=tuple(digests))
-            written, progress = (folder / PROGRESS).stat().st_mtime, read_manifest(folder).progress
+            written, progress = (folder / PROGRESS).stat().st_mtime, checkpoint.read_manifest(folder).progress
         kept = {step: found for step, found in self._kept.items() if found.names() <= there}
         if lost := sorted(self._kept.keys() - kept.keys()):
             log.warning("the checkpoints of steps %s at %s lack pieces, and are removed", lost, self._there.url)
         needs = progress.batches_offset
-        kept[step_of(folder)] = StoredCheckpoint(life=self._life, written=written, needs=needs, files=files)
+        kept[checkpoint.step_of(folder)] = StoredCheckpoint(life=self._life, written=written, needs=needs, files=files)
         kept = dict(sorted(kept.items())[-self._keep :])
         self._put_index(kept, self._life)
         log.info("%s is at %s: %d pieces sent", folder.name, self._there.url, len(self._store.written) - before)
@@ -413,7 +403,7 @@ class CheckpointMirror:
 
     def _put_index(self, kept: dict[int, StoredCheckpoint], *lives: str) -> None:
         """Write it, note in the folder what is there now, and look for a higher life before what it needs is noted."""
-        found = StoredIndex(run=run_name(self._directory), notes=self._notes(), checkpoints=kept)
+        found = StoredIndex(run=checkpoint.run_name(self._directory), notes=self._notes(), checkpoints=kept)
         index = found.model_dump_json().encode()
         if len(index) > _MOST_BYTES:
             raise CheckpointError(
@@ -421,11 +411,11 @@ class CheckpointMirror:
                 "lower trainer.keep_checkpoints"
             )
         # Killed in between, the folder knows of whichever is there.
-        note_mirror(self._directory, _known(lives, self._kept, kept))
+        checkpoint.note_mirror(self._directory, _known(lives, self._kept, kept))
         self._store.put({self._own: index})
         self._kept = kept
         self._ensure_highest()
-        note_mirror(self._directory, _known(lives, kept))
+        checkpoint.note_mirror(self._directory, _known(lives, kept))
 
     def _ensure_highest(self) -> None:
         lives = _lives(self._store)

@@ -33,9 +33,7 @@ from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.memory import give_back_memory
 from trinity_bus.training import checkpoint, layout_rules
 from trinity_bus.training import tensors as hf_folder
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.folders import ADAPTER
-from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.checkpoint import ADAPTER, TrainingProgress, WrittenBy, write_companions
 from trinity_bus.training.engine import TrainingEngine
 from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import Critic, finish_advantages
@@ -45,8 +43,8 @@ from trinity_bus.training.errors import CheckpointError, TrainingInterruptedErro
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
-from trinity_bus.training.objectives.advantage import TokenAdvantage
-from trinity_bus.training.objectives.loss import Tokens
+from trinity_bus.training.objectives.advantages import TokenAdvantage
+from trinity_bus.training.objectives.losses import Tokens
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps import token_figures
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample

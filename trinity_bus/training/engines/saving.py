@@ -24,9 +24,7 @@ from safetensors import SafetensorError, safe_open
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training import tensors as hf_folder
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
-from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.checkpoint import ADAPTER, STATE, TrainingProgress, WrittenBy, write_companions
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.tensor_file import write_tensors
 

@@ -20,11 +20,10 @@ from trinity_bus.runtime import object_store
 from trinity_bus.runtime.object_store import PIECE, ObjectStore, ObjectStoreError
 from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, discard, read_mirror
 from trinity_bus.training.checkpoint import mirror as mirroring
 from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.checkpoint.mirror import CheckpointMirror, CheckpointsThere
-from trinity_bus.training.checkpoint.notes import discard, read_mirror
 from trinity_bus.training.errors import CheckpointError
 from workers.cli.training.checkpoints import app
 
@@ -650,7 +649,7 @@ def test_a_checkpoint_that_is_damaged_here_is_not_sent_and_not_read_again(
         looked.append(folder)
         original(folder)
 
-    monkeypatch.setattr(mirroring, "verify", noting)
+    monkeypatch.setattr(checkpoint, "verify", noting)
     monkeypatch.setattr(mirroring, "_POLL_S", 0.01)
     (machine.save(2) / "model.safetensors").write_text("weights X")
     running = threading.Thread(target=machine.mirror.run)
@@ -719,7 +718,7 @@ def test_a_failure_before_a_fetched_folder_is_seen_is_mended_by_the_next_start(
     def failing(*_: object) -> None:
         raise CheckpointError("the disk is full")
 
-    monkeypatch.setattr(mirroring, "note_mirror", failing)
+    monkeypatch.setattr(checkpoint, "note_mirror", failing)
     with pytest.raises(CheckpointError, match="the disk is full"):
         fresh.start()
     assert fresh.steps() == []

@@ -8,14 +8,14 @@ import pytest
 from trinity_bus.config import MeshSettings, TrainerSettings
 from trinity_bus.config.sections import is_secret
 from trinity_bus.training import checkpoint
-from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy, manifest
+from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.errors import CheckpointError
 
 KEY = "sk-0123456789"
 
 
-def shaping(*, mesh: dict[str, Any] | None = None, **trainer: Any) -> manifest.Shaping:
-    return manifest.shaping(MeshSettings(**mesh or {}), TrainerSettings(**trainer))
+def shaping(*, mesh: dict[str, Any] | None = None, **trainer: Any) -> checkpoint.Shaping:
+    return checkpoint.shaping(MeshSettings(**mesh or {}), TrainerSettings(**trainer))
 
 
 def test_what_shapes_training_is_recorded_and_what_does_not_is_not() -> None:
@@ -41,8 +41,8 @@ def test_each_difference_is_a_line() -> None:
         optimizer_options={"adam_eps": 1e-6, "more": [1, {"a": "b"}]},
         total_steps=9,
     )
-    assert manifest.differences(before, before) == []
-    assert manifest.differences(before, after) == [
+    assert checkpoint.differences(before, before) == []
+    assert checkpoint.differences(before, after) == [
         "mesh.max_tokens: 256 -> 100",
         "trainer.learning_rate: 0.001 -> 0.002",
         "trainer.loss: ppo -> gspo",
@@ -58,7 +58,10 @@ def test_each_difference_is_a_line() -> None:
 def test_settings_that_one_of_the_two_programs_does_not_know_are_said() -> None:
     now = shaping()
     before = {name: value for name, value in now.items() if name != "trainer.seed"} | {"trainer.former": 3}
-    assert manifest.differences(before, now) == ["trainer.seed: not recorded -> 0", "trainer.former: 3 -> not recorded"]
+    assert checkpoint.differences(before, now) == [
+        "trainer.seed: not recorded -> 0",
+        "trainer.former: 3 -> not recorded",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,18 +76,20 @@ def test_settings_that_one_of_the_two_programs_does_not_know_are_said() -> None:
     ],
 )
 def test_what_cannot_be_gone_on_from_is_refused_in_a_line(
-    before: manifest.Shaping, after: manifest.Shaping, refusal: str
+    before: checkpoint.Shaping, after: checkpoint.Shaping, refusal: str
 ) -> None:
     with pytest.raises(CheckpointError, match=refusal) as refused:
-        manifest.differences(before, after)
+        checkpoint.differences(before, after)
     assert "\n" not in str(refused.value)
-    assert manifest.differences(shaping(lora_alpha=32), shaping(lora_alpha=16)) == ["trainer.lora_alpha: 32.0 -> 16.0"]
+    assert checkpoint.differences(shaping(lora_alpha=32), shaping(lora_alpha=16)) == [
+        "trainer.lora_alpha: 32.0 -> 16.0"
+    ]
 
 
 def test_no_secret_is_recorded() -> None:
     before, after = (shaping(objective_options={"key": key}) for key in (KEY, f"{KEY}-new"))
     assert KEY not in repr(before)
-    (line,) = manifest.differences(before, after)
+    (line,) = checkpoint.differences(before, after)
     assert line.startswith("trainer.objective_options.key: text ")
     assert KEY not in line
     secret = {f"trainer.{name}" for name, field in TrainerSettings.model_fields.items() if is_secret(field)}
