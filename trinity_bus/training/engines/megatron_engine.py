@@ -54,14 +54,7 @@ class MegatronEngine(RankEngine):
 
     def _build(self) -> None:
         settings, shape, layout = self.settings, self.shape, self.layout
-        self.model = StagedModel(
-            shape,
-            layout,
-            self.dtype,
-            recompute=settings.recompute,
-            replay=settings.router_replay,
-            adapters=settings.lora_rank > 0,
-        )
+        self.model = StagedModel(shape, layout, self.dtype, settings)
         self._load_weights(self.source)
         self._adapters = Adapters(self.model.stage, shape, layout, settings) if settings.lora_rank else None
         # What checkpoints have of that which is trained
@@ -72,7 +65,7 @@ class MegatronEngine(RankEngine):
         )
         self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
-        self.shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
+        self.shares_prompts = is_local(settings) and layout.context_parallel == 1
         self._routes = _Routers(self.network, layout) if settings.router_replay else None
         self._schedule = core.get_forward_backward_func()
         self._optimizer = AdamW(self.network, settings, self.dtype)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape
@@ -27,9 +28,9 @@ _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _OUTPUT: Final = "output_layer.weight"
 
 
-def is_local(*, adapters: bool) -> bool:
+def is_local(settings: TrainerSettings) -> bool:
     """Whether layers are of the local spec, with the project's attention, and not Transformer Engine's."""
-    return adapters or not have_transformer_engine()
+    return settings.lora_rank > 0 or not have_transformer_engine()
 
 
 def have_transformer_engine() -> bool:
@@ -37,7 +38,7 @@ def have_transformer_engine() -> bool:
 
 
 def transformer_config(
-    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool, local: bool
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, settings: TrainerSettings, *, local: bool
 ) -> core.TransformerConfig:
     # Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
     fused = not on_cpu()
@@ -63,7 +64,7 @@ def transformer_config(
         # The weights of those that are chosen are a softmax over them alone, or over all.
         moe_router_pre_softmax=not shape.normalized_routing,
         moe_router_dtype="fp32",
-        moe_enable_routing_replay=replay,
+        moe_enable_routing_replay=settings.router_replay,
         # What a policy learns is its reward; it was balanced before.
         moe_router_load_balancing_type="none",
         # The only one that lets ranks bring different numbers of tokens; a dense model has no use for it, but Megatron
@@ -80,9 +81,9 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         calculate_per_token_loss=True,
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        recompute_granularity="full" if settings.recompute else None,
+        recompute_method="uniform" if settings.recompute else None,
+        recompute_num_layers=1 if settings.recompute else None,
         # None; Megatron's own default is a spelling that it warns about.
         cuda_graph_scope=[],
         # Weights always come from a model folder.
@@ -154,18 +155,9 @@ def _build_stage(config: core.TransformerConfig, shape: ModelShape, layout: Layo
 class StagedModel:
     """This rank's stage of a model, with memory but no weights yet, on the layout's device."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        layout: Layout,
-        dtype: torch.dtype,
-        *,
-        recompute: bool = False,
-        replay: bool = False,
-        adapters: bool = False,
-    ) -> None:
-        local = is_local(adapters=adapters)
-        config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
+    def __init__(self, shape: ModelShape, layout: Layout, dtype: torch.dtype, settings: TrainerSettings) -> None:
+        local = is_local(settings)
+        config = transformer_config(shape, layout, dtype, settings, local=local)
         self._shape, self._layout, self._dtype = shape, layout, dtype
         self.stage = _build_stage(config, shape, layout, local=local)
         self.layers = shape.layers // layout.pipeline_parallel

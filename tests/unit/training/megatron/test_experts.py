@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.megatron.layers import Experts, multiply
@@ -37,7 +38,7 @@ def experts(request: pytest.FixtureRequest, layout: Layout) -> Experts:
         layers=1, hidden=16, heads=2, groups=1, head_dim=8, intermediate=24, vocabulary=32, max_positions=64,
         norm_epsilon=1e-6, rope_theta=1e4, tied=False, qk_norm=True, qkv_bias=False, experts=4, experts_per_token=2,
     )  # fmt: skip
-    config = transformer_config(shape, layout, request.param, recompute=False, replay=False, local=True)
+    config = transformer_config(shape, layout, request.param, TrainerSettings(), local=True)
     made = Experts(4, config, OneGroup)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
