@@ -6,7 +6,7 @@ The types of the messages are beside who uses them; a :class:`Dialect` is what o
     on a socket of datagrams: the body alone
     body:                    one message as msgpack; or, where both sides know, a record as it is on the log
 
-The two sides are of one version of this project, and say none; those of weights do: ``trinity_bus.weights.wire``.
+The two sides are of one version of this project, and say none; those of weights do: ``trinity_bus.weights.channel``.
 A body over its limit is refused before it is sent, and by its length before any of it is kept. That, and whatever is no
 message, is a :class:`ProtocolError`: the other side may be user code.
 """

@@ -164,7 +164,7 @@ class Staging:
     """
 
     def __init__(self, *, bucket_bytes: int, retain: int, dtype: str | None = None, chunks: bool = False) -> None:
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes
         self._retain = retain
         self._dtype = dtype
         self._chunks = chunks
@@ -172,11 +172,6 @@ class Staging:
         self._staged: dict[int, Staged] = {}
         self._kept: int | None = None
         self._spare: list[torch.Tensor] = []
-
-    @property
-    def versions(self) -> list[int]:
-        with self._lock:
-            return list(self._staged)
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
@@ -189,13 +184,13 @@ class Staging:
         """
         is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
-        with ContentHash(bucket_bytes=self._bucket_bytes if self._chunks else None) as digest:
+        with ContentHash(bucket_bytes=self.bucket_bytes if self._chunks else None) as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
             packing.close_bucket(digest)
         if not packing.metas:
             raise WeightTransferError(f"version {version} has no tensors; there is nothing to serve")
-        manifest = TransferManifest(version, digest.hexdigest(), self._bucket_bytes, tuple(packing.metas))
+        manifest = TransferManifest(version, digest.hexdigest(), self.bucket_bytes, tuple(packing.metas))
         # Fails here, where the version is made, rather than when it is served.
         manifest.to_json()
         files = None if folder is None or is_kept else ModelFiles(folder)
@@ -254,10 +249,6 @@ class Staging:
     def give_back(self, memory: "torch.Tensor") -> None:
         with self._lock:
             self._spare.append(memory)
-
-    @property
-    def bucket_bytes(self) -> int:
-        return self._bucket_bytes
 
     def travelling_dtype(self, tensor: "torch.Tensor") -> "torch.dtype":
         import torch

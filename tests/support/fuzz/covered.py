@@ -29,7 +29,7 @@ FUZZED: Final[Mapping[str, str]] = {
     "trinity_bus/training/checkpoint/mirror.py": "indexes of checkpoints",
     "trinity_bus/weights/layout.py": "manifests of weights",
     "trinity_bus/weights/tensor_file.py": "tensor files",
-    "trinity_bus/weights/wire.py": "requests for weights",
+    "trinity_bus/weights/channel.py": "requests for weights",
     "workers/coordinator/outputs.py": "positions",
     "workers/explorer/http_side.py": "asks of explorers",
     "workers/gateway/contributions.py": "feedback for gateways",
