@@ -210,7 +210,7 @@ class TransferManifest(Struct, frozen=True, dict=True):
 
     @cached_property
     def checksum(self) -> str:
-        """Of layout and content, hex: what is announced."""
+        """What is announced: a digest of layout and content, hex."""
         layout = msgspec.json.encode([self.bucket_bytes, self.tensors])
         return hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content)).hexdigest()
 
