@@ -36,14 +36,7 @@ from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.receiver import TransferProgress
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.vllm.control import (
-    TO_FRONT_END,
-    TO_WORKER,
-    AskProgress,
-    BeginTransfer,
-    ToWorker,
-    TransferTold,
-)
+from trinity_bus.weights.vllm.control import TO_FRONT_END, TO_WORKER, AskProgress, BeginTransfer, ToWorker, TransferTold
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -41,14 +41,7 @@ from typing import TYPE_CHECKING, Final
 from schemas.model_version import ModelVersion
 from trinity_bus.runtime.object_store import AT_ONCE, PIECE, ObjectStore, PatientStore
 from trinity_bus.weights.errors import LinkError, ManifestError, TensorFileError, WeightTransferError
-from trinity_bus.weights.layout import (
-    MAX_MANIFEST_BYTES,
-    MAX_TENSORS,
-    MAX_TOTAL_BYTES,
-    Span,
-    TransferManifest,
-    pieces,
-)
+from trinity_bus.weights.layout import MAX_MANIFEST_BYTES, MAX_TENSORS, MAX_TOTAL_BYTES, Span, TransferManifest, pieces
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method, Source
 

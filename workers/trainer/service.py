@@ -58,19 +58,9 @@ from typing import Final, Literal
 
 from opentelemetry import trace
 
-from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced
+from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced, topics
 from schemas.groups.trainable import Bounds
 from schemas.topic import Topic
-from schemas.topics import (
-    BATCHES,
-    COORDINATOR_EVENTS,
-    DEMONSTRATIONS,
-    EXPLORER_EVENTS,
-    MODEL_VERSIONS,
-    PREFERENCES,
-    STEPS,
-    TRAINER_EVENTS,
-)
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Reader, Start
 from trinity_bus.bus.administration.cluster_gauges import watch_folder
@@ -127,7 +117,7 @@ async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, rank
             log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
         with checkpoint.exclusive(stage.directory):
             watch_folder("checkpoints", stage.directory)
-            if topic is BATCHES and stage.settings.trainer.role != "shadow":
+            if topic is topics.BATCHES and stage.settings.trainer.role != "shadow":
                 await _follow_batches(stage, policy, ranks)
                 return
             async with _mirrored(stage):
@@ -215,15 +205,17 @@ def learned_from(stage: Stage) -> Topic:
     kind = objective.learns_from
     if Need.PAIRS in objective.needs and kind != "preferences":
         raise ConfigError(f"trainer.loss={settings.loss!r} needs pairs, and learns from {kind}, which have none")
-    if kind == "experiences" and not stage.is_last:
-        raise ConfigError(
-            f"it learns from batches, with trainer.loss={settings.loss!r}; only the last of trainer.stages can"
-        )
-    if kind != "experiences" and settings.strategy != "default":
+    if kind == "experiences":
+        if not stage.is_last:
+            raise ConfigError(
+                f"it learns from batches, with trainer.loss={settings.loss!r}; only the last of trainer.stages can"
+            )
+        return topics.BATCHES
+    if settings.strategy != "default":
         raise ConfigError(
             f"trainer.loss={settings.loss!r} learns from {kind} alone: leave trainer.strategy at 'default'"
         )
-    return {"experiences": BATCHES, "demonstrations": DEMONSTRATIONS, "preferences": PREFERENCES}[kind]
+    return topics.PREFERENCES if kind == "preferences" else topics.DEMONSTRATIONS
 
 
 async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
@@ -257,7 +249,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 
 
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
-    async with _bus_of(stage) as bus, bus.reader(STEPS, start="beginning") as steps:
+    async with _bus_of(stage) as bus, bus.reader(topics.STEPS, start="beginning") as steps:
         await train_without_batches(stage, topic, lambda around: ShadowSteps(around, steps), bus=bus, ranks=ranks)
 
 
@@ -265,7 +257,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
     settings = stage.settings
     async with (
         _bus_of(stage) as bus,
-        opened(stage, BATCHES, bus=bus, ranks=ranks, reach=settings.trainer.reach) as around,
+        opened(stage, topics.BATCHES, bus=bus, ranks=ranks, reach=settings.trainer.reach) as around,
     ):
         publisher = await around.thread.call(lambda: open_publisher(settings, stage.directory, around.engine))
         try:
@@ -310,23 +302,23 @@ class Trainer:
 
     async def run(self) -> None:
         around, progress = self._around, self._progress
-        start: Start = {(BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
-        end = (await around.bus.end_offsets(BATCHES))[0]
+        start: Start = {(topics.BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await around.bus.end_offsets(topics.BATCHES))[0]
         if progress.batches_offset > end:
             # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
             log.error(
                 "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
                 "trained (up to number %d) is passed over",
-                *(BATCHES.name, end, progress.batches_offset, progress.sequence),
+                *(topics.BATCHES.name, end, progress.batches_offset, progress.sequence),
             )
             self._passes_over, start = progress.sequence, "beginning"
         told = await asyncio.to_thread(checkpoint.read_told, around.directory)
         async with (
-            around.bus.reader(MODEL_VERSIONS, start="end") as announcements,
+            around.bus.reader(topics.MODEL_VERSIONS, start="end") as announcements,
             # Of what explorers say, most is of single rollouts: nobody waits for what is looked for among it.
-            around.bus.reader(EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
-            around.bus.reader(COORDINATOR_EVENTS, start="end") as wishes,
-            around.bus.reader(BATCHES, start=start) as batches,
+            around.bus.reader(topics.EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
+            around.bus.reader(topics.COORDINATOR_EVENTS, start="end") as wishes,
+            around.bus.reader(topics.BATCHES, start=start) as batches,
             asyncio.TaskGroup() as loops,
         ):
             versions = self._versions = VersionPublisher(
@@ -424,7 +416,7 @@ class Trainer:
         told = told_settings(around.settings, "mesh", "trainer", "synchronizer")
         while True:
             durable = await around.producer.send(
-                TRAINER_EVENTS,
+                topics.TRAINER_EVENTS,
                 self._settings.name,
                 TrainerHeartbeat(
                     trainer=self._settings.name,

@@ -66,13 +66,7 @@ from pydantic_core import PydanticCustomError
 
 from trinity_bus import awake
 from trinity_bus.errors import SupersededError
-from trinity_bus.runtime.object_store import (
-    AT_ONCE,
-    PIECE,
-    MissingObjectError,
-    ObjectStoreError,
-    PatientStore,
-)
+from trinity_bus.runtime.object_store import AT_ONCE, PIECE, MissingObjectError, ObjectStoreError, PatientStore
 from trinity_bus.runtime.plain_files import open_plain
 from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import NOTES, PROGRESS, RUN, MirrorNote
