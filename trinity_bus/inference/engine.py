@@ -65,6 +65,8 @@ _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may t
 class InferenceEngine:
     """One vLLM engine in a process of its own; ``sync`` says how it takes versions, and how long each wait may be."""
 
+    tells_versions = True
+
     def __init__(self, settings: ExplorerSettings, sync: SynchronizerSettings | None = None) -> None:
         self._settings = settings
         self._sync = sync or SynchronizerSettings()
@@ -77,7 +79,8 @@ class InferenceEngine:
         self._processes: list[BaseProcess] = []
         self._config: VllmConfig | None = None  # that it was started with
         self._trained_in: str | None = None  # the type in which the trainer computes, once that is known
-        self._first_version = self._version = settings.first_version
+        # That it serves; -1 before it serves one that is known
+        self._first_version = self.model_version = settings.first_version
         # Versions, since the start; after going back to one its number may come again, with other weights
         self._taken = 0
 
@@ -99,15 +102,6 @@ class InferenceEngine:
     @property
     def dtype(self) -> str:
         return str(self.llm.model_config.dtype).removeprefix("torch.")
-
-    @property
-    def model_version(self) -> int:
-        """The version that it serves; -1 before it serves one that is known."""
-        return self._version
-
-    @property
-    def tells_versions(self) -> bool:
-        return True
 
     @property
     def tokens_generated(self) -> int:
@@ -133,7 +127,7 @@ class InferenceEngine:
     @property
     def load(self) -> EngineLoad:
         counter = self._counter
-        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self._version)
+        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self.model_version)
 
     @property
     def llm(self) -> "AsyncLLM":
@@ -385,6 +379,6 @@ class InferenceEngine:
                 if self._llm is not None and self._llm.errored:
                     raise await self._gone() from error
                 raise
-            self._version = announced.version
+            self.model_version = announced.version
             self._taken += 1
             return outcome
