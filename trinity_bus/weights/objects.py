@@ -84,16 +84,13 @@ class ObjectPublisher:
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=1, dtype=dtype)
         self._store = PatientStore(url, timeout_s)
+        self.address = self._store.url, 0
         self._keep = keep
         self._kept = -1
         self._staged: dict[int, tuple[Staged, contextlib.ExitStack]] = {}  # and not written yet
         self._writing = threading.Lock()
         # All objects of each version, in the order in which they were published
         self._versions: dict[tuple[int, str], frozenset[str]] = {}
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._store.url, 0
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None

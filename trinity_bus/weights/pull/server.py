@@ -87,10 +87,7 @@ class WeightServer:
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
         )
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._listener.address
+        self.address = self._listener.address
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
