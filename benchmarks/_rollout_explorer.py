@@ -58,11 +58,6 @@ class Writes:
 
 class TimedEngine(InferenceEngine):
     spent: defaultdict[int, list[float]]
-    writes = True
-
-    @property
-    def tells_versions(self) -> bool:
-        return self.writes
 
     async def generate(
         self,
@@ -123,7 +118,7 @@ def explorer_side(pipe: Connection, settings: Settings, drawn: "Synchronized[int
                     block = engine.llm.vllm_config.cache_config.block_size
                     pipe.send(Told(dict(engine.spent), engine.tokens_cached, block))
                 elif isinstance(asked, Writes):
-                    engine.writes = asked.on
+                    engine.tells_versions = asked.on
                     pipe.send(True)
                 else:
                     pipe.send(await bare(engine, asked))

@@ -36,7 +36,7 @@ from benchmarks._workload import DEMO, SMOLLM2, Workload
 from schemas import ExperienceGroup
 from schemas.experience import Int32, Rollout
 from trinity_bus.config import TrainerSettings
-from trinity_bus.sizing.parameters import parameters
+from trinity_bus.sizing.memory import parameters
 from trinity_bus.training import checkpoint
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine

@@ -14,7 +14,7 @@ from trinity_bus.config import CoordinatorSettings, MeshSettings, SynchronizerSe
 from trinity_bus.config.sections import Sections
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.hardware import GPUS
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import MODELS
 from trinity_bus.training.families import ModelShape
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "sizing.md"

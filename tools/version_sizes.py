@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trinity_bus.sizing.parameters import parameters
+from trinity_bus.sizing.memory import parameters
 from trinity_bus.training.families import ModelShape
 
 _BFLOAT16: Final = 2

@@ -1,6 +1,6 @@
 """How many operations training takes, counted from a model's shape. Pure."""
 
-from trinity_bus.sizing.parameters import parameters
+from trinity_bus.sizing.memory import parameters
 from trinity_bus.training.families import ModelShape
 
 

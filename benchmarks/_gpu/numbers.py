@@ -9,7 +9,7 @@ import argparse
 import torch
 
 from benchmarks._gpu.figures import Figures
-from trinity_bus.training.megatron import attention, logprobs, rotary
+from trinity_bus.training.megatron import layers, logprobs
 from trinity_bus.training.megatron.core import PackedSeqParams
 
 ROWS, HIDDEN, COLUMNS = 300, 64, 151_936
@@ -56,8 +56,8 @@ def of_attention(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
     packed = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
     )
-    placed = rotary.PlacedSeqParams(**vars(packed), rotation=rotary.rotation_of(positions, frequencies, dtype))
-    module = attention.SDPAttention.__new__(attention.SDPAttention)
+    placed = layers.PlacedSeqParams(**vars(packed), rotation=layers.rotation_of(positions, frequencies, dtype))
+    module = layers.SDPAttention.__new__(layers.SDPAttention)
     torch.nn.Module.__init__(module)
     module.scale = module.context_group = None
     for leaf in leaves:

@@ -19,7 +19,7 @@ from benchmarks._gpu.figures import Figures, NotHereError
 from benchmarks._gpu.flops import flops_per_token
 from benchmarks._gpu.matrix import peak, synchronize
 from benchmarks._gpu.sizes import SIZES
-from trinity_bus.sizing.parameters import parameters
+from trinity_bus.sizing.memory import parameters
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.megatron.model import have_transformer_engine

@@ -37,7 +37,17 @@ from trinity_bus.coordination.effects import Write
 from trinity_bus.errors import ConfigError
 from trinity_bus.view import MeshState
 from trinity_bus.weights import channel, listener
-from trinity_bus.weights.channel import OPENING_BYTES, Channel, meet
+from trinity_bus.weights.channel import (
+    ENTRY,
+    NONCE_BYTES,
+    OPENING_BYTES,
+    PROTOCOL,
+    Channel,
+    Handshake,
+    StoreEntry,
+    meet,
+    message_code,
+)
 from trinity_bus.weights.errors import LinkError
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.link import Link, _listening
@@ -46,7 +56,6 @@ from trinity_bus.weights.listener import Keyring
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
-from trinity_bus.weights.wire import ENTRY, NONCE_BYTES, PROTOCOL, Handshake, StoreEntry, message_code
 from workers.coordinator.log_facts import Lanes
 from workers.coordinator.outputs import Outputs
 from workers.coordinator.pending_commit import Spans

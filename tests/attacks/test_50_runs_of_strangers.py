@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 import typer
 
-from trinity_bus.broker import embedded, start
+from trinity_bus.broker import embedded, node
 from trinity_bus.broker.layout import Folder, State, write_configuration, write_state
 from trinity_bus.broker.node import claim
 from trinity_bus.config import BrokerSettings, KafkaSettings, Settings
@@ -169,14 +169,14 @@ def test_files_of_a_broker_are_replaced_and_not_written_through(tmp_path: Path) 
 
 def test_only_a_start_up_archive_that_was_made_here_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    path = start.archive_path(tmp_path / "cache")
+    path = node.archive_path(tmp_path / "cache")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"bytecode of somebody")
-    assert start.archive_options(tmp_path / "cache") == []
-    start._remember(path)
-    assert start.archive_options(tmp_path / "cache") == [f"-XX:AOTCache={path}"]
+    assert node.archive_options(tmp_path / "cache") == []
+    node._remember(path)
+    assert node.archive_options(tmp_path / "cache") == [f"-XX:AOTCache={path}"]
     path.write_bytes(b"bytecode of somebody else")
-    assert start.archive_options(tmp_path / "cache") == []
+    assert node.archive_options(tmp_path / "cache") == []
 
 
 def test_a_log_that_is_a_link_is_not_appended_to(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import MODELS
 from trinity_bus.training.families import ModelShape
 
 ROOT: Final = Path(__file__).parents[2]

@@ -28,8 +28,7 @@ from rich.console import Console
 from trinity_bus import awake
 from trinity_bus.broker import java
 from trinity_bus.broker.layout import Folder, State, data_dir, read_state
-from trinity_bus.broker.node import serves, try_lock, wait_ready
-from trinity_bus.broker.start import start_node
+from trinity_bus.broker.node import serves, start_node, try_lock, wait_ready
 from trinity_bus.config import BrokerSettings, KafkaSettings
 from trinity_bus.errors import BrokerError, DataFolderUnusableError
 from trinity_bus.runtime.plain_files import open_plain

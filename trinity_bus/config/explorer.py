@@ -145,9 +145,6 @@ class ExplorerSettings(Section):
     """Share of a GPU's memory for the engine."""
     compilation: Literal["auto", "on", "off"] = "auto"
     """Whether the engine compiles the model: slower start, faster generation. ``auto``: on GPUs."""
-    start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How the engine's process starts. ``fork`` saves an import and memory. ``auto``: ``fork`` on a CPU, if the service
-    itself computes with one thread."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     """Seed of sampling: each request derives its own from it, its task and its run, on whichever explorer. A task's
     seed has priority. Unset: different at each start."""

@@ -33,7 +33,6 @@ from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings, SynchronizerSettings
 from trinity_bus.inference.completion import Watch, completion_of, scores_of
 from trinity_bus.inference.concurrency import EngineLoad, Steps
-from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import (
     EngineDeadError,
     EngineError,
@@ -44,7 +43,7 @@ from trinity_bus.inference.errors import (
 from trinity_bus.inference.launch import cause_of_death, launch, private_sockets
 from trinity_bus.inference.sampling import MOST_KEPT, SCORING, sampling_arguments, vllm_parameters
 from trinity_bus.inference.tracing import TokenCounter, answered, request_span
-from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+from trinity_bus.inference.weight_sync import ControlClient, SyncOutcome
 from trinity_bus.runtime.memory import unfreeze_gc
 from trinity_bus.runtime.service import in_daemon_thread, unless_small
 from trinity_bus.telemetry import conventions as names
@@ -66,6 +65,8 @@ _ENDING_S = 2.0  # how long a process that lets nobody hear of it any more may t
 class InferenceEngine:
     """One vLLM engine in a process of its own; ``sync`` says how it takes versions, and how long each wait may be."""
 
+    tells_versions = True
+
     def __init__(self, settings: ExplorerSettings, sync: SynchronizerSettings | None = None) -> None:
         self._settings = settings
         self._sync = sync or SynchronizerSettings()
@@ -78,7 +79,8 @@ class InferenceEngine:
         self._processes: list[BaseProcess] = []
         self._config: VllmConfig | None = None  # that it was started with
         self._trained_in: str | None = None  # the type in which the trainer computes, once that is known
-        self._first_version = self._version = settings.first_version
+        # That it serves; -1 before it serves one that is known
+        self._first_version = self.model_version = settings.first_version
         # Versions, since the start; after going back to one its number may come again, with other weights
         self._taken = 0
 
@@ -100,15 +102,6 @@ class InferenceEngine:
     @property
     def dtype(self) -> str:
         return str(self.llm.model_config.dtype).removeprefix("torch.")
-
-    @property
-    def model_version(self) -> int:
-        """The version that it serves; -1 before it serves one that is known."""
-        return self._version
-
-    @property
-    def tells_versions(self) -> bool:
-        return True
 
     @property
     def tokens_generated(self) -> int:
@@ -134,7 +127,7 @@ class InferenceEngine:
     @property
     def load(self) -> EngineLoad:
         counter = self._counter
-        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self._version)
+        return EngineLoad(counter.kv_usage, counter.running, counter.waiting, counter.preempted, self.model_version)
 
     @property
     def llm(self) -> "AsyncLLM":
@@ -365,7 +358,7 @@ class InferenceEngine:
             )
 
     async def sync_weights(self, announced: ModelVersion, member: Member) -> SyncOutcome:
-        """Take over a version, while generation goes on; raises as ``weight_sync.sync_weights``."""
+        """Take over a version, while generation goes on; raises as ``ControlClient.sync``."""
         async with self._syncing:
             self._compare_types(announced.dtype)
             llm, control = self.llm, self._control
@@ -380,12 +373,12 @@ class InferenceEngine:
                 object_url=sync.object_url,
             )
             try:
-                outcome = await sync_weights(llm, control, source, keep_caches=self._settings.caches == "kept")
+                outcome = await control.sync(llm, source, keep_caches=self._settings.caches == "kept")
             except EngineDeadError as error:
                 self._dead = error
                 if self._llm is not None and self._llm.errored:
                     raise await self._gone() from error
                 raise
-            self._version = announced.version
+            self.model_version = announced.version
             self._taken += 1
             return outcome

@@ -216,7 +216,7 @@ def _launched(
     config = None
     try:
         config = _configuration(settings, model_path)
-        with _pinned(settings.cpu_cores), _starting(_start_method(settings, config), settings.cpu_threads):
+        with _pinned(settings.cpu_cores), _starting(_start_method(settings.cpu_threads, config), settings.cpu_threads):
             _go_on_unless(abandoned)
             llm = AsyncLLM(
                 config,
@@ -404,14 +404,12 @@ def _cached_bytes(config: "VllmConfig") -> int:
     return int(size * model.dtype.itemsize)
 
 
-def _start_method(settings: ExplorerSettings, config: "VllmConfig") -> str | None:
-    # ``fork``, ``spawn``, or None for vLLM's own choice.
+def _start_method(cpu_threads: int, config: "VllmConfig") -> str | None:
+    # ``fork``, which saves an import and memory, where the service computes with one thread; None: vLLM chooses.
     import torch
 
-    if settings.start_method != "auto":
-        return settings.start_method
     on_cpu = config.device_config.device_type == "cpu"
-    has_no_team = 1 in {settings.cpu_threads, torch.get_num_threads()}
+    has_no_team = 1 in {cpu_threads, torch.get_num_threads()}
     return "fork" if on_cpu and has_no_team and sys.platform == "linux" else None
 
 

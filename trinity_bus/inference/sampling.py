@@ -10,25 +10,8 @@ from trinity_bus.inference.errors import RequestRefusedError
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-# Options that vLLM calls by the same names.
-_AS_THEY_ARE = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "thinking_token_budget",
-)
-
+# Options that vLLM has otherwise; it calls all others by the same names.
+_OTHERWISE: Final = frozenset({"temperature", "max_tokens", "logit_bias", "structured_outputs"})
 
 # Tokens of which one is drawn, at most, for it to be known which: the engine is asked about so many without a top-k.
 MOST_KEPT: Final = 4096
@@ -77,10 +60,7 @@ def sampling_arguments(
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
     }
-    for name in _AS_THEY_ARE:
-        value = getattr(sampling, name)
-        if value is not None and value != []:
-            arguments[name] = value
+    arguments |= {name: value for name, value in sampling.given().items() if name not in _OTHERWISE and value != []}
     if sampling.logit_bias:
         arguments["logit_bias"] = {int(token): bias for token, bias in sampling.logit_bias.items()}
     if sampling.structured_outputs is not None:

@@ -6,14 +6,12 @@ The types of the messages are beside who uses them; a :class:`Dialect` is what o
     on a socket of datagrams: the body alone
     body:                    one message as msgpack; or, where both sides know, a record as it is on the log
 
-The two sides are of one version of this project, and say none; those of weights do: ``trinity_bus.weights.wire``.
+The two sides are of one version of this project, and say none; those of weights do: ``trinity_bus.weights.channel``.
 A body over its limit is refused before it is sent, and by its length before any of it is kept. That, and whatever is no
 message, is a :class:`ProtocolError`: the other side may be user code.
 """
 
-import asyncio
 import struct
-from collections import deque
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -25,7 +23,6 @@ HEAD = struct.Struct(">I")
 # what the parser raises for bytes that are no message
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
-_PIECE = 1 << 16
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -118,27 +115,6 @@ def read_frame(file: IO[bytes], limit: int) -> bytes | None:
         # It ended before it had read everything.
         return None
     return body if len(body) == size else None
-
-
-class FrameStream:
-    """Frames from a stream. A wait for one may be cancelled: nothing is lost."""
-
-    def __init__(self, stream: asyncio.StreamReader, limit: int) -> None:
-        self._stream = stream
-        self._frames = FrameReader(limit)
-        self._bodies: deque[bytes] = deque()
-
-    async def next(self) -> bytes | None:
-        # As ``read_frame`` does.
-        while not self._bodies:
-            try:
-                data = await self._stream.read(_PIECE)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._bodies.extend(self._frames.feed(data))
-        return self._bodies.popleft()
 
 
 def _size(head: bytes, limit: int) -> int:

@@ -15,8 +15,7 @@ from schemas.topics import EXPERIENCES
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import TrinityError
 from trinity_bus.sizing.hardware import BANDWIDTH_SHARE, PREFILL_SHARE, TRAINING_SHARE, Gpu, engines, powers_of_two
-from trinity_bus.sizing.memory import GIB, trainer_memory
-from trinity_bus.sizing.parameters import parameters
+from trinity_bus.sizing.memory import GIB, parameters, trainer_memory
 from trinity_bus.training.families import ModelShape
 from trinity_bus.weights.layout import chunk_bytes
 

@@ -9,7 +9,7 @@ alike; what a family does not have is never looked up:
   group's query heads, its key head, its value head, then the next group;
 * *MLP*: gate and up are one matrix, gate first; each tensor-parallel shard holds its part of both;
 * *experts*: each is an MLP of its own in folders, and here too; a rank's model has its experts of a layer as a stack
-  (see ``experts``), transformers' own model all of them (:func:`of_transformers`);
+  (see ``layers``), transformers' own model all of them (:func:`of_transformers`);
 * *vocabulary*: padded with zero rows to a multiple of the tensor-parallel size, and cut again on the way out. Padding
   never gets a gradient (see ``logprobs``), so it stays zero.
 

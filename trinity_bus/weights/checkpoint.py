@@ -60,13 +60,9 @@ class CheckpointPublisher:
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=1, dtype=dtype)
         self._directory = directory
-        self._host = host
+        self.address = host, 0
         self._keep = keep
         self._kept = -1
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._host, 0
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None

@@ -22,7 +22,8 @@ import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
@@ -201,28 +202,17 @@ MAX_TENSORS = 200_000
 _DOMAIN = b"trinity-bus weights 1\n"
 
 
-class _Fields(msgspec.Struct):
+class TransferManifest(Struct, frozen=True, dict=True):
     version: Annotated[int, Meta(ge=0, le=MAX_TOTAL_BYTES)]
-    content: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]
+    content: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")]  # of the buckets' bytes
     bucket_bytes: Annotated[int, Meta(ge=1, le=MAX_TOTAL_BYTES)]
     tensors: Annotated[tuple[TensorMeta, ...], Meta(min_length=1, max_length=MAX_TENSORS)]
 
-
-_DECODER = msgspec.json.Decoder(_Fields)
-
-
-@dataclass(frozen=True, slots=True)
-class TransferManifest:
-    version: int
-    content: str  # of the buckets' bytes, hex
-    bucket_bytes: int
-    tensors: tuple[TensorMeta, ...]
-    checksum: str = field(init=False)  # of layout and content, hex: what is announced
-
-    def __post_init__(self) -> None:
+    @cached_property
+    def checksum(self) -> str:
+        """What is announced: a digest of layout and content, hex."""
         layout = msgspec.json.encode([self.bucket_bytes, self.tensors])
-        digest = hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content))
-        object.__setattr__(self, "checksum", digest.hexdigest())
+        return hashlib.sha256(_DOMAIN + hashlib.sha256(layout).digest() + bytes.fromhex(self.content)).hexdigest()
 
     def buckets(self) -> list[Bucket]:
         return plan(self.tensors, self.bucket_bytes)
@@ -235,25 +225,28 @@ class TransferManifest:
             )
 
     def to_json(self) -> bytes:
-        text = msgspec.json.encode(_Fields(self.version, self.content, self.bucket_bytes, self.tensors))
+        text = msgspec.json.encode(self)
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
         return text
 
-    @classmethod
-    def from_json(cls, text: bytes) -> "TransferManifest":
+    @staticmethod
+    def from_json(text: bytes) -> "TransferManifest":
         """Parse and check; ManifestError where it is malformed or over a limit."""
         if len(text) > MAX_MANIFEST_BYTES:
             raise ManifestError(f"a manifest of {len(text)} bytes is over the limit of {MAX_MANIFEST_BYTES}")
         try:
-            fields = _DECODER.decode(text)
+            manifest = _decode_manifest(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from error
-        tensors = fields.tensors
+        tensors = manifest.tensors
         if unknown := {meta.dtype for meta in tensors} - ITEM_SIZES.keys():
             raise ManifestError(f"the manifest has dtype {min(unknown)[:100]!r}; known: {', '.join(ITEM_SIZES)}")
         if len({meta.name for meta in tensors}) != len(tensors):
             raise ManifestError("the manifest names a tensor twice")
         if sum(meta.nbytes for meta in tensors) > MAX_TOTAL_BYTES:
             raise ManifestError(f"the tensors are over the limit of {MAX_TOTAL_BYTES} bytes")
-        return cls(fields.version, fields.content, fields.bucket_bytes, tensors)
+        return manifest
+
+
+_decode_manifest = msgspec.json.Decoder(TransferManifest).decode

@@ -16,9 +16,8 @@ from datetime import timedelta
 from torch.distributed import Store
 
 from trinity_bus import awake
-from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.channel import ENTRY, Channel, StoreEntry
 from trinity_bus.weights.errors import WireError
-from trinity_bus.weights.wire import ENTRY, StoreEntry
 
 MAX_ENTRIES = 256
 _SEAL = "sealed"

@@ -117,7 +117,6 @@ class PeerListener:
         self._secrets = secrets
         self._together = together
         self._what = what
-        self._host = host
         self._timeout_s = timeout_s
         self._attend = attend
         self._tls = tls
@@ -128,12 +127,8 @@ class PeerListener:
         self._closed = threading.Event()
         self._silent_until = 0.0
         self._listener = _listen(host, ports, what)
-        self._port: int = self._listener.getsockname()[1]
+        self.address: tuple[str, int] = host, self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name=f"{what}-control", daemon=True).start()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._host, self._port
 
     def close(self) -> None:
         """Stop listening, cut all connections, and see their threads end."""

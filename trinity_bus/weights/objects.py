@@ -41,14 +41,7 @@ from typing import TYPE_CHECKING, Final
 from schemas.model_version import ModelVersion
 from trinity_bus.runtime.object_store import AT_ONCE, PIECE, ObjectStore, PatientStore
 from trinity_bus.weights.errors import LinkError, ManifestError, TensorFileError, WeightTransferError
-from trinity_bus.weights.layout import (
-    MAX_MANIFEST_BYTES,
-    MAX_TENSORS,
-    MAX_TOTAL_BYTES,
-    Span,
-    TransferManifest,
-    pieces,
-)
+from trinity_bus.weights.layout import MAX_MANIFEST_BYTES, MAX_TENSORS, MAX_TOTAL_BYTES, Span, TransferManifest, pieces
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staged, Staging
 from trinity_bus.weights.transport import Method, Source
 
@@ -91,16 +84,13 @@ class ObjectPublisher:
     ) -> None:
         self.staging = Staging(bucket_bytes=bucket_bytes, retain=1, dtype=dtype)
         self._store = PatientStore(url, timeout_s)
+        self.address = self._store.url, 0
         self._keep = keep
         self._kept = -1
         self._staged: dict[int, tuple[Staged, contextlib.ExitStack]] = {}  # and not written yet
         self._writing = threading.Lock()
         # All objects of each version, in the order in which they were published
         self._versions: dict[tuple[int, str], frozenset[str]] = {}
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._store.url, 0
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None

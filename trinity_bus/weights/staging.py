@@ -29,18 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from trinity_bus.runtime.device import host_buffer, uses_gpu
+from trinity_bus.weights import layout
 from trinity_bus.weights.errors import TensorFileError, VersionGoneError, WeightTransferError
-from trinity_bus.weights.layout import (
-    ALIGNMENT,
-    ITEM_SIZES,
-    Bucket,
-    ContentHash,
-    Slot,
-    Span,
-    TensorMeta,
-    TransferManifest,
-    spans,
-)
 from trinity_bus.weights.tensor_file import MAX_HEADER_BYTES, TensorFile
 
 if TYPE_CHECKING:
@@ -60,7 +50,7 @@ _decode_index = msgspec.json.Decoder(_Index).decode
 class FileBucket:
     """One bucket; slices of it are uint8 tensors that are read from the files."""
 
-    def __init__(self, files: "ModelFiles", bucket: Bucket) -> None:
+    def __init__(self, files: "ModelFiles", bucket: layout.Bucket) -> None:
         self._files = files
         self._bucket = bucket
 
@@ -117,7 +107,7 @@ class ModelFiles:
         # A name that leads out of the folder is not followed.
         return {Path(name).name for name in index.weight_map.values()}
 
-    def read(self, slot: Slot, offset: int, place: "torch.Tensor") -> None:
+    def read(self, slot: layout.Slot, offset: int, place: "torch.Tensor") -> None:
         """Fill ``place`` with bytes of a tensor, from ``offset`` on, whole elements as it travels."""
         import torch
 
@@ -129,7 +119,7 @@ class ModelFiles:
         if kept == meta.dtype:
             file.read_part(meta.name, offset, memoryview(place.numpy()))
             return
-        width, kept_width = ITEM_SIZES[meta.dtype], ITEM_SIZES[kept]
+        width, kept_width = layout.ITEM_SIZES[meta.dtype], layout.ITEM_SIZES[kept]
         raw = torch.empty(len(place) // width * kept_width, dtype=torch.uint8)
         file.read_part(meta.name, offset // width * kept_width, memoryview(raw.numpy()))
         place.view(getattr(torch, meta.dtype)).copy_(raw.view(getattr(torch, kept)))
@@ -141,7 +131,7 @@ HASHED_AT_ONCE = 4  # buckets that wait for their hashes, where they are used ag
 
 @dataclass(slots=True)
 class Staged:
-    manifest: TransferManifest
+    manifest: layout.TransferManifest
     buffers: "Sequence[torch.Tensor | FileBucket]"  # uint8, one for each bucket, of its size
     # What the buffers are views of; a bucket need not fill it. Empty where they are in files.
     memory: "list[torch.Tensor]"
@@ -152,8 +142,8 @@ class Staged:
     leases: int = 0
     spoiled: bool = False  # a broken link may still read the buffers
 
-    def chunks(self) -> list[Span]:
-        return spans(map(len, self.buffers), self.manifest.bucket_bytes)
+    def chunks(self) -> list[layout.Span]:
+        return layout.spans(map(len, self.buffers), self.manifest.bucket_bytes)
 
 
 class Staging:
@@ -164,7 +154,7 @@ class Staging:
     """
 
     def __init__(self, *, bucket_bytes: int, retain: int, dtype: str | None = None, chunks: bool = False) -> None:
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes
         self._retain = retain
         self._dtype = dtype
         self._chunks = chunks
@@ -173,14 +163,9 @@ class Staging:
         self._kept: int | None = None
         self._spare: list[torch.Tensor] = []
 
-    @property
-    def versions(self) -> list[int]:
-        with self._lock:
-            return list(self._staged)
-
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None
-    ) -> TransferManifest:
+    ) -> layout.TransferManifest:
         """Copy a version into buffers, or find its hashes alone, replacing what was staged under the same number.
 
         Names and tensors are as in a Hugging Face checkpoint, always in the same order. Each is looked at before the
@@ -189,13 +174,13 @@ class Staging:
         """
         is_kept = folder is None or uses_gpu()
         packing = _Packing(self, is_kept=is_kept)
-        with ContentHash(bucket_bytes=self._bucket_bytes if self._chunks else None) as digest:
+        with layout.ContentHash(bucket_bytes=self.bucket_bytes if self._chunks else None) as digest:
             for name, tensor in named_tensors:
                 packing.add(name, tensor, digest)
             packing.close_bucket(digest)
         if not packing.metas:
             raise WeightTransferError(f"version {version} has no tensors; there is nothing to serve")
-        manifest = TransferManifest(version, digest.hexdigest(), self._bucket_bytes, tuple(packing.metas))
+        manifest = layout.TransferManifest(version, digest.hexdigest(), self.bucket_bytes, tuple(packing.metas))
         # Fails here, where the version is made, rather than when it is served.
         manifest.to_json()
         files = None if folder is None or is_kept else ModelFiles(folder)
@@ -255,10 +240,6 @@ class Staging:
         with self._lock:
             self._spare.append(memory)
 
-    @property
-    def bucket_bytes(self) -> int:
-        return self._bucket_bytes
-
     def travelling_dtype(self, tensor: "torch.Tensor") -> "torch.dtype":
         import torch
 
@@ -285,18 +266,18 @@ class _Packing:
     def __init__(self, staging: Staging, *, is_kept: bool) -> None:
         self._is_kept = is_kept
         self._hashing: deque[tuple[torch.Tensor, list[Future[Any]]]] = deque()
-        self.metas: list[TensorMeta] = []
+        self.metas: list[layout.TensorMeta] = []
         self.buffers: list[torch.Tensor] = []
         self.memory: list[torch.Tensor] = []
         self._staging = staging
         self._open: torch.Tensor | None = None
         self._end = 0
 
-    def add(self, name: str, tensor: "torch.Tensor", digest: ContentHash) -> None:
+    def add(self, name: str, tensor: "torch.Tensor", digest: layout.ContentHash) -> None:
         kind = self._staging.travelling_dtype(tensor)
-        meta = TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
+        meta = layout.TensorMeta(name, str(kind).removeprefix("torch."), tuple(tensor.shape))
         self.metas.append(meta)
-        offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+        offset = -(-self._end // layout.ALIGNMENT) * layout.ALIGNMENT
         if self._open is not None and offset + meta.nbytes > self._staging.bucket_bytes:
             self.close_bucket(digest)
             offset = 0
@@ -306,7 +287,7 @@ class _Packing:
         self._end = offset + meta.nbytes
         self._open[offset : self._end].view(kind).view(tensor.shape).copy_(tensor.detach())
 
-    def close_bucket(self, digest: ContentHash) -> None:
+    def close_bucket(self, digest: layout.ContentHash) -> None:
         if self._open is None:
             return
         buffer = self._open[: self._end]

@@ -34,7 +34,7 @@ class Source:
     prefix: str  # ``{trainer_incarnation}/{epoch}/{explorer}``: names the member
     version: int
     checksum: str  # as announced; the manifest and the bytes must agree with it
-    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``wire``; for links and ``memory``
+    secret: str = field(default="", repr=False)  # of the announcement, hex; see ``channel``; for links and ``memory``
     cafile: str = ""  # certificates to trust; where given, a pull is by TLS
     fan_out: bool = True  # This member may pass a version on to others of the announcement; never with TLS
     folder: str = ""  # of the checkpoint; for ``checkpoint`` alone

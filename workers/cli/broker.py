@@ -14,7 +14,7 @@ from trinity_bus import awake
 from trinity_bus.broker import embedded
 from trinity_bus.broker.embedded import EmbeddedBroker
 from trinity_bus.broker.lock import KAFKA_VERSION
-from trinity_bus.broker.start import prepare as prepare_broker
+from trinity_bus.broker.node import prepare as prepare_broker
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BrokerError

@@ -12,7 +12,7 @@ from trinity_bus.config import Settings
 from trinity_bus.hub import model_folder
 from trinity_bus.sizing.fleet import SizeFigure, SizingInput, sized
 from trinity_bus.sizing.hardware import GPUS
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import MODELS
 from trinity_bus.training.families import ModelShape, read_shape
 from workers.cli.console import console, folding_table
 

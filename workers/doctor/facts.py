@@ -14,7 +14,7 @@ from typing import Final
 from schemas.topics import COORDINATOR_EVENTS, TOPICS
 from trinity_bus.broker import java, resolve_bootstrap
 from trinity_bus.broker.layout import cache_dir, data_dir
-from trinity_bus.broker.start import archive_path, is_ours
+from trinity_bus.broker.node import archive_path, is_ours
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.access import ROLES, Kind, rights
 from trinity_bus.bus.administration.requests import allowed, latest_versions

@@ -31,21 +31,11 @@ from trinity_bus.telemetry.metrics import RECORDS_LOST
 from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.objectives.advantages import Advantage
 from trinity_bus.training.steps import choice
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.samples import teach
-from workers.trainer.batch_schedule import (
-    BatchError,
-    BatchSchedule,
-    Due,
-    Entry,
-    entries_to_train,
-    first_replayable,
-    groups_of,
-    positions_of,
-    way_out,
-)
+from workers.trainer import batch_schedule
 from workers.trainer.examples import Chosen
 from workers.trainer.training_loop import StepInput, StepSource, TrainerContext
 
@@ -55,7 +45,9 @@ _POLL_S = 1.0
 
 
 class BatchSteps(StepSource):
-    def __init__(self, around: TrainerContext, *, bounds: Bounds, schedule: BatchSchedule, batches: Reader) -> None:
+    def __init__(
+        self, around: TrainerContext, *, bounds: Bounds, schedule: batch_schedule.BatchSchedule, batches: Reader
+    ) -> None:
         self._around = around
         self._settings = around.trainer
         self._bounds = bounds
@@ -64,7 +56,7 @@ class BatchSteps(StepSource):
         self._news = asyncio.Event()
         self._opened = TrainingProgress()
         self._sequence = 0
-        self._due: Due | None = None
+        self._due: batch_schedule.Due | None = None
         self._advantage: Advantage = registry.make("advantage", Advantage, around.trainer)
         # Of the tasks that may be learned from once more, those of which it is known
         self._teaches: dict[str, bool] = {}
@@ -116,28 +108,34 @@ class BatchSteps(StepSource):
         return StepInput(begun.model_copy(update={"next_offset": due.next_offset, "skipped": due.skip}), trained, shown)
 
     async def fetch(self, batch: BatchRecord) -> list[ExperienceGroup]:
-        entries = entries_to_train(batch)
+        entries = batch_schedule.entries_to_train(batch)
         if not entries:
             log.warning("batch %s: every task failed; the step leaves the weights as they are", batch.batch_id)
             return []
         what = f"batch {batch.batch_id}, step {batch.sequence}, cannot be trained on"
         return await self._present(batch, entries, what)
 
-    async def _present(self, batch: BatchRecord, named: Sequence[Entry], what: str) -> list[ExperienceGroup]:
+    async def _present(
+        self, batch: BatchRecord, named: Sequence[batch_schedule.Entry], what: str
+    ) -> list[ExperienceGroup]:
         try:
             return await self._groups(batch, named)
         except RecordGoneError as error:
-            kept = first_replayable(self._schedule.following(), await self._around.bus.beginning_offsets(EXPERIENCES))
+            kept = batch_schedule.first_replayable(
+                self._schedule.following(), await self._around.bus.beginning_offsets(EXPERIENCES)
+            )
             left = (
                 "no later one is known that can be"
                 if kept is None
                 else f"the first that can still be is {kept.sequence}"
             )
-            raise BatchError(f"{what}: {error}; {left}; {way_out(batch.batch_id)}") from error
+            raise batch_schedule.BatchError(
+                f"{what}: {error}; {left}; {batch_schedule.way_out(batch.batch_id)}"
+            ) from error
 
-    async def _groups(self, batch: BatchRecord, named: Sequence[Entry]) -> list[ExperienceGroup]:
+    async def _groups(self, batch: BatchRecord, named: Sequence[batch_schedule.Entry]) -> list[ExperienceGroup]:
         try:
-            fetched = await self._around.bus.fetch(EXPERIENCES, positions_of(batch, named))
+            fetched = await self._around.bus.fetch(EXPERIENCES, batch_schedule.positions_of(batch, named))
         except RecordGoneError:
             RECORDS_LOST.add(1, {names.MESSAGING_DESTINATION_TEMPLATE: EXPERIENCES.name})
             raise
@@ -146,7 +144,7 @@ class BatchSteps(StepSource):
                 await self._around.producer.send_dead_letter(
                     met, met.record.reason, met.record.detail, to=TRAINER_DEAD_LETTERS
                 )
-        return groups_of(batch, named, fetched)
+        return batch_schedule.groups_of(batch, named, fetched)
 
     async def _once_more(
         self, batch: BatchRecord, step: int, groups: Sequence[ExperienceGroup]
@@ -192,14 +190,14 @@ class BatchSteps(StepSource):
         )
 
     async def choose(
-        self, due: Due, step: int, groups: list[ExperienceGroup]
+        self, due: batch_schedule.Due, step: int, groups: list[ExperienceGroup]
     ) -> tuple[StepBegun, list[ExperienceGroup], Sequence[TrainSample]]:
         """Return what is durable of the step that begins, the groups that it is trained on, and its examples."""
         batch, shown = due.batch, Chosen()
         named: list[StepGroup] = []
         older: list[ExperienceGroup] = []
         left: list[LeftOut] = []
-        entries = entries_to_train(batch) if due.skip is None else []
+        entries = batch_schedule.entries_to_train(batch) if due.skip is None else []
         if due.skip is None:
             if self._examples is not None:
                 shown = await self._examples.chosen(seed=self._settings.seed, step=step)

@@ -20,7 +20,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import Final, Self
 
 from schemas import Position, StepBegun, TokenFigures
@@ -95,9 +94,7 @@ class FigureLog:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         if self._task is None:
             return
         try:

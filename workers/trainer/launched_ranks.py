@@ -144,10 +144,7 @@ class LaunchedRanks:
                 f"{error}; trainer.ranks_host must be an address of the machine that has rank 0: the first one where "
                 "launchers are given --node-rank, any with --rdzv-backend c10d"
             ) from error
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._listener.address
+        self.address = self._listener.address
 
     def announce(self) -> None:
         """Tell the other ranks where this one listens, in the launcher's store. Takes seconds: imports torch."""

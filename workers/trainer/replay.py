@@ -26,7 +26,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, manifest
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import Need, registry
-from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.objectives.advantages import Advantage
 from trinity_bus.training.ranks.followers import ChildRanks
 from trinity_bus.training.stages import Stage
 from workers.preconditions import checkpoint_dir, ensure

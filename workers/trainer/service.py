@@ -50,23 +50,30 @@ the rest. A rank that dies takes it along at once.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from schemas import Rollback
+from opentelemetry import trace
+
+from schemas import Rollback, StepBegun, Superseded, TrainerHeartbeat, VersionWanted, WeightsSynced, topics
+from schemas.groups.trainable import Bounds
 from schemas.topic import Topic
-from schemas.topics import BATCHES, DEMONSTRATIONS, PREFERENCES, STEPS
 from trinity_bus import awake
-from trinity_bus.bus import Bus
+from trinity_bus.bus import Bus, Reader, Start
 from trinity_bus.bus.administration.cluster_gauges import watch_folder
-from trinity_bus.config import Settings, WrongSettingsError
+from trinity_bus.config import Settings, WrongSettingsError, told_settings
 from trinity_bus.coordination import SyncPolicy
-from trinity_bus.errors import ConfigError
+from trinity_bus.errors import ConfigError, SupersededError
+from trinity_bus.health.process import mark_ready
 from trinity_bus.runtime.service import first_error, in_daemon_thread
+from trinity_bus.telemetry import conventions as names
 from trinity_bus.telemetry import setup_telemetry
 from trinity_bus.training import checkpoint, layout_rules
+from trinity_bus.training.checkpoint import TrainingProgress
+from trinity_bus.training.checkpoint.listing import oldest_need
 from trinity_bus.training.checkpoint.mirror import CheckpointMirror
 from trinity_bus.training.errors import CheckpointError, ParallelError
 from trinity_bus.training.families import read_shape
@@ -74,11 +81,12 @@ from trinity_bus.training.objectives import Need
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage, stages_of
 from workers.preconditions import checkpoint_dir, ensure, initial_model, refusals, sync_policy
-from workers.trainer.engines import check, open_publisher
+from workers.trainer.batch_schedule import BatchSchedule
+from workers.trainer.batch_steps import BatchSteps
+from workers.trainer.engines import PublishedTensors, Publisher, check, open_publisher
 from workers.trainer.launched_ranks import ranks_of
-from workers.trainer.loops import Trainer
-from workers.trainer.training_loop import opened
-from workers.trainer.version_publisher import LineageEndedError
+from workers.trainer.training_loop import Trained, TrainerContext, TrainingLoop, opened
+from workers.trainer.version_publisher import LineageEndedError, VersionPublisher
 from workers.trainer.without_batches import ExampleSteps, ShadowSteps, train_without_batches
 
 log = logging.getLogger(__name__)
@@ -109,7 +117,7 @@ async def _train(stages: Sequence[tuple[Stage, Topic]], policy: SyncPolicy, rank
             log.info("stage %s, in %s, learns from %s", stage.name, stage.directory, topic.name)
         with checkpoint.exclusive(stage.directory):
             watch_folder("checkpoints", stage.directory)
-            if topic is BATCHES and stage.settings.trainer.role != "shadow":
+            if topic is topics.BATCHES and stage.settings.trainer.role != "shadow":
                 await _follow_batches(stage, policy, ranks)
                 return
             async with _mirrored(stage):
@@ -197,15 +205,17 @@ def learned_from(stage: Stage) -> Topic:
     kind = objective.learns_from
     if Need.PAIRS in objective.needs and kind != "preferences":
         raise ConfigError(f"trainer.loss={settings.loss!r} needs pairs, and learns from {kind}, which have none")
-    if kind == "experiences" and not stage.is_last:
-        raise ConfigError(
-            f"it learns from batches, with trainer.loss={settings.loss!r}; only the last of trainer.stages can"
-        )
-    if kind != "experiences" and settings.strategy != "default":
+    if kind == "experiences":
+        if not stage.is_last:
+            raise ConfigError(
+                f"it learns from batches, with trainer.loss={settings.loss!r}; only the last of trainer.stages can"
+            )
+        return topics.BATCHES
+    if settings.strategy != "default":
         raise ConfigError(
             f"trainer.loss={settings.loss!r} learns from {kind} alone: leave trainer.strategy at 'default'"
         )
-    return {"experiences": BATCHES, "demonstrations": DEMONSTRATIONS, "preferences": PREFERENCES}[kind]
+    return topics.PREFERENCES if kind == "preferences" else topics.DEMONSTRATIONS
 
 
 async def _follow_batches(stage: Stage, policy: SyncPolicy, ranks: RankSource) -> None:
@@ -239,7 +249,7 @@ async def _learn_from(topic: Topic, stage: Stage, ranks: RankSource) -> Path:
 
 
 async def _shadow(topic: Topic, stage: Stage, ranks: RankSource) -> None:
-    async with _bus_of(stage) as bus, bus.reader(STEPS, start="beginning") as steps:
+    async with _bus_of(stage) as bus, bus.reader(topics.STEPS, start="beginning") as steps:
         await train_without_batches(stage, topic, lambda around: ShadowSteps(around, steps), bus=bus, ranks=ranks)
 
 
@@ -247,7 +257,7 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
     settings = stage.settings
     async with (
         _bus_of(stage) as bus,
-        opened(stage, BATCHES, bus=bus, ranks=ranks, reach=settings.trainer.reach) as around,
+        opened(stage, topics.BATCHES, bus=bus, ranks=ranks, reach=settings.trainer.reach) as around,
     ):
         publisher = await around.thread.call(lambda: open_publisher(settings, stage.directory, around.engine))
         try:
@@ -256,3 +266,172 @@ async def _run(stage: Stage, policy: SyncPolicy, rollback: Rollback | None, rank
             # What runs in threads ends soon, and its result is of no use any more.
             around.engine.interrupt()
             publisher.close()
+
+
+_POLL_S = 1.0
+_GATHER_S = 0.1
+
+
+class Trainer:
+    """One incarnation on batches, beside its training loop."""
+
+    does: Literal["publishing"] = "publishing"
+
+    def __init__(
+        self,
+        around: TrainerContext,
+        policy: SyncPolicy,
+        *,
+        rollback: Rollback | None,
+        publisher: Publisher,
+    ) -> None:
+        self._around = around
+        self._settings = around.trainer
+        self._rollback = rollback
+        self._publisher = publisher
+        self._policy = policy
+        # The last sequence that is met once more and trained already, because positions mean nothing any more.
+        self._passes_over = 0
+        # The version that was asked for last
+        self._wanted = 0
+        self._last = Trained(around.engine.progress)
+
+    @property
+    def _progress(self) -> TrainingProgress:
+        return self._around.engine.progress
+
+    async def run(self) -> None:
+        around, progress = self._around, self._progress
+        start: Start = {(topics.BATCHES.name, 0): progress.batches_offset} if progress.batches_offset else "beginning"
+        end = (await around.bus.end_offsets(topics.BATCHES))[0]
+        if progress.batches_offset > end:
+            # The log has lost records that were read, or was made anew. Sequences tell what is trained, offsets do not.
+            log.error(
+                "%s ends at %d, and the checkpoint would go on at %d: it is read from the beginning, and what is "
+                "trained (up to number %d) is passed over",
+                *(topics.BATCHES.name, end, progress.batches_offset, progress.sequence),
+            )
+            self._passes_over, start = progress.sequence, "beginning"
+        told = await asyncio.to_thread(checkpoint.read_told, around.directory)
+        async with (
+            around.bus.reader(topics.MODEL_VERSIONS, start="end") as announcements,
+            # Of what explorers say, most is of single rollouts: nobody waits for what is looked for among it.
+            around.bus.reader(topics.EXPLORER_EVENTS, start="end", gather_s=_GATHER_S) as synced,
+            around.bus.reader(topics.COORDINATOR_EVENTS, start="end") as wishes,
+            around.bus.reader(topics.BATCHES, start=start) as batches,
+            asyncio.TaskGroup() as loops,
+        ):
+            versions = self._versions = VersionPublisher(
+                around,
+                rollback=self._rollback,
+                tensors=PublishedTensors(around.engine, around.settings),
+                publisher=self._publisher,
+                tasks=loops,
+            )
+            shape = read_shape(around.engine.source)
+            experts = shape.experts if self._settings.router_replay else 0
+            source = BatchSteps(
+                around,
+                bounds=Bounds(shape.vocabulary, shape.max_positions, experts=experts),
+                schedule=BatchSchedule(told, self._rollback, self._passes_over),
+                batches=batches,
+            )
+            self._loop = TrainingLoop(around, source, self)
+            loops.create_task(versions.served.serve(announcements), name="serve")
+            loops.create_task(self._follow(synced, loops), name="follow explorers")
+            loops.create_task(self._follow(wishes, loops), name="follow the coordinator")
+            loops.create_task(self._heartbeats(), name="heartbeats")
+            # The readers above have their positions: nothing that this announcement brings about is missed.
+            await versions.wanted(self._last)
+            loops.create_task(self._train(source), name="train")
+            mark_ready()
+
+    async def _follow(self, events: Reader, loops: asyncio.TaskGroup) -> None:
+        model, own = self._around.model, self._around.incarnation
+        while True:
+            for received in await events.batch(_POLL_S):
+                match received.record:
+                    case WeightsSynced() as synced:
+                        self._versions.served.compare(synced)
+                    case VersionWanted(rollback=Rollback() as rollback) as wanted if wanted.model == model:
+                        loops.create_task(self._versions.end_lineage(rollback))
+                    case VersionWanted(version=None) as wanted if wanted.model == model:
+                        if wanted.at_least <= self._versions.published_version:
+                            loops.create_task(self._versions.repeat())
+                        else:
+                            loops.create_task(self._publish_wanted(wanted.at_least))
+                    case VersionWanted(version=int() as version) as wanted if wanted.model == model:
+                        loops.create_task(self._versions.publish_again(version))
+                    case Superseded(service="trainer", incarnation=incarnation) if incarnation == own:
+                        raise SupersededError(
+                            f"another trainer of model {model!r} has begun in this namespace and has this one's "
+                            "place: stop one of the two, or give it its own TRINITY_BUS_MESH__NAMESPACE"
+                        )
+
+    async def _publish_wanted(self, at_least: int) -> None:
+        self._wanted = max(self._wanted, at_least)
+        async with self._loop.stepping:
+            if self._due():
+                await self._versions.wanted(self._last)
+
+    def _due(self) -> bool:
+        progress = self._progress
+        staged = self._versions.staged_version
+        return staged < progress.version and (
+            self._policy.publishes(progress.version, published=staged, wanted=self._wanted)
+            or self._settings.is_done(progress.step)
+        )
+
+    async def _train(self, source: BatchSteps) -> None:
+        await source.open(self._progress)
+        async with asyncio.TaskGroup() as reading:
+            ahead = reading.create_task(source.read_ahead(), name="read ahead")
+            await self._loop.run()
+            ahead.cancel()
+        await self._loop.finish()
+        log.info("serving version %d", self._progress.version)
+
+    async def trained(self, _begun: StepBegun, step: Trained, *, last: bool) -> None:
+        span = trace.get_current_span()
+        span.set_attribute(names.RL_SAMPLES, int(step.metrics["samples_trained"]))
+        if "reward_mean" in step.metrics:
+            span.set_attribute(names.RL_REWARD_MEAN, step.metrics["reward_mean"])
+        self._last = step
+        await self._versions.trained(step, publish=self._due(), last=last)
+
+    async def settled(self) -> None:
+        await self._versions.settled()
+
+    async def _needs_from(self) -> int:
+        # Offsets of older checkpoints are of another log: nothing is to be deleted by them.
+        if self._passes_over:
+            return 0
+        is_mirrored = self._settings.checkpoint_url is not None
+        oldest = await asyncio.to_thread(oldest_need, self._around.directory, mirrored=is_mirrored)
+        return self._around.steps.records.needs_from(oldest)
+
+    async def _heartbeats(self) -> None:
+        host, port = self._publisher.address
+        around = self._around
+        told = told_settings(around.settings, "mesh", "trainer", "synchronizer")
+        while True:
+            durable = await around.producer.send(
+                topics.TRAINER_EVENTS,
+                self._settings.name,
+                TrainerHeartbeat(
+                    trainer=self._settings.name,
+                    incarnation=around.incarnation,
+                    state="training" if self._loop.is_training else "done" if self._loop.is_finished else "ready",
+                    model=around.model,
+                    step=self._progress.step,
+                    version=self._versions.published_version,
+                    master_address=host,
+                    master_port=port,
+                    needs_from=await self._needs_from(),
+                    sent_at=time.time(),
+                    settings=told,
+                ),
+            )
+            await durable
+            told = {}
+            await asyncio.sleep(self._settings.heartbeat_s)

@@ -5,7 +5,7 @@
     StepSource.wait --> begin --> the engine's step, in its thread --> StepSink.trained --> ... --> finish: export
 
     source                             sink
-    batches (``batch_steps``)          versions are published and announced (``loops``)
+    batches (``batch_steps``)          versions are published and announced (``service``)
     examples (``without_batches``)     checkpoints, and records on ``steps`` (``without_batches``)
     another trainer's (the same)       the same
 

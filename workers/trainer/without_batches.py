@@ -50,7 +50,7 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training.checkpoint import Follows, TrainingProgress
 from trinity_bus.training.errors import TrainingError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.objectives.advantages import Advantage
 from trinity_bus.training.ranks.followers import RankSource
 from trinity_bus.training.stages import Stage
 from trinity_bus.training.steps import choice

@@ -5,7 +5,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from trinity_bus.errors import TrinityError
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import MODELS
 from trinity_bus.training.families import ModelShape
 from workers.console.draft import Checks
 from workers.preconditions import refusals

@@ -163,7 +163,7 @@ def experts() -> None:
     """A layer's experts, forwards and back, in bfloat16: what torch's grouped kernels want of shapes and strides."""
     import torch
 
-    from trinity_bus.training.megatron.experts import multiply
+    from trinity_bus.training.megatron.layers import multiply
 
     rows = torch.zeros(24, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     weights = torch.zeros(4, 96, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)

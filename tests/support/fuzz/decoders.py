@@ -31,10 +31,10 @@ from trinity_bus.runners import control, messages
 from trinity_bus.runtime.forking import ChildExited, ChildForked, SignalChild
 from trinity_bus.runtime.frames import FrameReader, ProtocolError
 from trinity_bus.telemetry import parent_context
+from trinity_bus.weights.channel import ANSWER, ENTRY, REQUEST, StoreEntry, WeightsAnswer, WeightsRequest
 from trinity_bus.weights.errors import ManifestError, TensorFileError, WireError
 from trinity_bus.weights.layout import TransferManifest
 from trinity_bus.weights.tensor_file import TensorFile
-from trinity_bus.weights.wire import ANSWER, ENTRY, REQUEST, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.coordinator.outputs import pack_positions, unpack_leader, unpack_positions
 from workers.coordinator.pending_commit import sound
 from workers.explorer import outcome

@@ -30,8 +30,7 @@ from trinity_bus.broker import java, layout
 from trinity_bus.broker.formatting import format_folder
 from trinity_bus.broker.jars import install
 from trinity_bus.broker.layout import cache_dir
-from trinity_bus.broker.node import ask
-from trinity_bus.broker.start import archive_options
+from trinity_bus.broker.node import archive_options, ask
 from trinity_bus.bus.client.connection import administrator
 from trinity_bus.config import KafkaSettings
 from trinity_bus.runtime.process import Child, tail

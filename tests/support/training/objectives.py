@@ -3,7 +3,7 @@
 import torch
 
 from trinity_bus.config import TrainerSettings
-from trinity_bus.training.objectives.loss import Tokens
+from trinity_bus.training.objectives.losses import Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 

@@ -15,8 +15,7 @@ from schemas.event import TrainerHeartbeat
 from trinity_bus.config import Settings, TrainerSettings
 from trinity_bus.config.sections import Sections
 from trinity_bus.errors import ConfigError
-from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import GIB, MODELS, HostMemory, host_memory
 from trinity_bus.view import BatchView, MeshState, StepView
 from workers import up
 from workers.demo.display import make_display

@@ -19,7 +19,7 @@ from trinity_bus.console.web.advantage import compare, settings_of
 from trinity_bus.console.web.rollouts import sample_places
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantage import Advantage
+from trinity_bus.training.objectives.advantages import Advantage
 from trinity_bus.training.steps.choice import without
 from trinity_bus.training.steps.samples import prepare
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from trinity_bus.config.sections import Sections
-from trinity_bus.sizing.memory import GIB, HostMemory, host_memory
-from trinity_bus.sizing.parameters import MODELS
+from trinity_bus.sizing.memory import GIB, MODELS, HostMemory, host_memory
 from workers.doctor.facts import free_mib
 from workers.doctor.findings import BrokerFacts, Facts, FolderFacts, findings
 

@@ -264,8 +264,7 @@ def test_an_engine_is_forked_unless_it_could_wait_for_threads_of_its_parent(
     own: int, of_engine: int, method: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: own)
-    settings = ExplorerSettings(cpu_threads=of_engine)
-    assert launch._start_method(settings, config_of("cpu", "float32")) == method
+    assert launch._start_method(of_engine, config_of("cpu", "float32")) == method
 
 
 def test_torch_has_one_thread_from_its_import_on_and_a_forked_engine_those_of_the_settings() -> None:

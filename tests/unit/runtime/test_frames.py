@@ -1,4 +1,3 @@
-import asyncio
 import io
 from typing import Any
 
@@ -7,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from trinity_bus.runtime.frames import Dialect, FrameReader, FrameStream, ProtocolError, head_of, read_frame
+from trinity_bus.runtime.frames import Dialect, FrameReader, ProtocolError, head_of, read_frame
 
 
 class Say(Struct, tag=True):
@@ -65,17 +64,3 @@ def test_what_is_too_long_or_cannot_be_encoded_is_refused_and_leaves_nothing_beh
     with pytest.raises(UnicodeEncodeError):
         SPOKEN.append(buffer, Say("\ud83d"))
     assert buffer == b"before"
-
-
-async def test_a_wait_for_a_frame_that_is_cancelled_loses_nothing() -> None:
-    stream = asyncio.StreamReader()
-    frames = FrameStream(stream, SPOKEN.limit)
-    whole = SPOKEN.frame(Say("whole"))
-    stream.feed_data(whole[:6])
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await frames.next()
-    stream.feed_data(whole[6:] + SPOKEN.frame(Count(1)))
-    stream.feed_eof()
-    said = [await frames.next() for _ in range(3)]
-    assert [None if body is None else SPOKEN.decode(body) for body in said] == [Say("whole"), Count(1), None]

@@ -24,7 +24,7 @@ from trinity_bus.sizing.fleet import (
     sized,
 )
 from trinity_bus.sizing.hardware import GPUS
-from trinity_bus.sizing.parameters import MODELS, parameters
+from trinity_bus.sizing.memory import MODELS, parameters
 from workers.cli.size import app
 
 ASK = SizingInput(

@@ -13,8 +13,16 @@ from tools.version_sizes import moved
 from trinity_bus.config.sections import Sections
 from trinity_bus.config.settings import read_given
 from trinity_bus.sizing.hardware import Hardware, spread
-from trinity_bus.sizing.memory import GIB, explorer_memory, host_memory, limit_bytes, service_memory, trainer_memory
-from trinity_bus.sizing.parameters import adapter_parameters, parameters
+from trinity_bus.sizing.memory import (
+    GIB,
+    adapter_parameters,
+    explorer_memory,
+    host_memory,
+    limit_bytes,
+    parameters,
+    service_memory,
+    trainer_memory,
+)
 from trinity_bus.training import layout_rules
 from trinity_bus.training.families import FAMILIES, ModelShape
 

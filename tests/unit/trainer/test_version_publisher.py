@@ -134,7 +134,7 @@ async def test_a_version_comes_back_with_the_bytes_that_it_had(trainer: Trainer)
     assert {(one.trainer, one.writer) for one in trainer.sent} == {("trainer-0", "trainer-0/grpo")}
     assert {(one.dtype, one.source) for one in trainer.sent} == {("bfloat16", None)}
     assert (again.checksum, again.checkpoint) == (first.checksum, first.checkpoint)
-    assert 1 in trainer.publisher.staging.versions
+    assert 1 in trainer.publisher.staging._staged
     assert trainer.versions.published_version == 3
 
 
@@ -162,7 +162,7 @@ async def test_the_checkpoint_of_a_version_that_was_brought_back_is_kept(trainer
     for _ in range(5):
         await trainer.step()
     assert checkpoint.steps(trainer.directory) == [2, 6, 7, 8]
-    assert 2 in trainer.publisher.staging.versions
+    assert 2 in trainer.publisher.staging._staged
     await trainer.versions.publish_again(7)
     await trainer.step()
     assert checkpoint.steps(trainer.directory) == [7, 8, 9]

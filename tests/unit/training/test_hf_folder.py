@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import write_model
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, read_shape
@@ -63,7 +64,7 @@ def test_what_is_not_the_model_is_refused_by_name(tmp_path: Path, layout: Layout
     shape = read_shape(folder)
     save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
     with pytest.raises(ConversionError, match=message):
-        StagedModel(shape, layout, torch.float32).load(folder)
+        StagedModel(shape, layout, torch.float32, TrainerSettings()).load(folder)
 
 
 def test_what_older_versions_kept_beside_the_weights_is_passed_over(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trinity_bus.runtime.object_store import PIECE
 from trinity_bus.weights import layout

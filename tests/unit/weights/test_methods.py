@@ -14,7 +14,7 @@ from tests.support.faults.transfers import announcement, saved, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
 from trinity_bus.training import checkpoint
-from trinity_bus.weights import staging
+from trinity_bus.weights import layout
 from trinity_bus.weights.layout import ContentHash
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.staging import Staging
@@ -107,7 +107,7 @@ def test_the_next_bucket_is_gathered_while_the_one_before_is_hashed(monkeypatch:
             hashed.set()
             return pieces
 
-    monkeypatch.setattr(staging, "ContentHash", Noting)
+    monkeypatch.setattr(layout, "ContentHash", Noting)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.ones(300)

@@ -15,11 +15,19 @@ import torch
 from tests.support.faults.transfers import announcement, settled
 from tests.support.mesh.waiting import wait_until
 from trinity_bus.config import SynchronizerSettings, TrainerSettings
-from trinity_bus.weights.channel import OPENING_BYTES
+from trinity_bus.weights.channel import (
+    HELLO,
+    NONCE_BYTES,
+    OPENING_BYTES,
+    PROTOCOL,
+    Hello,
+    StoreEntry,
+    WeightsAnswer,
+    WeightsRequest,
+)
 from trinity_bus.weights.pull import frames
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
-from trinity_bus.weights.wire import HELLO, NONCE_BYTES, PROTOCOL, Hello, StoreEntry, WeightsAnswer, WeightsRequest
 from workers.trainer.engines import Publisher, make_publisher
 
 SAID = {2: "5993a9f7587aebf3"}

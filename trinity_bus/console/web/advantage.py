@@ -22,7 +22,7 @@ from trinity_bus.config import TrainerSettings, values_told
 from trinity_bus.console.index.terms import SettingsRow, StepName, WholeGroup
 from trinity_bus.errors import ConfigError, TrinityError
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.advantage import Advantage, TokenAdvantage
+from trinity_bus.training.objectives.advantages import Advantage, TokenAdvantage
 from trinity_bus.training.stages import NAME as STAGE
 from trinity_bus.training.steps.choice import unwanted, without
 from trinity_bus.training.steps.samples import compared

@@ -140,7 +140,7 @@ class ServerEngine:
         self._syncing = asyncio.Lock()
         self._served: Served | None = None
         self._bounds: Bounds | None = None
-        self._version = settings.first_version
+        self.model_version = settings.first_version  # that it serves; -1 before it serves one that is known
         self._source: Source | None = None  # of the version that is served, once one was announced
         self._served_labels: tuple[str, ...] = ()  # by which servers know what may be asked of them; empty: anything
         self._versions: dict[str, int] = {}  # of labels
@@ -159,18 +159,13 @@ class ServerEngine:
         return self._bounds
 
     @property
-    def model_version(self) -> int:
-        """The version that it serves; -1 before it serves one that is known."""
-        return self._version
-
-    @property
     def tells_versions(self) -> bool:
         return not self._found.kind.keeps_requests or self._settings.follows == "none"
 
     @property
     def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not tell."""
-        return load_of_all([one.load for one in self._members if one.serves(self._served_labels)], self._version)
+        return load_of_all([one.load for one in self._members if one.serves(self._served_labels)], self.model_version)
 
     @property
     def members(self) -> list[EngineMember]:
@@ -280,7 +275,7 @@ class ServerEngine:
                 async for index, more in parts:
                     gathered.add(index, more)
                     # None comes amid a request: servers that take one then are not watched.
-                    gathered.version = self._version
+                    gathered.version = self.model_version
                     # Servers do not tell their steps: as many as they draw tokens of each response.
                     self.steps.add(len(more.token_ids) / self._watched_responses)
         finally:
@@ -407,7 +402,7 @@ class ServerEngine:
                 body["cache_salt"] = hashlib.sha256((member.label or "").encode()).hexdigest()
             asked = Asked(
                 len(token_ids),
-                [] if self._version == UNKNOWN_VERSION else [(0, self._version)],
+                [] if self.model_version == UNKNOWN_VERSION else [(0, self.model_version)],
                 # Of versions that are yet to come, too
                 None if self.tells_versions else self._versions,
                 most_kept,
@@ -447,7 +442,7 @@ class ServerEngine:
             if not pauses:
                 self._dead = EngineDeadError(f"no server has loaded version {source.version}: {self._whys()}")
                 raise self._dead
-            self._version, self._source = source.version, source
+            self.model_version, self._source = source.version, source
             if self._router is not None:
                 self._router.label = source.prefix
         return max(pauses)
@@ -470,7 +465,7 @@ class ServerEngine:
             await asyncio.sleep(_HEALTH_S)
             was_there = member.is_there
             if member.found is not None:
-                await member.look(self._version)
+                await member.look(self.model_version)
             else:
                 await self._look_for(member)
             if member.is_there != was_there:

@@ -34,7 +34,7 @@ from trinity_bus.training.engines.micro_batch import MicroBatchBudget
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
-from trinity_bus.training.objectives.advantage import EQUAL, Float64, TokenAdvantage
+from trinity_bus.training.objectives.advantages import EQUAL, Float64, TokenAdvantage
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample

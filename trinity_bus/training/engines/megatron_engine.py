@@ -28,25 +28,13 @@ from trinity_bus.training.engines.adapters import TARGETS
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron import parallel
-from trinity_bus.training.megatron.core import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    Float16Module,
-    GPTModel,
-    RouterReplay,
-    RouterReplayAction,
-    TopKRouter,
-    finalize_model_grads,
-    get_forward_backward_func,
-    mappings,
-)
+from trinity_bus.training.megatron import core, parallel
 from trinity_bus.training.megatron.cpu_platform import on_cpu
+from trinity_bus.training.megatron.layers import SharedSeqParams
 from trinity_bus.training.megatron.logprobs import vocab_parallel_logprobs
 from trinity_bus.training.megatron.lora import Adapters, dithered
 from trinity_bus.training.megatron.model import StagedModel, is_local
 from trinity_bus.training.megatron.optimizer import AdamW
-from trinity_bus.training.megatron.rotary import SharedSeqParams
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
 
@@ -66,14 +54,7 @@ class MegatronEngine(RankEngine):
 
     def _build(self) -> None:
         settings, shape, layout = self.settings, self.shape, self.layout
-        self.model = StagedModel(
-            shape,
-            layout,
-            self.dtype,
-            recompute=settings.recompute,
-            replay=settings.router_replay,
-            adapters=settings.lora_rank > 0,
-        )
+        self.model = StagedModel(shape, layout, self.dtype, settings)
         self._load_weights(self.source)
         self._adapters = Adapters(self.model.stage, shape, layout, settings) if settings.lora_rank else None
         # What checkpoints have of that which is trained
@@ -84,9 +65,9 @@ class MegatronEngine(RankEngine):
         )
         self._options = {"fp32_output": False} if bf16 else {}
         # Where the project's own attention lays them out again
-        self.shares_prompts = is_local(adapters=settings.lora_rank > 0) and layout.context_parallel == 1
+        self.shares_prompts = is_local(settings) and layout.context_parallel == 1
         self._routes = _Routers(self.network, layout) if settings.router_replay else None
-        self._schedule = get_forward_backward_func()
+        self._schedule = core.get_forward_backward_func()
         self._optimizer = AdamW(self.network, settings, self.dtype)
 
     def _load_weights(self, folder: Path) -> None:
@@ -112,8 +93,8 @@ class MegatronEngine(RankEngine):
         """Return what the output layer is applied to, [tokens, hidden], from what the last stage has left."""
         states, tensors = hidden[0].to(self.model.output_weight.dtype), self.layout.tensor_group
         if self.layout.sequence_parallel:
-            return mappings.gather_from_sequence_parallel_region(states, group=tensors)
-        return states if tensors is None else mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
+            return core.mappings.gather_from_sequence_parallel_region(states, group=tensors)
+        return states if tensors is None else core.mappings.copy_to_tensor_model_parallel_region(states, group=tensors)
 
     def token_logprobs(self, hidden: torch.Tensor, arrays: PackedArrays) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of each position's target, and the entropy there, both [tokens]; 0 outside responses.
@@ -142,7 +123,7 @@ class MegatronEngine(RankEngine):
         if group is None:
             return logprobs, entropy
         # The loss is the same on all of these ranks: of its gradient each takes its own part, nothing is summed.
-        both = mappings.gather_from_sequence_parallel_region(
+        both = core.mappings.gather_from_sequence_parallel_region(
             torch.stack([logprobs, entropy], 1), tensor_parallel_output_grad=False, group=group
         )
         ranks = range(self.layout.context_parallel)
@@ -312,8 +293,8 @@ class _Routers:
 
     def __init__(self, network: torch.nn.Module, layout: Layout) -> None:
         self._layout = layout
-        self._routers: list[tuple[int, RouterReplay]] = [
-            (m.layer_number - 1, m.router_replay) for m in network.modules() if isinstance(m, TopKRouter)
+        self._routers: list[tuple[int, core.RouterReplay]] = [
+            (m.layer_number - 1, m.router_replay) for m in network.modules() if isinstance(m, core.TopKRouter)
         ]
 
     def choose(self, routes: torch.Tensor | None) -> None:
@@ -326,24 +307,24 @@ class _Routers:
                 router.clear_router_replay_action()
             else:
                 router.set_target_indices(routes[:, layer].long())
-                router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+                router.set_router_replay_action(core.RouterReplayAction.REPLAY_FORWARD)
 
 
-def _wrapped(stage: GPTModel, *, distributed_optimizer: bool, bf16: bool) -> DistributedDataParallel:
+def _wrapped(stage: core.GPTModel, *, distributed_optimizer: bool, bf16: bool) -> core.DistributedDataParallel:
     config = stage.config
-    network = DistributedDataParallel(
+    network = core.DistributedDataParallel(
         config,
-        DistributedDataParallelConfig(
+        core.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=distributed_optimizer,
             overlap_grad_reduce=bf16,
             # Weights are read between steps, by exports and checkpoints: they must be whole by then.
             overlap_param_gather=False,
         ),
-        Float16Module(config, stage) if bf16 else stage,
+        core.Float16Module(config, stage) if bf16 else stage,
     )
     # The token count that Megatron would divide by is left out: the loss carries its own normalisation.
-    config.finalize_model_grads_func = lambda models, _tokens=None, **kwargs: finalize_model_grads(
+    config.finalize_model_grads_func = lambda models, _tokens=None, **kwargs: core.finalize_model_grads(
         models, None, **kwargs
     )
     config.no_sync_func = network.no_sync

@@ -45,8 +45,8 @@ from trinity_bus.training.errors import CheckpointError, TrainingInterruptedErro
 from trinity_bus.training.families import read_shape
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.objectives import Need
-from trinity_bus.training.objectives.advantage import TokenAdvantage
-from trinity_bus.training.objectives.loss import Tokens
+from trinity_bus.training.objectives.advantages import TokenAdvantage
+from trinity_bus.training.objectives.losses import Tokens
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps import token_figures
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample

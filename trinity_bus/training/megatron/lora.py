@@ -24,12 +24,7 @@ from trinity_bus.training.engines.adapters import initial_a, peft_names
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.core import (
-    GPTModel,
-    mappings,
-    set_defaults_if_not_set_tensor_model_parallel_attributes,
-    set_tensor_model_parallel_attributes,
-)
+from trinity_bus.training.megatron import core
 
 _GOLDEN: Final = 40503  # 2^16 over the golden ratio, and odd
 _LAYERS: Final = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
@@ -63,8 +58,8 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
             # What is on every rank sees a part of the tokens where these are split: its gradients are summed.
             parameter.sequence_parallel = layout.sequence_parallel and not is_split
             if is_split and ranks > 1:
-                set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
-            set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+                core.set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
+            core.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what is added to the layer's output, [tokens, 1, features of this rank], for its input."""
@@ -72,10 +67,10 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         if self._group is not None:
             way = (self.by_inputs, self._tokens_split)
             inner = {
-                (False, False): mappings.copy_to_tensor_model_parallel_region,
-                (False, True): mappings.gather_from_sequence_parallel_region,
-                (True, False): mappings.reduce_from_tensor_model_parallel_region,
-                (True, True): mappings.reduce_scatter_to_sequence_parallel_region,
+                (False, False): core.mappings.copy_to_tensor_model_parallel_region,
+                (False, True): core.mappings.gather_from_sequence_parallel_region,
+                (True, False): core.mappings.reduce_from_tensor_model_parallel_region,
+                (True, True): core.mappings.reduce_scatter_to_sequence_parallel_region,
             }[way](inner, group=self._group)
         # Of all that is computed here this is the smallest.
         parts = zip((self._scale * inner).split(self._rank, -1), self.b, strict=True)
@@ -111,7 +106,7 @@ class Adapter(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 class Adapters:
-    def __init__(self, model: GPTModel, shape: ModelShape, layout: Layout, settings: TrainerSettings) -> None:
+    def __init__(self, model: core.GPTModel, shape: ModelShape, layout: Layout, settings: TrainerSettings) -> None:
         self._shape, self._layout = shape, layout
         self._of: dict[tuple[int, str], Adapter] = {}
         self._of_weight: dict[torch.nn.Parameter, Adapter] = {}

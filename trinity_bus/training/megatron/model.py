@@ -14,34 +14,23 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.attention import SDPAttention
-from trinity_bus.training.megatron.core import (
-    GPTModel,
-    ModuleSpec,
-    TransformerBlockSubmodules,
-    TransformerConfig,
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
-    set_defaults_if_not_set_tensor_model_parallel_attributes,
-    set_tensor_model_parallel_attributes,
-)
+from trinity_bus.training.megatron import core
 from trinity_bus.training.megatron.cpu_platform import on_cpu
-from trinity_bus.training.megatron.experts import Experts
-from trinity_bus.training.megatron.norm import Norm
-from trinity_bus.training.megatron.rotary import RotaryModel
+from trinity_bus.training.megatron.layers import Experts, Norm, RotaryModel, SDPAttention
 from trinity_bus.training.tensors import readable, weights
 
 _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _OUTPUT: Final = "output_layer.weight"
 
 
-def is_local(*, adapters: bool) -> bool:
+def is_local(settings: TrainerSettings) -> bool:
     """Whether layers are of the local spec, with the project's attention, and not Transformer Engine's."""
-    return adapters or not have_transformer_engine()
+    return settings.lora_rank > 0 or not have_transformer_engine()
 
 
 def have_transformer_engine() -> bool:
@@ -49,11 +38,11 @@ def have_transformer_engine() -> bool:
 
 
 def transformer_config(
-    shape: ModelShape, layout: Layout, dtype: torch.dtype, *, recompute: bool, replay: bool, local: bool
-) -> TransformerConfig:
+    shape: ModelShape, layout: Layout, dtype: torch.dtype, settings: TrainerSettings, *, local: bool
+) -> core.TransformerConfig:
     # Gradients are summed over ranks and micro-batches, never averaged: the loss carries its own normalisation.
     fused = not on_cpu()
-    return TransformerConfig(
+    return core.TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.heads,
@@ -75,7 +64,7 @@ def transformer_config(
         # The weights of those that are chosen are a softmax over them alone, or over all.
         moe_router_pre_softmax=not shape.normalized_routing,
         moe_router_dtype="fp32",
-        moe_enable_routing_replay=replay,
+        moe_enable_routing_replay=settings.router_replay,
         # What a policy learns is its reward; it was balanced before.
         moe_router_load_balancing_type="none",
         # The only one that lets ranks bring different numbers of tokens; a dense model has no use for it, but Megatron
@@ -92,9 +81,9 @@ def transformer_config(
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         calculate_per_token_loss=True,
-        recompute_granularity="full" if recompute else None,
-        recompute_method="uniform" if recompute else None,
-        recompute_num_layers=1 if recompute else None,
+        recompute_granularity="full" if settings.recompute else None,
+        recompute_method="uniform" if settings.recompute else None,
+        recompute_num_layers=1 if settings.recompute else None,
         # None; Megatron's own default is a spelling that it warns about.
         cuda_graph_scope=[],
         # Weights always come from a model folder.
@@ -111,13 +100,15 @@ def transformer_config(
     )
 
 
-def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> ModuleSpec | TransformerBlockSubmodules:
+def _block_spec(
+    config: core.TransformerConfig, layers: int, *, local: bool
+) -> core.ModuleSpec | core.TransformerBlockSubmodules:
     if not local:
-        spec = get_gpt_layer_with_transformer_engine_spec(
+        spec = core.get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm
         )
     else:
-        spec = get_gpt_layer_local_spec(
+        spec = core.get_gpt_layer_local_spec(
             num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization=config.normalization
         )
         attention = spec.submodules.self_attention.submodules
@@ -130,11 +121,11 @@ def _block_spec(config: TransformerConfig, layers: int, *, local: bool) -> Modul
     else:
         # Megatron's layer does not hand it on, and its MLP warns when it must look it up itself.
         spec.submodules.mlp.params = {**(spec.submodules.mlp.params or {}), "ffn_hidden_size": config.ffn_hidden_size}
-    return TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
+    return core.TransformerBlockSubmodules([spec] * layers, layer_norm=Norm) if local else spec
 
 
-def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, *, local: bool) -> GPTModel:
-    model = (RotaryModel if local else GPTModel)(
+def _build_stage(config: core.TransformerConfig, shape: ModelShape, layout: Layout, *, local: bool) -> core.GPTModel:
+    model = (RotaryModel if local else core.GPTModel)(
         config=config,
         transformer_layer_spec=_block_spec(config, shape.layers // layout.pipeline_parallel, local=local),
         vocab_size=shape.padded_vocabulary(layout.tensor_parallel),
@@ -153,8 +144,8 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, *
         # over tensor-parallel ranks would be wrong, silently.
         axis = tensors.split_axis(name)
         if axis is not None and not hasattr(parameter, "tensor_model_parallel"):
-            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
-        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+            core.set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=axis, stride=1)
+        core.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     if model.post_process:
         # Logits are computed with the loss, of the tokens that it needs and a part at a time: see ``logprobs``.
         model.output_layer.forward = lambda hidden, **_: (hidden, None)
@@ -164,18 +155,9 @@ def _build_stage(config: TransformerConfig, shape: ModelShape, layout: Layout, *
 class StagedModel:
     """This rank's stage of a model, with memory but no weights yet, on the layout's device."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        layout: Layout,
-        dtype: torch.dtype,
-        *,
-        recompute: bool = False,
-        replay: bool = False,
-        adapters: bool = False,
-    ) -> None:
-        local = is_local(adapters=adapters)
-        config = transformer_config(shape, layout, dtype, recompute=recompute, replay=replay, local=local)
+    def __init__(self, shape: ModelShape, layout: Layout, dtype: torch.dtype, settings: TrainerSettings) -> None:
+        local = is_local(settings)
+        config = transformer_config(shape, layout, dtype, settings, local=local)
         self._shape, self._layout, self._dtype = shape, layout, dtype
         self.stage = _build_stage(config, shape, layout, local=local)
         self.layers = shape.layers // layout.pipeline_parallel

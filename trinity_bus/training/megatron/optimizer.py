@@ -19,12 +19,7 @@ import torch.distributed as dist
 from trinity_bus.config import TrainerSettings
 from trinity_bus.config.values import unknown_options
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.megatron.core import (
-    DistributedDataParallel,
-    OptimizerConfig,
-    get_megatron_optimizer,
-    optimizers,
-)
+from trinity_bus.training.megatron import core
 from trinity_bus.training.megatron.cpu_platform import on_cpu
 
 
@@ -45,16 +40,16 @@ class _Place:
 
 
 class AdamW:
-    def __init__(self, network: DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
+    def __init__(self, network: core.DistributedDataParallel, settings: TrainerSettings, dtype: torch.dtype) -> None:
         wrapping = network.ddp_config
         distributed = wrapping.use_distributed_optimizer
         options: dict[str, Any] = dict(settings.optimizer_options)
-        if wrong := unknown_options(options, [field.name for field in fields(OptimizerConfig)]):
+        if wrong := unknown_options(options, [field.name for field in fields(core.OptimizerConfig)]):
             raise TrainingError(f"trainer.optimizer_options: {wrong}, as a field of Megatron's OptimizerConfig")
         # Else the shards of float32 weights are views with a history, and torch warns of each gradient they are given.
         with torch.no_grad():
-            self._megatron = get_megatron_optimizer(
-                OptimizerConfig(
+            self._megatron = core.get_megatron_optimizer(
+                core.OptimizerConfig(
                     optimizer="adam",
                     lr=settings.learning_rate,
                     weight_decay=settings.weight_decay,
@@ -98,7 +93,7 @@ class AdamW:
         if math.isfinite(norm):
             for optimizer in self._megatron.chained_optimizers:
                 if parameters := optimizer.get_parameters():
-                    optimizers.clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
+                    core.optimizers.clip_grad_by_total_norm_fp32(parameters, self._max_grad_norm, norm)
             self._megatron.step_with_ready_grads()
             self.updates += 1
         return norm

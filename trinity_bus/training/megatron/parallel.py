@@ -20,11 +20,7 @@ import torch.distributed as dist
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import ParallelError
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.core import (
-    initialize_rng_tracker,
-    model_parallel_cuda_manual_seed,
-    parallel_state,
-)
+from trinity_bus.training.megatron import core
 from trinity_bus.training.megatron.cpu_platform import on_cpu
 from trinity_bus.training.ranks.launch import launch_of
 from trinity_bus.training.ranks.rank_protocol import LIMIT_S
@@ -33,11 +29,11 @@ from trinity_bus.training.ranks.rank_protocol import LIMIT_S
 TIMEOUT = timedelta(seconds=LIMIT_S)
 # How many ranks Megatron's process groups have, as settings name them
 _SIZES: Final = {
-    "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size,
-    "pipeline_parallel": parallel_state.get_pipeline_model_parallel_world_size,
-    "context_parallel": parallel_state.get_context_parallel_world_size,
-    "expert_parallel": parallel_state.get_expert_model_parallel_world_size,
-    "data_parallel": parallel_state.get_data_parallel_world_size,
+    "tensor_parallel": core.parallel_state.get_tensor_model_parallel_world_size,
+    "pipeline_parallel": core.parallel_state.get_pipeline_model_parallel_world_size,
+    "context_parallel": core.parallel_state.get_context_parallel_world_size,
+    "expert_parallel": core.parallel_state.get_expert_model_parallel_world_size,
+    "data_parallel": core.parallel_state.get_data_parallel_world_size,
 }
 
 
@@ -99,8 +95,8 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
                 world_size=world_size,
                 timeout=TIMEOUT,
             )
-        if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel(
+        if not core.parallel_state.model_parallel_is_initialized():
+            core.parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=settings.tensor_parallel,
                 pipeline_model_parallel_size=settings.pipeline_parallel,
                 context_parallel_size=settings.context_parallel,
@@ -109,9 +105,9 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
             )
             if on_cpu():
                 # Where tokens are split Megatron forks its CUDA generator around dropout: this one has nothing to fork.
-                initialize_rng_tracker(inference_rng_tracker=True)
+                core.initialize_rng_tracker(inference_rng_tracker=True)
             else:
-                model_parallel_cuda_manual_seed(settings.seed)
+                core.model_parallel_cuda_manual_seed(settings.seed)
     existing = {name: size() for name, size in _SIZES.items()}
     if existing != asked:
         raise ParallelError(f"process groups with {existing} exist in this process; {asked} was asked for")
@@ -119,7 +115,7 @@ def initialize(settings: TrainerSettings, world: World | None = None) -> Layout:
 
 
 def shut_down() -> None:
-    if parallel_state.model_parallel_is_initialized():
-        parallel_state.destroy_model_parallel()
+    if core.parallel_state.model_parallel_is_initialized():
+        core.parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()

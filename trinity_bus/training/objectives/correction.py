@@ -14,7 +14,7 @@ import torch
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.objectives import Need
-from trinity_bus.training.objectives.loss import Tokens, bounded
+from trinity_bus.training.objectives.losses import Tokens, bounded
 
 
 @dataclass(frozen=True, slots=True)

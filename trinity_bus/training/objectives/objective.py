@@ -6,9 +6,13 @@ experiences, and neither KL penalty nor entropy bonus. For each other token, wit
     loss = sum over tokens of weight * (w * policy loss + kl_coef * kl - entropy_coef * H)
 
 ``weight`` is 0 on prompt and masked tokens, and else what ``step_plan`` makes of ``trainer.loss_normalizer``. ``kl`` is
-an estimate of the divergence from a reference, where ``kl_coef`` is above 0 and not the reward bears it; see ``kl``.
+an estimate of KL(policy || reference), where ``kl_coef`` is above 0 and not the reward bears it, from the tokens that
+the policy drew. On policy ``k1`` and ``k3`` are unbiased, ``k2`` is nearly so where the policies are near. Sources:
+Schulman, "Approximating KL Divergence", 2020, joschu.net/blog/kl-approx.html; the cut is that of verl's
+``low_var_kl``.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -16,11 +20,39 @@ import torch
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import Need, registry
-from trinity_bus.training.objectives.advantage import Advantage, TokenAdvantage
+from trinity_bus.training.objectives.advantages import Advantage, TokenAdvantage
 from trinity_bus.training.objectives.correction import Correction, importance_weights
-from trinity_bus.training.objectives.kl import ESTIMATORS, k3
-from trinity_bus.training.objectives.loss import PolicyLoss, Tokens
-from trinity_bus.training.objectives.losses import SFT
+from trinity_bus.training.objectives.losses import SFT, PolicyLoss, Tokens, bounded
+
+_HIGHEST: Final = 10.0
+
+
+def k1(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return the estimate from log-probability under the policy less that under the reference."""
+    return log_ratio
+
+
+def k2(log_ratio: torch.Tensor) -> torch.Tensor:
+    return bounded(log_ratio).square() / 2
+
+
+def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    within = bounded(log_ratio)
+    return torch.expm1(-within) + within
+
+
+def low_variance(log_ratio: torch.Tensor) -> torch.Tensor:
+    return k3(log_ratio).clamp(max=_HIGHEST)
+
+
+# By their names in ``trainer.kl_estimator``
+ESTIMATORS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_variance": low_variance,
+}
+
 
 # Names of what every objective reports, in order. All are weighted sums over tokens, so they add up over micro-batches
 # to means over the mini-batch. ``rollout_k3`` estimates KL(rollout || trained) in nats, ``kl`` that to the reference.

@@ -31,21 +31,9 @@ from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron import parallel
 from trinity_bus.training.megatron.parallel import World
+from trinity_bus.training.ranks import rank_protocol as protocol
 from trinity_bus.training.ranks.followers import Followers
 from trinity_bus.training.ranks.launch import serve_store
-from trinity_bus.training.ranks.rank_protocol import (
-    LIMIT_S,
-    MARK,
-    Build,
-    Call,
-    Export,
-    Gather,
-    Join,
-    Leave,
-    Load,
-    Save,
-    train_call,
-)
 from trinity_bus.training.steps.packing import TrainSample
 from trinity_bus.training.steps.token_figures import SampleFigures
 
@@ -59,8 +47,8 @@ class MultiRankEngine(TrainingEngine):
         world_size, host = followers.world_size, followers.host
         self._followers = followers
         self._join(settings.checkpoint_dir)
-        store = serve_store(host, timeout_s=LIMIT_S)
-        with self._together(Build(world_size, host, store.port, settings.model_dump_json().encode())):
+        store = serve_store(host, timeout_s=protocol.LIMIT_S)
+        with self._together(protocol.Build(world_size, host, store.port, settings.model_dump_json().encode())):
             world = World(0, world_size, 0, store, on_this_machine=is_loopback(host))
             self._engine = MegatronEngine(settings, world)
         self.source, self.device_type, self.dtype = self._engine.source, self._engine.device_type, self._engine.dtype
@@ -68,16 +56,16 @@ class MultiRankEngine(TrainingEngine):
     def _join(self, directory: Path | None) -> None:
         # Have the others show that they can take part, before anything is loaded
         parallel.check_device(0)
-        join = Join(version("trinity-bus"))
+        join = protocol.Join(version("trinity-bus"))
         with contextlib.ExitStack() as stack:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 # A copy of the folder has all that it has, but not what is made now.
-                mark = directory / f"{MARK}{secrets.token_hex(8)}"
+                mark = directory / f"{protocol.MARK}{secrets.token_hex(8)}"
                 mark.touch()
                 stack.callback(mark.unlink, missing_ok=True)
                 # As they are to find it: relative to where this process is, another one need not be.
-                join = Join(join.version, str(directory.absolute()), mark.name)
+                join = protocol.Join(join.version, str(directory.absolute()), mark.name)
             self._followers.begin(join)
             self._followers.settle(0)
 
@@ -102,7 +90,7 @@ class MultiRankEngine(TrainingEngine):
         step = engine.plan(groups, seed, examples)
         ranks, share = layout.data_parallel, engine.shares_prompts
         shards = [step.shard(rank, ranks, share=share) for rank in range(ranks)]
-        calls = [train_call(shard) for shard in shards]
+        calls = [protocol.train_call(shard) for shard in shards]
         with self._together(lambda rank: calls[layout.data_rank_of(rank)]):
             metrics = engine.train(shards[0])
         return {**step.metrics, **metrics, "seconds": time.perf_counter() - began}
@@ -115,35 +103,35 @@ class MultiRankEngine(TrainingEngine):
         self._engine.interrupt()
 
     def hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._gathered(Gather(), self._engine.hf_tensors())
+        return self._gathered(protocol.Gather(), self._engine.hf_tensors())
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._gathered(Gather(adapter=True), self._engine.adapter_tensors())
+        return self._gathered(protocol.Gather(adapter=True), self._engine.adapter_tensors())
 
     def _gathered(
-        self, call: Gather, tensors: Iterator[tuple[str, torch.Tensor]]
+        self, call: protocol.Gather, tensors: Iterator[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         # Whoever stops on the way can make no further call.
         with self._together(call):
             yield from tensors
 
     def export_hf(self, path: Path) -> None:
-        with self._together(Export(str(path))):
+        with self._together(protocol.Export(str(path))):
             self._engine.export_hf(path)
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
-        with self._together(Save(str(directory), progress.model_dump_json().encode())):
+        with self._together(protocol.Save(str(directory), progress.model_dump_json().encode())):
             return self._engine.save_checkpoint(directory, progress, as_hf=as_hf)
 
     def load_latest(self, directory: Path, *, through: int | None = None) -> TrainingProgress | None:
-        with self._together(Load(str(directory), through)):
+        with self._together(protocol.Load(str(directory), through)):
             return self._engine.load_latest(directory, through=through)
 
     def leave(self) -> None:
         """End the other ranks, politely where they can listen, and leave the process groups."""
         try:
             if self._followers.ready:
-                self._followers.begin(Leave())
+                self._followers.begin(protocol.Leave())
                 self._engine.leave()
                 self._followers.settle(None)
         except RankError as error:
@@ -154,7 +142,7 @@ class MultiRankEngine(TrainingEngine):
             self._engine.leave()
 
     @contextlib.contextmanager
-    def _together(self, call: Call | Callable[[int], tuple[Call, Sequence[bytes]]]) -> Iterator[None]:
+    def _together(self, call: protocol.Call | Callable[[int], tuple[protocol.Call, Sequence[bytes]]]) -> Iterator[None]:
         # Within, this rank makes the call that the others make.
         self._followers.begin(call)
         with self._followers.explained():

@@ -34,23 +34,8 @@ from trinity_bus.training.checkpoint import TrainingProgress
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.megatron import parallel
-from trinity_bus.training.ranks import rank_protocol
+from trinity_bus.training.ranks import rank_protocol as protocol
 from trinity_bus.training.ranks.launch import join_store
-from trinity_bus.training.ranks.rank_protocol import (
-    Build,
-    Call,
-    Done,
-    Export,
-    Failed,
-    Gather,
-    Join,
-    Leave,
-    Load,
-    PairLine,
-    RankLine,
-    Save,
-    Train,
-)
 from trinity_bus.training.steps.packing import TrainSample
 
 log = logging.getLogger(__name__)
@@ -66,19 +51,19 @@ class Outcome(Enum):
 
 
 class Rank:
-    def __init__(self, rank: int, local_rank: int, line: RankLine) -> None:
+    def __init__(self, rank: int, local_rank: int, line: protocol.RankLine) -> None:
         self._rank = rank
         self._local_rank = local_rank
         self._line = line
         self._engine: MegatronEngine | None = None
 
-    def make(self, call: Call) -> Done:
+    def make(self, call: protocol.Call) -> protocol.Done:
         match call:
-            case Join():
+            case protocol.Join():
                 self._join(call)
-            case Build():
+            case protocol.Build():
                 self._engine = self._build(call)
-            case Leave():
+            case protocol.Leave():
                 self._engine = None
                 parallel.shut_down()
             case _:
@@ -86,9 +71,9 @@ class Rank:
                     raise RankError(f"{type(call).__name__} came before Build")
                 self._follow(self._engine, call)
         engine = self._engine
-        return Done(0) if engine is None else Done(engine.progress.step, engine.take_figures())
+        return protocol.Done(0) if engine is None else protocol.Done(engine.progress.step, engine.take_figures())
 
-    def _join(self, call: Join) -> None:
+    def _join(self, call: protocol.Join) -> None:
         if call.version != (ours := version("trinity-bus")):
             raise RankError(
                 f"this machine has trinity-bus {ours}, rank 0's has {call.version}: install one version on all machines"
@@ -100,56 +85,56 @@ class Rank:
             )
         parallel.check_device(self._local_rank)
 
-    def _build(self, call: Build) -> MegatronEngine:
+    def _build(self, call: protocol.Build) -> MegatronEngine:
         settings = TrainerSettings.model_validate_json(call.settings)
-        store = join_store(call.store_host, call.store_port, timeout_s=rank_protocol.LIMIT_S)
+        store = join_store(call.store_host, call.store_port, timeout_s=protocol.LIMIT_S)
         world = parallel.World(
             self._rank, call.world_size, self._local_rank, store, on_this_machine=is_loopback(call.store_host)
         )
         return MegatronEngine(settings, world)
 
-    def _follow(self, engine: MegatronEngine, call: Load | Train | Save | Gather | Export) -> None:
+    def _follow(self, engine: MegatronEngine, call: protocol.Call) -> None:
         match call:
-            case Load(directory, through):
+            case protocol.Load(directory, through):
                 engine.load_latest(Path(directory), through=through)
-            case Train():
-                engine.train(rank_protocol.step_of(call, self._sample))
-            case Save(directory, progress):
+            case protocol.Train():
+                engine.train(protocol.step_of(call, self._sample))
+            case protocol.Save(directory, progress):
                 engine.save_checkpoint(Path(directory), TrainingProgress.model_validate_json(progress))
-            case Gather(adapter):
+            case protocol.Gather(adapter):
                 deque(engine.adapter_tensors() if adapter else engine.hf_tensors(), maxlen=0)
-            case Export(path):
+            case protocol.Export(path):
                 engine.export_hf(Path(path))
 
     def _sample(self) -> TrainSample:
-        body = self._line.receive(rank_protocol.SAMPLE_BYTES)
+        body = self._line.receive(protocol.SAMPLE_BYTES)
         if body is None:
             raise RankError("rank 0 ended within a batch")
-        return rank_protocol.decode_sample(body)
+        return protocol.decode_sample(body)
 
 
 def _sees(folder: Path, mark: str) -> bool:
-    return re.fullmatch(re.escape(rank_protocol.MARK) + "[0-9a-f]{16}", mark) is not None and (folder / mark).exists()
+    return re.fullmatch(re.escape(protocol.MARK) + "[0-9a-f]{16}", mark) is not None and (folder / mark).exists()
 
 
-def follow(line: RankLine, rank: int, local_rank: int) -> Outcome:
+def follow(line: protocol.RankLine, rank: int, local_rank: int) -> Outcome:
     follower, is_idle = Rank(rank, local_rank, line), True
-    while (body := line.receive(rank_protocol.CALLS.limit)) is not None:
-        call = rank_protocol.CALLS.decode(body)
-        if is_idle and isinstance(call, Leave):
+    while (body := line.receive(protocol.CALLS.limit)) is not None:
+        call = protocol.CALLS.decode(body)
+        if is_idle and isinstance(call, protocol.Leave):
             return Outcome.DISMISSED
-        is_idle = isinstance(call, Leave)
+        is_idle = isinstance(call, protocol.Leave)
         try:
-            answer: Done | Failed = follower.make(call)
+            answer: protocol.Done | protocol.Failed = follower.make(call)
         except Exception as error:
             if not isinstance(error, TrinityError):
                 log.exception("%s cannot be made", type(call).__name__)
-            answer = Failed(f"{type(error).__name__}: {error}"[: rank_protocol.MAX_WHY])
+            answer = protocol.Failed(f"{type(error).__name__}: {error}"[: protocol.MAX_WHY])
         try:
-            line.send([rank_protocol.ANSWERS.encode(answer)])
+            line.send([protocol.ANSWERS.encode(answer)])
         except OSError:
             break  # rank 0 is gone
-        if isinstance(answer, Failed):
+        if isinstance(answer, protocol.Failed):
             return Outcome.FAILED
     return Outcome.ORPHANED
 
@@ -165,7 +150,7 @@ def prepare(rank: int, level: int) -> None:
 def main() -> None:
     descriptor, rank, level = map(int, sys.argv[1:])
     prepare(rank, level)
-    outcome = follow(PairLine(socket.socket(fileno=descriptor)), rank, rank)
+    outcome = follow(protocol.PairLine(socket.socket(fileno=descriptor)), rank, rank)
     sys.exit(int(outcome is Outcome.FAILED))
 
 

@@ -16,7 +16,7 @@ from schemas.groups.kept import decode_kept
 from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.families import ModelShape
-from trinity_bus.training.objectives.advantage import Advantage, Float64, GroupAdvantages, ScoredSample
+from trinity_bus.training.objectives.advantages import Advantage, Float64, GroupAdvantages, ScoredSample
 from trinity_bus.training.steps.packing import TrainSample
 
 

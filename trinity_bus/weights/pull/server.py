@@ -34,7 +34,7 @@ from opentelemetry import trace
 from schemas.model_version import ModelVersion
 from trinity_bus.telemetry.conventions import RL_EXPLORER, RL_MODEL_VERSION, RL_WEIGHT_SYNC_EPOCH
 from trinity_bus.telemetry.spans import parent_context
-from trinity_bus.weights.channel import Channel
+from trinity_bus.weights.channel import ANSWER, MAX_TEXT, REQUEST, Channel, WeightsAnswer, WeightsRequest
 from trinity_bus.weights.errors import LinkError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import HASH_BYTES
 from trinity_bus.weights.link import Backend, Link, gpu_of
@@ -43,7 +43,6 @@ from trinity_bus.weights.pull.fan_out import FanOut
 from trinity_bus.weights.pull.frames import HeldVersion
 from trinity_bus.weights.staging import DEFAULT_BUCKET_BYTES, Staging
 from trinity_bus.weights.transport import Method
-from trinity_bus.weights.wire import ANSWER, MAX_TEXT, REQUEST, WeightsAnswer, WeightsRequest
 
 if TYPE_CHECKING:
     import torch
@@ -88,10 +87,7 @@ class WeightServer:
         self._listener = PeerListener(
             host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
         )
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self._listener.address
+        self.address = self._listener.address
 
     def stage(
         self, version: int, named_tensors: "Iterable[tuple[str, torch.Tensor]]", folder: Path | None = None

@@ -42,14 +42,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from trinity_bus import awake
-from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.channel import ANSWER, REQUEST, Channel, WeightsAnswer, WeightsRequest, meet
 from trinity_bus.weights.errors import LinkError, ManifestError, VersionGoneError, WeightTransferError
 from trinity_bus.weights.layout import HASH_BYTES, TransferManifest, spans
 from trinity_bus.weights.link import Backend, Link, gpu_of
 from trinity_bus.weights.listener import Keyring, PeerListener
 from trinity_bus.weights.pull.frames import HeldVersion
 from trinity_bus.weights.transport import Source
-from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsAnswer, WeightsRequest
 
 if TYPE_CHECKING:
     import torch

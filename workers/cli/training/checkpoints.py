@@ -17,9 +17,9 @@ from trinity_bus import hub
 from trinity_bus.config import Settings, required
 from trinity_bus.config.values import ObjectUrl
 from trinity_bus.training import checkpoint
+from trinity_bus.training.checkpoint import exclusive
 from trinity_bus.training.checkpoint.listing import Listed, convert, listed
 from trinity_bus.training.checkpoint.mirror import CheckpointsThere
-from trinity_bus.training.checkpoint.writing import exclusive
 from trinity_bus.training.errors import CheckpointError
 from workers.cli.console import console, folding_table, say, show
 

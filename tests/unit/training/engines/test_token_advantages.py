@@ -12,7 +12,7 @@ from tests.support.training.samples import train_sample
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.engines.critic import finish_advantages as finish
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.objectives.advantage import ScoredSample, TokenAdvantage
+from trinity_bus.training.objectives.advantages import ScoredSample, TokenAdvantage
 from trinity_bus.training.objectives.objective import Objective
 from trinity_bus.training.steps.packing import TrainSample
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name for it
 
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training.families import ModelShape
 from trinity_bus.training.layout import Layout
-from trinity_bus.training.megatron.experts import Experts, multiply
+from trinity_bus.training.megatron.layers import Experts, multiply
 from trinity_bus.training.megatron.model import transformer_config
 
 COUNTS = [[3, 0, 4, 1], [0, 0, 8, 0], [2, 2, 2, 2], [0, 5, 0, 0], [0, 0, 0, 0]]
@@ -37,7 +38,7 @@ def experts(request: pytest.FixtureRequest, layout: Layout) -> Experts:
         layers=1, hidden=16, heads=2, groups=1, head_dim=8, intermediate=24, vocabulary=32, max_positions=64,
         norm_epsilon=1e-6, rope_theta=1e4, tied=False, qk_norm=True, qkv_bias=False, experts=4, experts_per_token=2,
     )  # fmt: skip
-    config = transformer_config(shape, layout, request.param, recompute=False, replay=False, local=True)
+    config = transformer_config(shape, layout, request.param, TrainerSettings(), local=True)
     made = Experts(4, config, OneGroup)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -78,7 +79,7 @@ def test_an_expert_without_tokens_gets_no_gradient_whatever_a_kernel_leaves(monk
             product[offs.diff(prepend=offs.new_zeros(1)) == 0] = torch.nan
         return product
 
-    monkeypatch.setattr("trinity_bus.training.megatron.experts.grouped_mm", leaving)
+    monkeypatch.setattr("trinity_bus.training.megatron.layers.grouped_mm", leaving)
     weights = torch.ones(3, 8, 8, requires_grad=True)
     multiply(torch.ones(5, 8), weights, torch.tensor([2, 2, 5], dtype=torch.int32)).backward(torch.ones(5, 8))
     assert weights.grad is not None

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from tests.support.training.samples import packed_bounds
-from trinity_bus.training.megatron.attention import SDPAttention
-from trinity_bus.training.megatron.norm import rms_norm
-from trinity_bus.training.megatron.rotary import Rotation, rotate, rotation_of
+from trinity_bus.training.megatron.layers import Rotation, SDPAttention, rms_norm, rotate, rotation_of
 from trinity_bus.training.steps import packing
 
 

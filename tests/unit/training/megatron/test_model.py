@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.fakes.tiny_trainer import ROPE, write_model
+from trinity_bus.config import TrainerSettings
 from trinity_bus.training import tensors
 from trinity_bus.training.errors import ConversionError
 from trinity_bus.training.families import FAMILIES, ModelShape, read_shape
@@ -30,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path, layout: Layout) -> StagedModel:
-    built = StagedModel(read_shape(folder), layout, torch.float32)
+    built = StagedModel(read_shape(folder), layout, torch.float32, TrainerSettings())
     built.load(folder)
     return built
 
@@ -138,6 +139,6 @@ def test_weights_in_several_files(tmp_path: Path, layout: Layout) -> None:
     for file in set(files.values()):
         save_file({name: weights[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    built = StagedModel(read_shape(folder), layout, torch.float32)
+    built = StagedModel(read_shape(folder), layout, torch.float32, TrainerSettings())
     built.load(folder)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in built.tensors())

@@ -14,9 +14,17 @@ from msgspec.structs import replace
 
 from trinity_bus.config import TrainerSettings
 from trinity_bus.training.errors import TrainingError
-from trinity_bus.training.objectives.advantage import RunAdvantage, ScoredSample
-from trinity_bus.training.objectives.advantages import GRPO, RLOO, Distillation, OPMDAdvantage, ReMax, StepWise
-from trinity_bus.training.objectives.loss import Tokens
+from trinity_bus.training.objectives.advantages import (
+    GRPO,
+    RLOO,
+    Distillation,
+    OPMDAdvantage,
+    ReMax,
+    RunAdvantage,
+    ScoredSample,
+    StepWise,
+)
+from trinity_bus.training.objectives.losses import Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 TOKENS = 3

@@ -13,9 +13,8 @@ from tests.support.training.objectives import evaluate, tokens
 from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.training.objectives import Need
-from trinity_bus.training.objectives.kl import ESTIMATORS
-from trinity_bus.training.objectives.loss import Tokens
-from trinity_bus.training.objectives.objective import Objective
+from trinity_bus.training.objectives.losses import Tokens
+from trinity_bus.training.objectives.objective import ESTIMATORS, Objective
 
 
 def log(ratio: float) -> float:

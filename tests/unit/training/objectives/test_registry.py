@@ -12,7 +12,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.errors import ConfigError
 from trinity_bus.telemetry.metrics import TRAIN
 from trinity_bus.training.objectives import registry
-from trinity_bus.training.objectives.loss import PolicyLoss, TokenLosses, Tokens
+from trinity_bus.training.objectives.losses import PolicyLoss, TokenLosses, Tokens
 from trinity_bus.training.objectives.objective import Objective
 
 ROOT = Path(__file__).parents[4]

@@ -14,7 +14,7 @@ from tests.support.faults.pulls import CHUNKED
 from tests.support.faults.transfers import announcement, assert_takes, line_of, peer, settled
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
-from trinity_bus.weights.channel import Channel, meet
+from trinity_bus.weights.channel import Channel, WeightsRequest, meet
 from trinity_bus.weights.errors import LinkError, VersionGoneError
 from trinity_bus.weights.pull import frames, transport
 from trinity_bus.weights.pull.fan_out import FanOut
@@ -22,7 +22,6 @@ from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.pull.transport import Relay
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import Source, source_of
-from trinity_bus.weights.wire import WeightsRequest
 
 NAMES = ("a", "b", "c", "d")
 WEIGHTS = CHUNKED

@@ -16,12 +16,11 @@ from tests.support.faults.transfers import weights_of as model
 from tests.support.mesh.waiting import wait_until
 from tests.support.narrowing import some
 from trinity_bus.runtime.frames import HEAD
-from trinity_bus.weights.channel import OPENING_BYTES, meet
+from trinity_bus.weights.channel import ANSWER, OPENING_BYTES, REQUEST, WeightsRequest, meet
 from trinity_bus.weights.errors import WeightTransferError, WireError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.receiver import WeightReceiver
 from trinity_bus.weights.transport import source_of
-from trinity_bus.weights.wire import ANSWER, REQUEST, WeightsRequest
 
 BUCKET = 1 << 12
 

@@ -18,13 +18,13 @@ import torch
 
 from tests.support.faults.transfers import announcement, settled
 from tests.support.narrowing import some
-from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
+from trinity_bus.inference.weight_sync import ControlClient, _Worker
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
-from trinity_bus.weights.receiver import WeightReceiver
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
 from trinity_bus.weights.transport import Source, source_of
-from trinity_bus.weights.vllm.control import ControlServer
+from trinity_bus.weights.vllm.control import TO_FRONT_END, ControlServer, TransferTold
 
 
 class FakeEngine:
@@ -68,8 +68,8 @@ def wanted(server: WeightServer, version: int, checksum: str, timeout_s: float =
 OTHER_WORKER = """
 import sys
 from pathlib import Path
-from trinity_bus.weights.receiver import WeightReceiver
-from trinity_bus.weights.vllm.control import ControlServer
+from trinity_bus.weights.receiver import TransferProgress, WeightReceiver
+from trinity_bus.weights.vllm.control import TO_FRONT_END, ControlServer, TransferTold
 import torch
 
 receiver = WeightReceiver()
@@ -153,7 +153,7 @@ async def test_a_transfer_that_fails_or_cannot_begin_is_told_with_the_reason(ser
 
 async def test_one_that_hangs_counts_as_failed_at_last(server: WeightServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_bus.weights.receiver._GRACE_S", 0.0)
-    monkeypatch.setattr("trinity_bus.inference.control_client._LOOK_S", 0.02)
+    monkeypatch.setattr("trinity_bus.inference.weight_sync._LOOK_S", 0.02)
     monkeypatch.setattr(WeightReceiver, "start", hanging(WeightReceiver.start))
 
     async with opened(FakeEngine()) as control:
@@ -219,3 +219,19 @@ async def test_a_door_that_is_closed_is_a_dead_engine(server: WeightServer) -> N
         control._workers[0].writer.write(b"\0\0\0\5no co")
         with pytest.raises(EngineDeadError):
             await control.receive(wanted(server, 0, "0" * 64))
+
+
+async def test_a_wait_for_what_a_worker_says_that_is_cancelled_loses_nothing() -> None:
+    stream = asyncio.StreamReader()
+    worker = _Worker(stream, None)  # type: ignore[arg-type]  # it says nothing itself
+    told = [TransferTold(number, TransferProgress()) for number in range(2)]
+    frames = b"".join(map(TO_FRONT_END.frame, told))
+    stream.feed_data(frames[:6])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await worker.hear()
+    stream.feed_data(frames[6:])
+    stream.feed_eof()
+    assert [await worker.hear() for _ in told] == told
+    with pytest.raises(EngineDeadError, match="is gone"):
+        await worker.hear()

@@ -17,9 +17,8 @@ import torch
 
 from schemas import ModelVersion
 from tests.support.faults.transfers import announcement
-from trinity_bus.inference.control_client import ControlClient
 from trinity_bus.inference.errors import EngineDeadError
-from trinity_bus.inference.weight_sync import SyncOutcome, sync_weights
+from trinity_bus.inference.weight_sync import ControlClient, SyncOutcome
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
 from trinity_bus.weights.transport import source_of
@@ -152,7 +151,7 @@ class Rig:
     async def sync(self, control: ControlClient, tensors: Tensors) -> SyncOutcome:
         announced = self.announce(tensors)
         self.front_end.told.clear()
-        return await sync_weights(self.front_end, control, source_of(announced, EXPLORER, 5))
+        return await control.sync(self.front_end, source_of(announced, EXPLORER, 5))
 
 
 @pytest.fixture
