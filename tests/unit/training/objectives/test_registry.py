@@ -79,5 +79,13 @@ def test_what_cannot_be_is_refused_with_the_reason(
 
 def test_every_figure_of_a_step_is_one_that_the_engine_reports() -> None:
     reported = {*Objective(TrainerSettings()).metrics, "mismatch_k3", "grad_norm", "learning_rate", "groups_skipped"}
-    reported |= {"trained_tokens", "samples_left_out", "reward_mean", "reward_std", "step", "version"}
+    reported |= {
+        "trained_tokens",
+        "samples_left_out",
+        "tokens_without_kept",
+        "reward_mean",
+        "reward_std",
+        "step",
+        "version",
+    }
     assert set(TRAIN) <= reported

@@ -99,7 +99,7 @@ def test_a_folder_that_vanishes_as_it_is_opened_is_gone(tmp_path: Path, monkeypa
         folder.rename(tmp_path / "elsewhere")
         original(lock, how)
 
-    monkeypatch.setattr("trinity_bus.training.checkpoint.fcntl.flock", remove_first)
+    monkeypatch.setattr("trinity_bus.training.checkpoint.folders.fcntl.flock", remove_first)
     with pytest.raises(CheckpointError, match="is gone"), checkpoint.held(folder):
         pass
 
