@@ -4,8 +4,9 @@ Ids, names and arguments are carried as they are, so that a conversation can be 
 call that it answers. Arguments are the text that the model wrote, which need not be JSON.
 
 Training sets have them otherwise: arguments as objects, calls and their results without ids, a function without the
-object around it, an empty list of calls, tools as one JSON text; from Parquet every object has the fields of all others
-too, as nulls. ``in_one_shape`` makes records of them, at the edge; on the wire there is the one shape.
+object around it, an empty list of calls, empty ids and names; messages, calls or tools as one JSON text. From Parquet
+every object has the fields of all others too, as nulls. ``in_one_shape`` makes records of them, at the edge; on the
+wire there is the one shape.
 """
 
 import json
@@ -119,15 +120,13 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
     arguments and descriptions are left out. Whatever else is wrong is for the record to refuse, but for ValueError:
-    tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
+    messages, calls or tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
     told = dict(fields)
     try:
-        if isinstance(messages := told.get("messages"), list):
+        if isinstance(messages := _read(told.get("messages")), list):
             told["messages"] = _with_ids(messages)
-        if isinstance(tools := told.get("tools"), str):
-            tools = json.loads(tools)
-        if isinstance(tools, list):
+        if isinstance(tools := _read(told.get("tools")), list):
             given = [_without_nulls(one) for one in tools]
             told["tools"] = [
                 {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
@@ -138,16 +137,31 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
+def _read(given: Any) -> Any:
+    # Of a field that may be JSON in a text; a blank one, and null in a text, hold nothing.
+    return (json.loads(given.strip() or "[]") or []) if isinstance(given, str) else given
+
+
+# What a message has not, some tables have as an empty list or text
+_MAY_BE_EMPTY = ("tool_calls", "tool_call_id", "name")
+
+
 def _with_ids(messages: list[Any]) -> list[Any]:
     told: list[Any] = []
     count, open_calls = 0, list[Any]()
-    for one in messages:
-        if isinstance(one, Mapping) and isinstance(one.get("tool_calls"), list):
-            calls = [_call(call, number) for number, call in enumerate(one["tool_calls"], count)]
+    for message in messages:
+        if not isinstance(message, Mapping):
+            told.append(message)
+            continue
+        one = {name: value for name, value in message.items() if name not in _MAY_BE_EMPTY or value not in ("", [])}
+        if "tool_calls" in one:
+            one["tool_calls"] = _read(one["tool_calls"]) or None
+        if isinstance(written := one.get("tool_calls"), list):
+            calls = [_call(call, number) for number, call in enumerate(written, count)]
             count += len(calls)
             open_calls += [call for call in calls if isinstance(call, Mapping)]
-            told.append({**one, "tool_calls": calls or None})
-        elif isinstance(one, Mapping) and one.get("role") == "tool" and open_calls:
+            told.append({**one, "tool_calls": calls})
+        elif one.get("role") == "tool" and open_calls:
             names = [one.get("tool_call_id"), one.get("name")]
             fits = (call for call in open_calls if call.get("id") == names[0] or _name_of(call) == names[1])
             answered = next(fits, None if names[0] is not None else open_calls[0])

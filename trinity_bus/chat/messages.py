@@ -72,7 +72,8 @@ def text_of(message: ChatMessage) -> str:
     """Return the text of a message; raises ChatError for a part that is no text, such as an image."""
     content = message.get("content")
     if content is None:
-        return ""
+        # What OpenAI's clients have instead where a model has refused.
+        content = message.get("refusal") or ""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -81,8 +82,9 @@ def text_of(message: ChatMessage) -> str:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return str(part["text"])
+    for name in ("text", "refusal"):
+        if isinstance(part, Mapping) and isinstance(part.get(name), str):
+            return str(part[name])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise ChatError(f"only parts of text can be prompted with, not {kind!r}")
 
@@ -90,7 +92,7 @@ def _part(part: Any) -> str:
 def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
     """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not."""
     calls = []
-    written = message.get("tool_calls") or ()
+    written = _written_calls(message)
     if not isinstance(written, Sequence):
         raise ChatError(f"tool_calls is a list, not {type(written).__name__}")
     for call in written:
@@ -106,6 +108,12 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
     return calls
 
 
+def _written_calls(message: ChatMessage) -> Any:
+    # ``function_call`` is OpenAI's earlier way to make a single one.
+    earlier = message.get("function_call")
+    return message.get("tool_calls") or (() if earlier is None else [{"function": earlier}])
+
+
 def for_template(message: ChatMessage) -> dict[str, Any]:
     """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings."""
     role = message.get("role")
@@ -114,10 +122,10 @@ def for_template(message: ChatMessage) -> dict[str, Any]:
     taken = {name: value for name, value in message.items() if value is not None}
     taken["role"] = _ROLES.get(role, role)
     taken["content"] = text_of(message)
-    if message.get("tool_calls"):
+    if calls := calls_of(message):
         taken["tool_calls"] = [
             {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call, (name, arguments) in zip(message["tool_calls"], calls_of(message), strict=True)
+            for call, (name, arguments) in zip(_written_calls(message), calls, strict=True)
         ]
     return taken
 
@@ -141,7 +149,7 @@ class Digests:
 
 def _meaning(message: ChatMessage) -> bytes:
     role = str(message.get("role"))
-    calls = calls_of(message) if message.get("tool_calls") else None
+    calls = calls_of(message) or None
     return canonical((_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls))
 
 

@@ -41,7 +41,7 @@ _TAGGED: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGN
 # The sentence in which an answer is said, without what is remarked of it.
 _SAID: Final = re.compile(
     r"(?i:(?:^|\b(?:the|my|final|correct))[ \t#*_]*answer|答案)[ \t*_]*(?:is|[:=]|是|为)(?!\s*not\b)[ \t:*_]*"
-    r"(\S.*?)(?=[.!?]\s+[A-Z]|\s\([a-z]{2}|$)",
+    r"(\S.*?)(?=[.!?]\s+[A-Z]|\s\([^()\\]*[a-z]{3}|[,;]?\s+(?:because|since)\b|,\s*not\b|$)",
     re.MULTILINE,
 )
 _HEADING: Final = re.compile(r"[^0-9\\]*(?=[0-9])")
@@ -84,6 +84,7 @@ _SHORT: Final = re.compile(
     r"(?:-[a-zA-Z]{2,}[^\s0-9]*|st|nd|rd|th|'s|\.[A-Za-z]{2,}[^0-9\n]*)"
 )
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
+_LISTED: Final = re.compile(r"[-+]?[\d./]+(?:(?:\s*,(?:\s*(?:and|or)\b)?|\s+(?:and|or)\b)\s+[-+]?[\d./]+)+[.!]?")
 # A date, a score, a number to call: nothing to work out.
 _JOINED_NUMBERS: Final = re.compile(r"\d+(?:-\d+)+|\d+(?:[/.:]\d+){2,}")
 
@@ -150,7 +151,7 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (rf"\\(?:{_FONTS})\s*\{{({_INSIDE})\}}", r"\1"),
         (r"\\(?:bf|rm|it)(?![A-Za-z])", " "),
         (rf"\\(?:{_TEXTS})\s*\{{\s*([ei])\s*\}}", r" \1"),
-        (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*|\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r"\1"),
+        (rf"\\(?:{_TEXTS})\s*\{{(\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r" \1"),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*)\}}", r"\1"),
         (rf"\\(?:{_TEXTS})\s*\{{\s*([^{{}}]*?)\s*\}}", r"\\text{\1}"),
         (r"^\s*\\text\{([^{}]*)\}\.?\s*$", r"\1"),
@@ -225,6 +226,7 @@ mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz p
 nm kwh gb mb tb kb gal pt qt mpa gpa atm kn mj kv mhz ghz ha bit old am pm
 day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar
 """)
+_LETTER_UNITS: Final = "mgshlLNJWVAKCF"
 # Words behind a number that make another answer of it.
 _NO_UNITS: Final = _words("""
 or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over sin
@@ -375,6 +377,8 @@ def _taken_apart(text: str) -> _Answer:
                 return _Answer(text, unit, name)
             value *= 10**scale
             core = f"{value.numerator}/{value.denominator}" if value.denominator > 1 else str(value.numerator)
+        if unit and behind.startswith("/"):
+            return _Answer(core, unit + behind, name)
         if not (unit and behind and unit != behind):
             return _Answer(core, unit or behind, name)
     return _Answer(text, unit, name)
@@ -383,9 +387,9 @@ def _taken_apart(text: str) -> _Answer:
 def _read_unit(text: str) -> tuple[int, str] | None:
     # The power of ten that words behind a number stand for, and their unit; None when they are neither.
     scale, parts = 0, []
-    # A letter that touches its number is a variable.
-    touching = bool(re.match(r"[A-Za-z]", text))
-    for at, token in enumerate(_UNIT_TOKEN.finditer(text)):
+    # A letter that touches its number, or is subtracted or divided by, is a variable; so are most others.
+    touching = bool(re.match(r"[A-Za-z]|\s*[-/]", text))
+    for token in _UNIT_TOKEN.finditer(text):
         words, sign, word, power, slash = token.groups()
         if power or slash:
             parts.append(f"^{power}" if power else "/")
@@ -404,13 +408,14 @@ def _read_unit(text: str) -> tuple[int, str] | None:
                 and low.isascii()
             ):
                 return None
-            if words is None and word and at == 0 and touching and len(low) < 2:
+            if words is None and word and len(low) < 2 and low.isascii() and (touching or word not in _LETTER_UNITS):
                 return None
+            touching = False
             if single in _SCALES and not parts:
                 scale += _SCALES[single]
             else:
                 parts.append(_UNIT_NAMES.get(low) or _UNIT_NAMES.get(single, single))
-    unit = " ".join(parts).replace(" ^", "^").replace(" / ", "/")
+    unit = " ".join(parts).replace(" ^", "^").replace(" /", "/").replace("/ ", "/")
     return scale, re.sub(r"\b(sq|cu) (\S+)", lambda found: f"{found[2]}^{2 if found[1] == 'sq' else 3}", unit)
 
 
@@ -444,6 +449,12 @@ def _elements(text: str) -> tuple[str, list[str]]:
                 return (opens + closes).replace("\\", ""), parts
     parts = _split(text) or [text]
     return "{}", [one for part in parts for one in _both_signs(part)]
+
+
+def _several(text: str) -> str:
+    # The values of a variable that has several, ``x = 2, 3``; all else as it is.
+    named = _LABEL.fullmatch(text)
+    return named[2].strip() if named and _elements(text)[0] == "{}" and len(_elements(named[2])[1]) > 1 else text
 
 
 def _as_interval(text: str) -> str:
@@ -500,6 +511,9 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
     if bool(_INEQUALITY.search(given)) != bool(_INEQUALITY.search(wanted)):
         given, wanted = _as_interval(given), _as_interval(wanted)
     named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
+    if len({_squeezed(named[1]) for named in (named_given, named_wanted) if named}) == 1:
+        given, wanted = _several(given), _several(wanted)
+        named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
     (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
     if len(mine) == len(theirs) == 1 or named_given or named_wanted:
         alike = len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{")
@@ -647,13 +661,20 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
 
 
 def _unmarked(text: str) -> str | None:
-    # The last number after the last ``=``, else the last one, with the formula that it is part of.
+    # What the last sentence that says the answer has, else the whole text.
     text = _UNSPACED.sub(r" \g<0> ", _CALCULATED.sub("", text.translate(_CHARACTERS)))
     text = re.sub("[<>!]=", lambda found: _COMPARED[found[0]], _EMPHASIS.sub(r"\2", text))
     text = _SQUARE_UNIT.sub(lambda found: found[1] + _POWERS[found[2]], text)
     said = [sentence[1] for sentence in _SAID.finditer(text)]
     if said and _last_digits(said[-1], 0) >= 0:
         text = said[-1]
+        if _LISTED.fullmatch(text):
+            return text
+    return _last_number(text)
+
+
+def _last_number(text: str) -> str | None:
+    # The last one after the last ``=``, else the last one, with the formula that it is part of.
     start = text.rfind("=") + 1
     last = _last_digits(text, start)
     if last < 0 and start:

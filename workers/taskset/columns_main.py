@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import resource
 import signal
 import struct
@@ -39,6 +40,7 @@ MAX_ROW_BYTES: Final = 8 << 20
 _HEAD: Final = struct.Struct(">I")
 _BATCH: Final = 64  # rows at a time
 _WHY_CHARS: Final = 500
+_NO_PART: Final = re.compile(r"(?:\.|(\.\d*[1-9]))0+(?!\d)")
 
 
 def main() -> None:
@@ -141,8 +143,9 @@ def _values(column: pa.Array) -> list[Any]:
         column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
-        # Python has no nanoseconds.
-        return list(column.cast(pa.string()).to_pylist())
+        # Python has no nanoseconds. Parts of a second are told where there are some.
+        texts = column.cast(pa.string()).to_pylist()
+        return [text and _NO_PART.sub(r"\1", text) for text in texts]
     found = column.to_pylist(maps_as_pydicts="strict")
     if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return list(found)

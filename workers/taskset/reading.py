@@ -13,8 +13,10 @@ Failures: a row that no task can be made of is a ``FormatError`` that says why, 
 or bytes where text is wanted; one that makes the function of somebody else raise, likewise.
 """
 
+import contextlib
 import difflib
 import hashlib
+import json
 import math
 import os
 import re
@@ -113,7 +115,7 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     if source.id is not None:
         fields["task_id"] = _filled(source.id, row)
     if source.messages is not None:
-        fields["messages"] = value_at(source.messages, row)
+        fields["messages"] = _conversation(value_at(source.messages, row))
         if not isinstance(fields["messages"], list):
             raise FormatError(f"column {source.messages!r} is no list of messages")
     elif source.prompt is not None and not source.chat:
@@ -127,6 +129,13 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
     if source.data:
         fields["data"] = {name: value_at(name, row) for name in source.data}
     return fields
+
+
+def _conversation(value: Any) -> Any:
+    # Or as JSON, which tables have where its parts differ from row to row.
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) else value
+    return value
 
 
 def value_at(path: str, row: Row) -> Any:

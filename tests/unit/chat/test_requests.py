@@ -103,6 +103,10 @@ def test_fields_that_coding_agents_send_change_nothing() -> None:
         ("min_tokens", 0, 5),
         ("length_penalty", 1.0, 2.0),
         ("stop_token_ids", [], [1]),
+        ("bad_words", [], ["a"]),
+        ("detokenize", True, False),
+        ("return_token_ids", False, True),
+        ("add_special_tokens", False, True),
         ("add_generation_prompt", True, False),
     ],
 )
@@ -111,6 +115,43 @@ def test_what_vllm_does_anyhow_may_be_asked_for(field: str, neutral: Any, other:
     assert read_request(json.dumps({**body, field: neutral}).encode(), None).messages == body["messages"]
     with pytest.raises(ChatError, match=f"{field} .*cannot be had"):
         read_request(json.dumps({**body, field: other}).encode(), None)
+
+
+def test_hints_of_vllm_are_passed_over() -> None:
+    bare = read_request(asked(), None)
+    assert read_request(asked(priority=1, request_id="a", cache_salt="b", vllm_xargs={}), None) == bare
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    for content in (None, [{"type": "refusal", "refusal": "no"}]):
+        told = {"role": "assistant", "content": content, "refusal": "no", "audio": None, "annotations": []}
+        assert for_template(told)["content"] == "no"
+    assert for_template({"role": "assistant", "content": "yes", "refusal": None})["content"] == "yes"
+
+
+def test_a_call_of_the_earlier_api_is_no_empty_turn() -> None:
+    session = Session(renderer_for(tokenizer_of("qwen25")))
+    call = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    result = {"role": "function", "name": "add", "content": "2"}
+    prompt = tokenizer_of("qwen25").decode(session.prompt([USER, call, result], TOOLS).token_ids)
+    assert CALL in prompt
+    assert prompt == tokenizer_of("qwen25").decode(
+        session.prompt(
+            [
+                USER,
+                {"role": "assistant", "tool_calls": [{"id": "x", "function": call["function_call"]}]},
+                {**result, "role": "tool"},
+            ],
+            TOOLS,
+        ).token_ids
+    )
+
+
+def test_tools_that_a_search_has_found_are_told_by_their_names() -> None:
+    found = [{"type": "tool_reference", "tool_name": "lamp"}, {"type": "text", "text": "!"}]
+    blocks = [{"type": "tool_result", "tool_use_id": "a", "content": found}]
+    (message,) = read_messages_request(asked(messages=[{"role": "user", "content": blocks}]), Sampling()).messages
+    assert message["content"] == "lamp!"
 
 
 def test_a_tool_that_has_failed_is_told_to_have() -> None:

@@ -73,6 +73,12 @@ def test_messages_are_taken_as_training_sets_have_them() -> None:
         ("call00001", {"on": True}),
     ]
     assert [one.tool_call_id for one in example.messages[2:4]] == ["call00000", "call00001"]
+    empty = {"name": "", "tool_call_id": ""}
+    messages = [{**empty, **one, "tool_calls": json.dumps(one.get("tool_calls"))} for one in messages]
+    (texts,) = parse(
+        [json.dumps({"example_id": "a", "messages": json.dumps(messages), "tools": tools}).encode()], Demonstration
+    )
+    assert texts == found
     assert example.tools is not None
     assert example.tools[0].function.name == "lamp"
     # What has that shape already stays as it is.
