@@ -89,11 +89,9 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    blocks = [
-        block
-        for block in read_objects(message, "content")
-        if block.get("type") not in ("thinking", "redacted_thinking")
-    ]
+    given = read_objects(message, "content")
+    thoughts = [str(block.get("thinking") or "") for block in given if block.get("type") == "thinking"]
+    blocks = [block for block in given if block.get("type") not in ("thinking", "redacted_thinking")]
     for block in blocks:
         if block.get("type") == "tool_result":
             content = block.get("content") or ""
@@ -105,7 +103,10 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
     if rest or calls or not blocks:
-        yield {"role": role, "content": read_text(rest, "content"), **({"tool_calls": calls} if calls else {})}
+        said: dict[str, Any] = {"role": role, "content": read_text(rest, "content")}
+        if any(thoughts):
+            said["reasoning_content"] = "\n".join(thoughts)
+        yield {**said, "tool_calls": calls} if calls else said
 
 
 def _named_tool(part: Any) -> Any:

@@ -122,6 +122,9 @@ def for_template(message: ChatMessage) -> dict[str, Any]:
     taken = {name: value for name, value in message.items() if value is not None}
     taken["role"] = _ROLES.get(role, role)
     taken["content"] = text_of(message)
+    if isinstance(reasoning := taken.get("reasoning"), str):
+        # Its later name, which most templates do not know.
+        taken.setdefault("reasoning_content", reasoning)
     if calls := calls_of(message):
         taken["tool_calls"] = [
             {**call, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -122,6 +122,23 @@ def test_hints_of_vllm_are_passed_over() -> None:
     assert read_request(asked(priority=1, request_id="a", cache_salt="b", vllm_xargs={}), None) == bare
 
 
+def test_reasoning_that_a_client_sends_back_is_told_to_templates() -> None:
+    answer = {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
+    assert for_template(answer)["reasoning_content"] == "2 + 2"
+    assert for_template({**answer, "reasoning_content": "two"})["reasoning_content"] == "two"
+    thoughts = [{"type": "thinking", "thinking": "2 + 2", "signature": ""}, {"type": "text", "text": "4"}]
+    messages = [USER, {"role": "assistant", "content": thoughts}, USER]
+    told = read_messages_request(asked(messages=messages), Sampling()).messages[1]
+    assert told == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    item = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "2 + 2"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    for following in ({"role": "assistant", "content": ""}, call):
+        body = json.dumps({"input": [USER, item, following, USER]}).encode()
+        user, answered, last = read_responses_request(body, Sampling()).messages
+        assert (answered["content"], answered["reasoning_content"]) == ("", "2 + 2")
+        assert user == last == USER
+
+
 def test_a_refusal_is_what_was_said() -> None:
     for content in (None, [{"type": "refusal", "refusal": "no"}]):
         told = {"role": "assistant", "content": content, "refusal": "no", "audio": None, "annotations": []}
