@@ -1,9 +1,10 @@
 r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on whatever a model may write.
 
-Answers are found in the order in which people mark them, within the last ``<answer>`` if there is one: the last
-``\boxed{...}``, else what stands after the last ``####``, else the last number after the last ``=``, else the last
-number anywhere, of the sentence behind ``the answer is`` if it has one. A number that is part of a formula is never
-found alone: it is the formula that was answered. Where words are wanted, it is the sentence, or the last line.
+Answers are found behind reasoning (``</think>``), in the order in which people mark them, within the last ``<answer>``
+if there is one: the last ``\boxed{...}``, else what stands after the last ``####``, else the last number after the last
+``=``, else the last number anywhere; of the sentence behind ``the answer is``, if it has one. A number that is part of a
+formula is never found alone: it is the formula that was answered. Where words are wanted, it is the sentence, or the
+last line.
 
 Given and wanted answers are normalized by the same function, :func:`normalize`, and then compared by :func:`compare`.
 What could earn a reward wrongly, and does not:
@@ -48,7 +49,7 @@ _HEADING: Final = re.compile(r"[^0-9\\]*(?=[0-9])")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 # What may stand between the boxes of one answer.
 _BETWEEN_BOXES: Final = re.compile(
-    r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+    r"(?:[\s$,;.*]|\\[\](),; \\]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
 )
 
 # Thousands, too, as they are grouped in India, and with points: 1,23,456 and 1.234.567.
@@ -256,7 +257,7 @@ _TWO_VARIABLES: Final = re.compile(
     r"^[^,]*(?<![A-Za-z\\])([a-z])(?![A-Za-z])[^,]*(?<![A-Za-z\\])(?!\1)[a-z](?![A-Za-z])[^,]*$"
 )
 _CHOSEN: Final = re.compile(
-    r"(?:(?i:answer|option|choice|choose|select)s?\b|答案|选项?)"
+    r"(?:(?i:answer|option|choice|choose|select)s?\b|答案|选(?:项|择)?)"
     r"(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct|是|为)){0,4}[\s:]*"
     r"(?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*"
     r"([(\[][A-Ja-j][)\]]|[A-J]{1,10}(?![a-zA-Z0-9_'])|[b-j](?=\W*\Z))(?!\s+is\b)"
@@ -579,6 +580,7 @@ def extract_answer(text: str) -> str | None:
     """Return the final answer in a response, as it was written; None when there is none."""
     if _PLAIN.fullmatch(text):
         return text
+    text = _after_reasoning(text)
     tagged = _TAGGED.findall(text)
     text = tagged[-1] if tagged else text
     boxed = _last_boxed(text)
@@ -594,12 +596,18 @@ def extract_answer(text: str) -> str | None:
     return tail.strip().splitlines()[0].strip() if tail.strip() else None
 
 
+def _after_reasoning(text: str) -> str:
+    answer = text.rpartition("</think>")[2]
+    return answer if answer.strip() else text
+
+
 def _is_marked(text: str) -> bool:
     return bool(_BOXED.search(text) or "####" in text or _TAGGED.search(text))
 
 
 def _chosen(text: str) -> str | None:
     # As it marks answers, else behind words that say so, else at its end.
+    text = _after_reasoning(text)
     if _is_marked(text):
         return extract_answer(text)
     text = _EMPHASIS.sub(r"\2", text.translate(_CHARACTERS))
@@ -618,6 +626,7 @@ def _chosen(text: str) -> str | None:
 
 def _in_words(text: str) -> list[str]:
     # The sentence that says the answer, else the last line; and what stands before a reason.
+    text = _after_reasoning(text)
     text = ((extract_answer(text) or "") if _is_marked(text) else text).strip()
     text = _EMPHASIS.sub(r"\2", text.translate(_CHARACTERS))
     said = [sentence[1] for sentence in _SAID.finditer(text)]
