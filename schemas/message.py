@@ -118,11 +118,11 @@ def few_items(messages: Any) -> Any:
 def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a task or an example with messages and tools as records have them.
 
-    Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
-    arguments and descriptions are left out. Whatever else is wrong is for the record to refuse, but for ValueError:
+    Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls are
+    left out, whatever they are called. Whatever else is wrong is for the record to refuse, but for ValueError:
     messages, calls or tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
-    told = dict(fields)
+    told = {name: value for name, value in fields.items() if value is not None}
     try:
         if isinstance(messages := _read(told.get("messages")), list):
             told["messages"] = _with_ids(messages)
@@ -138,8 +138,8 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(given: Any) -> Any:
-    # Of a field that may be JSON in a text; a blank one, and null in a text, hold nothing.
-    return (json.loads(given.strip() or "[]") or []) if isinstance(given, str) else given
+    # Of a field that may be JSON in a text.
+    return (json.loads(given) or []) if isinstance(given, str) else given
 
 
 # What a message has not, some tables have as an empty list or text
@@ -153,7 +153,11 @@ def _with_ids(messages: list[Any]) -> list[Any]:
         if not isinstance(message, Mapping):
             told.append(message)
             continue
-        one = {name: value for name, value in message.items() if name not in _MAY_BE_EMPTY or value not in ("", [])}
+        one = {
+            name: [_without_nulls(part) for part in value] if name == "content" and isinstance(value, list) else value
+            for name, value in message.items()
+            if value is not None and (name not in _MAY_BE_EMPTY or value not in ("", []))
+        }
         if "tool_calls" in one:
             one["tool_calls"] = _read(one["tool_calls"]) or None
         if isinstance(written := one.get("tool_calls"), list):

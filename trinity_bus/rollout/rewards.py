@@ -2,8 +2,8 @@ r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on w
 
 Answers are found behind reasoning (``</think>``), in the order in which people mark them, within the last ``<answer>``
 if there is one: the last ``\boxed{...}``, else what stands after the last ``####``, else the last number after the last
-``=``, else the last number anywhere; of the sentence behind ``the answer is``, if it has one. A number that is part of a
-formula is never found alone: it is the formula that was answered. Where words are wanted, it is the sentence, or the
+``=``, else the last number anywhere; of the sentence behind ``the answer is``, if it has one. A number that is part of
+a formula is never found alone: it is the formula that was answered. Where words are wanted, it is the sentence, or the
 last line.
 
 Given and wanted answers are normalized by the same function, :func:`normalize`, and then compared by :func:`compare`.
