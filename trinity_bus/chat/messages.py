@@ -1,8 +1,8 @@
 """Messages of OpenAI's shape: as chat templates take them, and compared by what they mean; and tokenizers.
 
 Clients send a history back with small changes that mean nothing: ``content`` that is ``None`` or ``""``, a list of
-text parts for a text, arguments of a tool call with other blanks, new ids, no reasoning. Two messages are the same turn
-where role, name, text (blanks at its ends aside) and tool calls (names and arguments) are equal.
+text parts for a text, arguments of a tool call with other blanks, 1 for 1.0, new ids, no reasoning. Two messages are
+the same turn where role, name, text (blanks at its ends aside) and tool calls (names and arguments) are equal.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ type ChatMessage = Mapping[str, Any]
 # A function's name, description and parameters, as OpenAI's ``tools`` have them.
 type ToolSchema = Mapping[str, Any]
 
+_EXACT = 1 << 53  # whole numbers below it are the same as floats
 _JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
 # OpenAI's later and earlier names, which chat templates do not know.
 _ROLES = {"developer": "system", "function": "tool"}
@@ -159,9 +160,18 @@ def _meaning(message: ChatMessage) -> bytes:
 def canonical(value: Any) -> bytes:
     """Return messages, or what is in them, as JSON; raises ChatError for what no text can hold."""
     try:
-        return _JSON.encode(value)
+        return _JSON.encode(_plain(value))
     except (UnicodeEncodeError, RecursionError) as error:
         raise ChatError(f"a message is half a character, or too deep: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    # To JavaScript's clients 1.0 and 1 are the same number.
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)

@@ -112,7 +112,6 @@ _INEQUALITY: Final = re.compile(r"([<>]|\\[lg]e(?![a-zA-Z]))")
 _BOUND: Final = re.compile(r"(?:[-+\d./(){}^\s]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))+")
 # Behind a number, such as ``cm^2``: its power is not the last number.
 _SQUARE_UNIT: Final = re.compile(r"(?<=\d)(\s\$?(?:[a-z]{1,3}/)?(?:[cdkm]?m|in|ft|yd|mi|s|h))\^\{?([23])\}?(?!\w)")
-_POWERS: Final = {"2": "²", "3": "³"}
 _CURRENCY: Final = re.compile("[\u00a3\u00a5\u20a0-\u20bf]")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
@@ -673,7 +672,7 @@ def _unmarked(text: str) -> str | None:
     # What the last sentence that says the answer has, else the whole text.
     text = _UNSPACED.sub(r" \g<0> ", _CALCULATED.sub("", text.translate(_CHARACTERS)))
     text = re.sub("[<>!]=", lambda found: _COMPARED[found[0]], _EMPHASIS.sub(r"\2", text))
-    text = _SQUARE_UNIT.sub(lambda found: found[1] + _POWERS[found[2]], text)
+    text = _SQUARE_UNIT.sub(lambda found: found[1] + "²³"[int(found[2]) - 2], text)
     said = [sentence[1] for sentence in _SAID.finditer(text)]
     if said and _last_digits(said[-1], 0) >= 0:
         text = said[-1]

@@ -139,6 +139,16 @@ def test_reasoning_that_a_client_sends_back_is_told_to_templates() -> None:
         assert user == last == USER
 
 
+def test_a_number_that_javascript_has_written_again_is_the_same() -> None:
+    session, tokenizer = Session(renderer_for(tokenizer_of("qwen25"))), tokenizer_of("qwen25")
+    ids = tokenizer.encode(CALL.replace('{"a": 1}', '{"a": [1.0, 2e3, 0.5]}'), add_special_tokens=False)
+    said = session.add(session.prompt([USER], TOOLS), Completion(ids, [-1.0] * len(ids), "stop", [(0, 0)])).message
+    said["tool_calls"][0]["function"]["arguments"] = '{"a":[1,2000,0.5]}'
+    assert session.prompt([USER, said, {"role": "tool", "content": "2"}], TOOLS).after is not None
+    said["tool_calls"][0]["function"]["arguments"] = '{"a":[1,2001,0.5]}'
+    assert session.prompt([USER, said, {"role": "tool", "content": "2"}], TOOLS).after is None
+
+
 def test_a_refusal_is_what_was_said() -> None:
     for content in (None, [{"type": "refusal", "refusal": "no"}]):
         told = {"role": "assistant", "content": content, "refusal": "no", "audio": None, "annotations": []}
