@@ -124,9 +124,9 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     told = {name: value for name, value in fields.items() if value is not None}
     try:
-        if isinstance(messages := _read(told.get("messages")), list):
+        if isinstance(messages := from_text(told.get("messages")), list):
             told["messages"] = _with_ids(messages)
-        if isinstance(tools := _read(told.get("tools")), list):
+        if isinstance(tools := from_text(told.get("tools")), list):
             given = [_without_nulls(one) for one in tools]
             told["tools"] = [
                 {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
@@ -137,7 +137,7 @@ def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _read(given: Any) -> Any:
+def from_text(given: Any) -> Any:
     # Of a field that may be JSON in a text.
     return (json.loads(given) or []) if isinstance(given, str) else given
 
@@ -159,7 +159,7 @@ def _with_ids(messages: list[Any]) -> list[Any]:
             if value is not None and (name not in _MAY_BE_EMPTY or value not in ("", []))
         }
         if "tool_calls" in one:
-            one["tool_calls"] = _read(one["tool_calls"]) or None
+            one["tool_calls"] = from_text(one["tool_calls"]) or None
         if isinstance(written := one.get("tool_calls"), list):
             calls = [_call(call, number) for number, call in enumerate(written, count)]
             count += len(calls)

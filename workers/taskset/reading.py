@@ -16,7 +16,6 @@ or bytes where text is wanted; one that makes the function of somebody else rais
 import contextlib
 import difflib
 import hashlib
-import json
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from typing import Any, Final
 
 from schemas.codec import encode
 from schemas.errors import SchemaError, counted
-from schemas.message import in_one_shape
+from schemas.message import from_text, in_one_shape
 from schemas.task import ALL_ALIKE, Task
 from trinity_bus.errors import TrinityError
 from trinity_bus.rollout.workflow import merge_sampling
@@ -134,7 +133,7 @@ def _columns(source: RowSource, row: Row) -> Mapping[str, Any]:
 def _conversation(value: Any) -> Any:
     # Or as JSON, which tables have where its parts differ from row to row.
     with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(value) if isinstance(value, str) else value
+        return from_text(value)
     return value
 
 
