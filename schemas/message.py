@@ -4,9 +4,9 @@ Ids, names and arguments are carried as they are, so that a conversation can be 
 call that it answers. Arguments are the text that the model wrote, which need not be JSON.
 
 Training sets have them otherwise: arguments as objects, calls and their results without ids, a function without the
-object around it, an empty list of calls, messages or tools as one JSON text, turns of ShareGPT's (``from`` and
-``value``); from Parquet every object has the fields of all others too, as nulls. ``in_one_shape`` makes records of
-them, at the edge; on the wire there is the one shape.
+object around it, an empty list of calls, empty ids and names, turns of ShareGPT's (``from`` and ``value``); messages,
+calls or tools as one JSON text. From Parquet every object has the fields of all others too, as nulls. ``in_one_shape``
+makes records of them, at the edge; on the wire there is the one shape.
 """
 
 import json
@@ -121,16 +121,15 @@ def few_items(messages: Any) -> Any:
 def in_one_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a task or an example with messages and tools as records have them.
 
-    Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls in
-    arguments and descriptions are left out. Whatever else is wrong is for the record to refuse, but for ValueError:
-    messages or tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
+    Calls without ids get some, and results that name no call name the first that fits and has no result yet. Nulls are
+    left out, whatever they are called. Whatever else is wrong is for the record to refuse, but for ValueError:
+    messages, calls or tools are a text that is no JSON, or arguments cannot be written as JSON; either may be too deep.
     """
-    told = dict(fields)
+    told = {name: value for name, value in fields.items() if value is not None}
     try:
-        told |= {name: json.loads(told[name]) for name in ("messages", "tools") if isinstance(told.get(name), str)}
-        if isinstance(messages := told.get("messages"), list):
+        if isinstance(messages := from_text(told.get("messages")), list):
             told["messages"] = _with_ids([_turn(one) for one in messages])
-        if isinstance(tools := told.get("tools"), list):
+        if isinstance(tools := from_text(told.get("tools")), list):
             given = [_without_nulls(one) for one in tools]
             told["tools"] = [
                 {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
@@ -153,16 +152,35 @@ def _turn(one: Any) -> Any:
     return one
 
 
+def from_text(given: Any) -> Any:
+    # Of a field that may be JSON in a text.
+    return (json.loads(given) or []) if isinstance(given, str) else given
+
+
+# What a message has not, some tables have as an empty list or text
+_MAY_BE_EMPTY = ("tool_calls", "tool_call_id", "name")
+
+
 def _with_ids(messages: list[Any]) -> list[Any]:
     told: list[Any] = []
     count, open_calls = 0, list[Any]()
-    for one in messages:
-        if isinstance(one, Mapping) and isinstance(one.get("tool_calls"), list):
-            calls = [_call(call, number) for number, call in enumerate(one["tool_calls"], count)]
+    for message in messages:
+        if not isinstance(message, Mapping):
+            told.append(message)
+            continue
+        one = {
+            name: [_without_nulls(part) for part in value] if name == "content" and isinstance(value, list) else value
+            for name, value in message.items()
+            if value is not None and (name not in _MAY_BE_EMPTY or value not in ("", []))
+        }
+        if "tool_calls" in one:
+            one["tool_calls"] = from_text(one["tool_calls"]) or None
+        if isinstance(written := one.get("tool_calls"), list):
+            calls = [_call(call, number) for number, call in enumerate(written, count)]
             count += len(calls)
             open_calls += [call for call in calls if isinstance(call, Mapping)]
-            told.append({**one, "tool_calls": calls or None})
-        elif isinstance(one, Mapping) and one.get("role") == "tool" and open_calls:
+            told.append({**one, "tool_calls": calls})
+        elif one.get("role") == "tool" and open_calls:
             names = [one.get("tool_call_id"), one.get("name")]
             fits = (call for call in open_calls if call.get("id") == names[0] or _name_of(call) == names[1])
             answered = next(fits, None if names[0] is not None else open_calls[0])

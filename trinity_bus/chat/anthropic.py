@@ -36,7 +36,7 @@ _PASSED_OVER: Final = frozenset(
     {
         *("temperature", "top_p", "top_k", "metadata", "service_tier"),
         *("anthropic_beta", "betas", "cache_control", "context_management", "inference_geo", "speed"),
-        *("diagnostics", "fallbacks"),
+        *("diagnostics", "fallbacks", "anthropic_version"),
     }
 )
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {"mcp_servers": ([],)}
@@ -88,21 +88,32 @@ def _messages_of(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    blocks = [
-        block
-        for block in read_objects(message, "content")
-        if block.get("type") not in ("thinking", "redacted_thinking")
-    ]
+    given = read_objects(message, "content")
+    thoughts = [str(block.get("thinking") or "") for block in given if block.get("type") == "thinking"]
+    blocks = [block for block in given if block.get("type") not in ("thinking", "redacted_thinking")]
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = read_text(block.get("content") or "", "tool_result.content")
+            content = block.get("content") or ""
+            parts = [_named_tool(part) for part in content] if isinstance(content, list) else content
+            result = read_text(parts, "tool_result.content")
             # Templates know no other way to say so.
             told = f"error: {result}" if read_flag(block, "is_error") else result
             yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": told}
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result")]
     if rest or calls or not blocks:
-        yield {"role": role, "content": read_text(rest, "content"), **({"tool_calls": calls} if calls else {})}
+        said: dict[str, Any] = {"role": role, "content": read_text(rest, "content")}
+        if any(thoughts):
+            said["reasoning_content"] = "\n".join(thoughts)
+        yield {**said, "tool_calls": calls} if calls else said
+
+
+def _named_tool(part: Any) -> Any:
+    # What a search for tools has found is a name: the model was told of all tools already.
+    match part:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return {"type": "text", "text": name}
+    return part
 
 
 def _begun(message: Mapping[str, Any]) -> str:

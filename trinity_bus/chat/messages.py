@@ -1,8 +1,8 @@
 """Messages of OpenAI's shape: as chat templates take them, and compared by what they mean; and tokenizers.
 
 Clients send a history back with small changes that mean nothing: ``content`` that is ``None`` or ``""``, a list of
-text parts for a text, arguments of a tool call with other blanks, new ids, no reasoning. Two messages are the same turn
-where role, name, text (blanks at its ends aside) and tool calls (names and arguments) are equal.
+text parts for a text, arguments of a tool call with other blanks, 1 for 1.0, new ids, no reasoning. Two messages are
+the same turn where role, name, text (blanks at its ends aside) and tool calls (names and arguments) are equal.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ type ChatMessage = Mapping[str, Any]
 # A function's name, description and parameters, as OpenAI's ``tools`` have them.
 type ToolSchema = Mapping[str, Any]
 
+_EXACT = 1 << 53  # whole numbers below it are the same as floats
 _JSON = msgspec.json.Encoder(order="deterministic", enc_hook=str)
 # OpenAI's later and earlier names, which chat templates do not know.
 _ROLES = {"developer": "system", "function": "tool"}
@@ -70,7 +71,8 @@ def text_of(message: ChatMessage) -> str:
     """Return the text of a message; raises ChatError for a part that is no text, such as an image."""
     content = message.get("content")
     if content is None:
-        return ""
+        # What OpenAI's clients have instead where a model has refused.
+        content = message.get("refusal") or ""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -79,8 +81,9 @@ def text_of(message: ChatMessage) -> str:
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return str(part["text"])
+    for name in ("text", "refusal"):
+        if isinstance(part, Mapping) and isinstance(part.get(name), str):
+            return str(part[name])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise ChatError(f"only parts of text can be prompted with, not {kind!r}")
 
@@ -88,7 +91,7 @@ def _part(part: Any) -> str:
 def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
     """Return the name and the arguments of each tool call: read, where they are JSON, and as they stand, where not."""
     calls = []
-    written = message.get("tool_calls") or ()
+    written = _written_calls(message)
     if not isinstance(written, Sequence):
         raise ChatError(f"tool_calls is a list, not {type(written).__name__}")
     for call in written:
@@ -104,6 +107,12 @@ def calls_of(message: ChatMessage) -> list[tuple[str, Any]]:
     return calls
 
 
+def _written_calls(message: ChatMessage) -> Any:
+    # ``function_call`` is OpenAI's earlier way to make a single one.
+    earlier = message.get("function_call")
+    return message.get("tool_calls") or (() if earlier is None else [{"function": earlier}])
+
+
 def for_template(message: ChatMessage) -> dict[str, Any]:
     """Return a message as chat templates take it: text as one string, arguments of tool calls as mappings."""
     role = message.get("role")
@@ -112,10 +121,13 @@ def for_template(message: ChatMessage) -> dict[str, Any]:
     taken = {name: value for name, value in message.items() if value is not None}
     taken["role"] = _ROLES.get(role, role)
     taken["content"] = text_of(message)
-    if message.get("tool_calls"):
+    if isinstance(reasoning := taken.get("reasoning"), str):
+        # Its later name, which most templates do not know.
+        taken.setdefault("reasoning_content", reasoning)
+    if calls := calls_of(message):
         taken["tool_calls"] = [
             {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call, (name, arguments) in zip(message["tool_calls"], calls_of(message), strict=True)
+            for call, (name, arguments) in zip(_written_calls(message), calls, strict=True)
         ]
     return taken
 
@@ -139,16 +151,25 @@ class Digests:
 
 def _meaning(message: ChatMessage) -> bytes:
     role = str(message.get("role"))
-    calls = calls_of(message) if message.get("tool_calls") else None
+    calls = calls_of(message) or None
     return canonical((_ROLES.get(role, role), message.get("name"), text_of(message).strip(), calls))
 
 
 def canonical(value: Any) -> bytes:
     """Return messages, or what is in them, as JSON; raises ChatError for what no text can hold."""
     try:
-        return _JSON.encode(value)
+        return _JSON.encode(_plain(value))
     except (UnicodeEncodeError, RecursionError) as error:
         raise ChatError(f"a message is half a character, or too deep: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    # To JavaScript's clients 1.0 and 1 are the same number.
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(slots=True)

@@ -41,7 +41,10 @@ _DRAWING: Final = frozenset(
 )
 # Who asks, and hints.
 HINTS: Final = frozenset(
-    {"user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+    {
+        *("user", "safety_identifier", "service_tier", "request_id", "priority"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+    }
 )
 PASSED_OVER: Final = frozenset(
     {
@@ -54,13 +57,15 @@ PASSED_OVER: Final = frozenset(
 # What is taken with these values only, which are those that vLLM has without them.
 _EITHER_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = (
     dict.fromkeys(("echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,))
-    | dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,))
+    | dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,))
+    | dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "detokenize"), (True,))
     | dict.fromkeys(("best_of", "length_penalty"), (1,))
-    | {"logit_bias": ({},), "min_tokens": (0,), "stop_token_ids": ([],)}
+    | {"logit_bias": ({},), "min_tokens": (0,), "stop_token_ids": ([],), "bad_words": ([],), "vllm_xargs": ({},)}
 )
 _NEUTRAL: Final = {
     **_EITHER_NEUTRAL,
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "modalities": (["text"],),
     "top_logprobs": (0,),

@@ -142,20 +142,24 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}  # of the assistant's turn that follows
     for item, where in _listed(given, "input", MAX_ITEMS):
         match item.get("type", "message"):
             case "message":
                 fields = read_fields(item, _ITEM | {"role", "content", "phase"}, {}, where)
                 if (role := fields.get("role")) not in ("user", "assistant", "system", "developer"):
                     raise not_had(f"{where}.role", role)
-                messages.append({"role": role, "content": read_text(fields.get("content"), f"{where}.content", _PARTS)})
+                said = {"role": role, "content": read_text(fields.get("content"), f"{where}.content", _PARTS)}
+                messages.append({**said, **thought} if role == "assistant" else said)
+                thought = {}
             case "function_call":
                 fields = read_fields(item, _ITEM | {"call_id", "name", "arguments"}, {}, where)
                 name, call_id = (_name(fields, one, where) for one in ("name", "call_id"))
                 arguments = _written(read_text(fields.get("arguments"), f"{where}.arguments"))
                 function = {"name": name, "arguments": arguments}
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": ""})
+                    messages.append({"role": "assistant", "content": "", **thought})
+                    thought = {}
                 calls = messages[-1].setdefault("tool_calls", [])
                 calls.append({"id": call_id, "type": "function", "function": function})
             case "function_call_output":
@@ -163,7 +167,9 @@ def _messages(given: Any) -> list[dict[str, Any]]:
                 result = read_text(fields.get("output"), f"{where}.output", _PARTS)
                 messages.append({"role": "tool", "tool_call_id": _name(fields, "call_id", where), "content": result})
             case "reasoning":
-                read_fields(item, _ITEM | {"summary", "content"}, {}, where)
+                fields = read_fields(item, _ITEM | {"summary", "content"}, {}, where)
+                if content := fields.get("content"):
+                    thought = {"reasoning_content": read_text(content, f"{where}.content", ("reasoning_text",))}
             case other:
                 raise not_had(f"{where}.type", other)
     return messages

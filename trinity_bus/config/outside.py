@@ -65,7 +65,8 @@ class GatewaySettings(Section):
 
     def reached_at(self, listens: str | None = None) -> str:
         """Return the address that agents get, of a gateway that listens at ``host:port``."""
-        return (self.public_url or f"http://{listens or f'{self.host}:{self.port}'}").rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.public_url or f"http://{listens or f'{host}:{self.port}'}").rstrip("/")
 
 
 class ConsoleSettings(Section):

@@ -20,7 +20,8 @@ FILE_SUFFIX = "_FILE"
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"  # names the settings file
 MIN_KEY_CHARS = 16  # of what somebody is let in by
 _PORTS = re.compile(r"^(\d{1,5})(?:-(\d{1,5}))?$")
-_SERVER = re.compile(r"^(\[[0-9a-fA-F:]+\]|[^\s:,]+):(\d{1,5})$")
+# A zone (``%eth0``) says by which of its interfaces a machine reaches a link-local address.
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[^\s:,\[\]]+):(\d{1,5})")
 
 
 def env_name(path: str) -> str:
@@ -71,7 +72,7 @@ def _local(value: object) -> object:
 
 
 def _server(value: str, *, expected: LiteralString = "expected host:port") -> str:
-    match = _SERVER.match(value)
+    match = _SERVER.fullmatch(value)
     if match is None or not 0 < int(match[2]) < 1 << 16:
         raise PydanticCustomError("bad_server", expected)
     return value
@@ -79,7 +80,9 @@ def _server(value: str, *, expected: LiteralString = "expected host:port") -> st
 
 def _servers(value: str) -> str:
     expected: LiteralString = "expected host:port, several separated by commas"
-    return ",".join(_server(server.strip(), expected=expected) for server in value.split(","))
+    # As Java's clients do, commas with nothing between them are passed over.
+    named = [one for server in value.split(",") if (one := server.strip())] or [""]
+    return ",".join(_server(one, expected=expected) for one in named)
 
 
 def _port_range(value: str) -> str:

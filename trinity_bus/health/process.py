@@ -196,6 +196,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, float] = {}  # connections and until when each may last, the oldest first
         self._lock = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

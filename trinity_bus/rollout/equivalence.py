@@ -106,13 +106,16 @@ def main(limit_s: float) -> None:
     for line in sys.stdin:
         # Not handled, and so the end.
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-        given, wanted = (
-            parse(f"${text}$", configuration, parsing_timeout=None, fallback_mode="no_fallback")
-            for text in json.loads(line)
-        )
-        same = (
-            bool(given and wanted) and verify(wanted, given, timeout_seconds=None) and not _apart(wanted[0], given[0])
-        )
+        try:
+            given, wanted = (
+                parse(f"${text}$", configuration, parsing_timeout=None, fallback_mode="no_fallback")
+                for text in json.loads(line)
+            )
+            same = bool(given and wanted) and verify(wanted, given, timeout_seconds=None)
+            same = same and not _apart(wanted[0], given[0])
+        # Of what sympy cannot compare, such as two divisions by nought; what has taken too much memory is the end.
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+            same = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(same), flush=True)
 

@@ -1,8 +1,10 @@
 r"""Reward functions: text in, a number between 0 and 1 out. Pure, and safe on whatever a model may write.
 
-Answers are found in the order in which people mark them, within the last ``<answer>`` if there is one: the last
-``\boxed{...}``, else what stands after the last ``####``, else the last number after the last ``=``, else the last
-number anywhere. A number that is part of a formula is never found alone: it is the formula that was answered.
+Answers are found behind reasoning (``</think>``), in the order in which people mark them, within the last ``<answer>``
+if there is one: the last ``\boxed{...}``, else what stands after the last ``####``, else the last number after the last
+``=``, else the last number anywhere; of the sentence behind ``the answer is``, if it has one. A number that is part of
+a formula is never found alone: it is the formula that was answered. Where words are wanted, it is the sentence, or the
+last line.
 
 Given and wanted answers are normalized by the same function, :func:`normalize`, and then compared by :func:`compare`.
 What could earn a reward wrongly, and does not:
@@ -36,20 +38,29 @@ def _words(text: str) -> frozenset[str]:
 _END = "\n"  # Stands for the end of a sequence; no word that ``split`` gives can be equal to it
 
 _BOXED: Final = re.compile(r"\\f?boxed\s*\{")
-_TAGGED: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
+_TAGGED: Final = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
+# The sentence in which an answer is said, without what is remarked of it.
+_SAID: Final = re.compile(
+    r"(?i:(?:^|\b(?:the|my|final|correct))[ \t#*_]*answer|答案)[ \t*_]*(?:is|[:=]|是|为)(?!\s*not\b)[ \t:*_]*"
+    r"(\S.*?)(?=[.!?]\s+[A-Z]|\s\([^()\\]*[a-z]{3}|[,;]?\s+(?:because|since)\b|,\s*not\b|$)",
+    re.MULTILINE,
+)
 _HEADING: Final = re.compile(r"[^0-9\\]*(?=[0-9])")
 _ESCAPE_OR_BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 # What may stand between the boxes of one answer.
 _BETWEEN_BOXES: Final = re.compile(
-    r"(?:[\s$,;.*]|\\[\](),; ]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
+    r"(?:[\s$,;.*]|\\[\](),; \\]|\\q?quad\b|\\text\{[\s,]*(?:and|or)\s*\}|and|or|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
 )
 
-_DIGITS: Final = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
+# Thousands, too, as they are grouped in India, and with points: 1,23,456 and 1.234.567.
+_DIGITS: Final = (
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}|\d+)(?:\.\d*)?|\.\d+|(?P<pointed>\d{1,3}(?:\.\d{3}){2,})"
+)
 # What most answers are, and what no rule changes: looked at first, for a rule costs as much as a hundred of these.
 _PLAIN: Final = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 # Of a normalized text without blanks.
 _NUMBER: Final = re.compile(
-    rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DIGITS})(?:\\overline\{{(?P<repeated>\d+)\}})?(?:/(?P<below>\d+))?"
+    rf"(?P<sign>[-+]?)(?:(?P<decimal>{_DIGITS})(?:\\overline\{{(?P<repeated>\d+)\}}|\((?P<cycle>\d+)\))?(?:/(?P<below>\d+))?"
     r"(?P<power>(?:\\times|\\cdot|\*|x)10\^(?:\{(?P<e1>[-+]?\d+)\}|\((?P<e2>[-+]?\d+)\)|(?P<e3>[-+]?\d+)))?"
     r"|\\frac\{(?P<over>[-+]?\d+(?:\.\d+)?)\}\{(?P<under>[-+]?\d+(?:\.\d+)?)\}"
     r"|10\^(?:\{(?P<e4>[-+]?\d+)\}|(?P<e5>[-+]?\d+)))"
@@ -74,6 +85,9 @@ _SHORT: Final = re.compile(
     r"(?:-[a-zA-Z]{2,}[^\s0-9]*|st|nd|rd|th|'s|\.[A-Za-z]{2,}[^0-9\n]*)"
 )
 _MATHEMATICS: Final = re.compile(r"[\\^_=<>()\[\]{}+*/|-]")  # what is in formulas, and not in words
+_LISTED: Final = re.compile(r"[-+]?[\d./]+(?:(?:\s*,(?:\s*(?:and|or)\b)?|\s+(?:and|or)\b)\s+[-+]?[\d./]+)+[.!]?")
+# A date, a score, a number to call: nothing to work out.
+_JOINED_NUMBERS: Final = re.compile(r"\d+(?:-\d+)+|\d+(?:[/.:]\d+){2,}")
 
 _SYMBOLS: Final = (
     "\u00d7=times \u03c0=pi \u221e=infty \u2264=le \u2265=ge \u2260=ne \u222a=cup \u2229=cap \u2208=in \u00b1=pm"
@@ -96,6 +110,8 @@ _ROOT: Final = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\
 _COMPARED: Final = {"<=": r"\le ", ">=": r"\ge ", "!=": r"\ne "}
 _INEQUALITY: Final = re.compile(r"([<>]|\\[lg]e(?![a-zA-Z]))")
 _BOUND: Final = re.compile(r"(?:[-+\d./(){}^\s]|\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))+")
+# Behind a number, such as ``cm^2``: its power is not the last number.
+_SQUARE_UNIT: Final = re.compile(r"(?<=\d)(\s\$?(?:[a-z]{1,3}/)?(?:[cdkm]?m|in|ft|yd|mi|s|h))\^\{?([23])\}?(?!\w)")
 _CURRENCY: Final = re.compile("[\u00a3\u00a5\u20a0-\u20bf]")
 _VULGAR: Final = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _SUPERSCRIPT: Final = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207b]+")
@@ -128,13 +144,14 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r",\\!|\\!", ""),
         (r"(?<=\d)\\?'(?=\d{3}(?!\d))", ","),
         (r"(?<=\d)(?:\{,\}|,?\\[,;:]|~)\s*(?=\d{3}(?!\d))", "\N{INVISIBLE SEPARATOR}"),
-        (r"\{,\}", ","),
+        (r"\{([,:])\}", r"\1"),
         (r"(?<!\\)\\[,;: \n]|~|\\q?quad(?![A-Za-z])|\\hspace\{[^{}]*\}|\\(?:thin|med|thick)?space(?![A-Za-z])", " "),
         # Fonts.
+        (rf"(\\(?:{_TEXTS})\s*\{{[^{{}}]*)\^\s*\{{\s*(-?\d)\s*\}}\s*\}}", r"\1}^\2"),
         (rf"\\(?:{_FONTS})\s*\{{({_INSIDE})\}}", r"\1"),
         (r"\\(?:bf|rm|it)(?![A-Za-z])", " "),
         (rf"\\(?:{_TEXTS})\s*\{{\s*([ei])\s*\}}", r" \1"),
-        (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*|\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r"\1"),
+        (rf"\\(?:{_TEXTS})\s*\{{(\s*\(?[A-J]\)?[.:]?\s*)\}}(?=\s*$)", r" \1"),
         (rf"\\(?:{_TEXTS})\s*\{{([^{{}}A-Za-z]*)\}}", r"\1"),
         (rf"\\(?:{_TEXTS})\s*\{{\s*([^{{}}]*?)\s*\}}", r"\\text{\1}"),
         (r"^\s*\\text\{([^{}]*)\}\.?\s*$", r"\1"),
@@ -145,7 +162,7 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         ),
         (rf"(?<=\d)\s*\^?\s*(?:{_ORDINAL}|\{{\s*{_ORDINAL}\s*\}}|\{{?\\text\{{\s*{_ORDINAL}\s*\}}\}}?)\s*$", ""),
         # Names.
-        (r"\\[dtc](frac|binom)(?![A-Za-z])", r"\\\1"),
+        (r"\\(?:[dtc]|nice|s)(frac|binom)(?![A-Za-z])", r"\\\1"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset"),
         (r"\\colon(?![A-Za-z])", ":"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
@@ -159,6 +176,7 @@ _RULES: Final[Sequence[tuple[re.Pattern[str], str]]] = tuple(
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", r"\\text{degrees}"),
         (r"(?<!\\)%|(?<=[\d}\s])(?:\\text\{\s*percent\s*\}|percent(?![A-Za-z]))", r"\\%"),
         (rf"(?:\s*,)?\s*(?:{_WORDS_BETWEEN})\s*(?=\S)", ", "),
+        (r"(?<=\d)\s*(?:\\text\{\s*([aApP])\.?\s?[mM]\.?\s*\}|([aApP])\.\s?[mM]\.?)(?![A-Za-z])", r" \1\2m"),
         # Numbers.
         (r"\\(frac|binom)\s*(\d)\s*(\d|\{)", r"\\\1{\2}\3"),
         (r"\\(frac|binom)\s*(\{[^{}]*\})\s*(\d)", r"\\\1\2{\3}"),
@@ -190,7 +208,7 @@ _MIXED: Final = re.compile(
 )
 
 _SPELLED: Final = r"""
-dollar=\$,usd euro=euros,eur pound=pounds,gbp rupee=rs,rs.,inr yen=yen cent=¢ degree=degs,deg
+dollar=\$,usd euro=euros,eur pound=pounds,gbp rupee=rs,inr yen=yen cent=¢ degree=degs,deg
 %=\%,percent,percentage,pct
 mm=millimeter,millimetre cm=centimeter,centimetre dm=decimeter,decimetre m=meter,metre km=kilometer,kilometre
 in=inch,inche ft=foot,feet yd=yard mi=mile g=gram kg=kilogram mg=milligram oz=ounce lb=lb,lbs ton=tonne
@@ -205,9 +223,10 @@ _UNIT_NAMES: Final = {
 # Those shorter than four letters that need no \text to be one, and common words.
 _UNITS: Final = _words("""
 mm cm dm m km in ft yd mi g kg mg oz lb ton s min h ms ml l n j w v a k c f hz pa kw kpa mol ev kj rad sq cu
-nm kwh gb mb tb kb gal pt qt mpa gpa atm kn mj kv mhz ghz ha bit old
+nm kwh gb mb tb kb gal pt qt mpa gpa atm kn mj kv mhz ghz ha bit old am pm
 day week month year unit cup pen man men hat bag box car dog cat egg pie cow toy cent dollar
 """)
+_LETTER_UNITS: Final = "mgshlLNJWVAKCF"
 # Words behind a number that make another answer of it.
 _NO_UNITS: Final = _words("""
 or and more less than not least most mod modulo if squared cubed factorial root base time plus minus over sin
@@ -223,7 +242,7 @@ _WITH_UNIT: Final = re.compile(
 )
 _UNIT_TOKEN: Final = re.compile(rf"\\text\{{([^{{}}]*)\}}|(\\%|\\\$|¢)|({_LETTERS})\.?|\^\s*\{{?(-?\d)\}}?|(/)")
 _MONEY: Final = re.compile(
-    r"([-+]?)\s*(?:[A-Z]{1,2}(?=\\\$))?(\\\$|\\text\{[a-z]+\}|(?:USD|EUR|GBP|INR|Rs\.?)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])"
+    r"([-+]?)\s*(?:[A-Z]{1,2}(?=\\\$))?(\\\$|\\text\{(?:[a-z]+|[A-Z][a-z]{0,2}\.|[A-Z]{3})\}|(?:USD|EUR|GBP|INR|Rs\.?)(?![A-Za-z]))\s*([-+]?)\s*(?=[\d.\\])"
 )
 _OBJECT: Final = (
     r"(?:\\text\{[^{}=]*\}|\\(?:overline|vec|hat|widehat|overrightarrow)\s*\{?\w+\}?|\\?[A-Za-z]+(?:\s[A-Z]{1,4})?)"
@@ -237,14 +256,15 @@ _TWO_VARIABLES: Final = re.compile(
     r"^[^,]*(?<![A-Za-z\\])([a-z])(?![A-Za-z])[^,]*(?<![A-Za-z\\])(?!\1)[a-z](?![A-Za-z])[^,]*$"
 )
 _CHOSEN: Final = re.compile(
-    r"(?:(?i:answer|option|choice|choose|select)s?\b|答案|选项?)"
+    r"(?:(?i:answer|option|choice|choose|select)s?\b|答案|选(?:项|择)?)"
     r"(?:\s*(?:is|:|was|=|\bto be\b|\boption\b|\bchoice\b|the|correct|是|为)){0,4}[\s:]*"
-    r"(?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*(\([A-J]\)|[A-J](?![a-zA-Z0-9_'])|[b-j](?=\W*\Z))(?!\s+is\b)"
+    r"(?:[*_$`]|\\text\w*\{|\\math\w+\{|\\\()*"
+    r"([(\[][A-Ja-j][)\]]|[A-J]{1,10}(?![a-zA-Z0-9_'])|[b-j](?=\W*\Z))(?!\s+is\b)"
     r"|(?<![\w'])(\([A-J]\)|[A-J])\s+is\s+(?:the\s+)?(?:(?:correct|right|best)\b|answer\b)"
 )
 _CHOICES: Final = re.compile(r"\(?[A-J]\)?(?:\s*[,;&]\s*\(?[A-J]\)?)+\.?|[A-J]{2,10}")
 _CHOICE: Final = re.compile(
-    r"\s*(?:option\s+|choice\s+|answer:?\s+)?(?:\(([A-J])\)|([A-J])\)|([A-J])[.:](?=\s|$)|([A-J])$)\s*(.*)",
+    r"\s*(?:option\s+|choice\s+|answer:?\s+)?(?:[(\[]([A-J])[)\]]|([A-J])\s*\)|([A-J])(?:\s*[.:](?=\s|$)|\s+-(?=\s+\S.))|([A-J])$)\s*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
 
@@ -316,19 +336,20 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def _number(core: str) -> Fraction | None:
-    plain = re.sub(r"\s", "", core)
+    plain = re.sub(r"(?<!,)\s", "", core)
     # A blank between digits is no way to write a number.
     if len(plain) > MAX_NUMBER_CHARS or re.search(r"\d\s+\d", core) or not (found := _NUMBER.fullmatch(plain)):
         return None
     exponent = int(found["e1"] or found["e2"] or found["e3"] or found["e4"] or found["e5"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    over = Fraction((found["decimal"] or found["over"] or "1").replace(",", ""))
-    if found["repeated"]:
-        if "." not in found["decimal"]:
+    decimal = found["decimal"] and found["decimal"].replace("." if found["pointed"] else ",", "")
+    over = Fraction(decimal or found["over"] or "1")
+    if repeated := found["repeated"] or found["cycle"]:
+        if "." not in decimal:
             return None
-        places = len(found["decimal"].partition(".")[2])
-        over += Fraction(int(found["repeated"]), (10 ** len(found["repeated"]) - 1) * 10**places)
+        places = len(decimal.partition(".")[2])
+        over += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**places)
     under = Fraction(found["below"] or found["under"] or "1")
     if under == 0:
         return None
@@ -345,7 +366,7 @@ def _taken_apart(text: str) -> _Answer:
     sign, unit = "", ""
     if money := _MONEY.match(text):
         sign = "-" if "-" in money[1] + money[3] else ""
-        unit = re.sub(r"\\text|[{}]", "", money[2]).lower()
+        unit = re.sub(r"\\text|[{}.]", "", money[2]).lower()
         unit = _UNIT_NAMES.get(unit, unit)
         text = sign + text[money.end() :]
     if (found := _WITH_UNIT.fullmatch(text)) and (read := _read_unit(found["unit"])):
@@ -356,6 +377,8 @@ def _taken_apart(text: str) -> _Answer:
                 return _Answer(text, unit, name)
             value *= 10**scale
             core = f"{value.numerator}/{value.denominator}" if value.denominator > 1 else str(value.numerator)
+        if unit and behind.startswith("/"):
+            return _Answer(core, unit + behind, name)
         if not (unit and behind and unit != behind):
             return _Answer(core, unit or behind, name)
     return _Answer(text, unit, name)
@@ -364,9 +387,9 @@ def _taken_apart(text: str) -> _Answer:
 def _read_unit(text: str) -> tuple[int, str] | None:
     # The power of ten that words behind a number stand for, and their unit; None when they are neither.
     scale, parts = 0, []
-    # A letter that touches its number is a variable.
-    touching = bool(re.match(r"[A-Za-z]", text))
-    for at, token in enumerate(_UNIT_TOKEN.finditer(text)):
+    # A letter that touches its number, or is subtracted or divided by, is a variable; so are most others.
+    touching = bool(re.match(r"[A-Za-z]|\s*[-/]", text))
+    for token in _UNIT_TOKEN.finditer(text):
         words, sign, word, power, slash = token.groups()
         if power or slash:
             parts.append(f"^{power}" if power else "/")
@@ -385,13 +408,14 @@ def _read_unit(text: str) -> tuple[int, str] | None:
                 and low.isascii()
             ):
                 return None
-            if words is None and word and at == 0 and touching and len(low) < 2:
+            if words is None and word and len(low) < 2 and low.isascii() and (touching or word not in _LETTER_UNITS):
                 return None
+            touching = False
             if single in _SCALES and not parts:
                 scale += _SCALES[single]
             else:
                 parts.append(_UNIT_NAMES.get(low) or _UNIT_NAMES.get(single, single))
-    unit = " ".join(parts).replace(" ^", "^").replace(" / ", "/")
+    unit = " ".join(parts).replace(" ^", "^").replace(" /", "/").replace("/ ", "/")
     return scale, re.sub(r"\b(sq|cu) (\S+)", lambda found: f"{found[2]}^{2 if found[1] == 'sq' else 3}", unit)
 
 
@@ -425,6 +449,12 @@ def _elements(text: str) -> tuple[str, list[str]]:
                 return (opens + closes).replace("\\", ""), parts
     parts = _split(text) or [text]
     return "{}", [one for part in parts for one in _both_signs(part)]
+
+
+def _several(text: str) -> str:
+    # The values of a variable that has several, ``x = 2, 3``; all else as it is.
+    named = _LABEL.fullmatch(text)
+    return named[2].strip() if named and _elements(text)[0] == "{}" and len(_elements(named[2])[1]) > 1 else text
 
 
 def _as_interval(text: str) -> str:
@@ -481,12 +511,16 @@ def compare(given: str, wanted: str) -> bool | tuple[str, str]:
     if bool(_INEQUALITY.search(given)) != bool(_INEQUALITY.search(wanted)):
         given, wanted = _as_interval(given), _as_interval(wanted)
     named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
+    if len({_squeezed(named[1]) for named in (named_given, named_wanted) if named}) == 1:
+        given, wanted = _several(given), _several(wanted)
+        named_given, named_wanted = _LABEL.fullmatch(given), _LABEL.fullmatch(wanted)
     (kind, mine), (other_kind, theirs) = _elements(given), _elements(wanted)
     if len(mine) == len(theirs) == 1 or named_given or named_wanted:
         alike = len(mine) == len(theirs) == 1 and kind == other_kind and (given[:2] == r"\{") == (wanted[:2] == r"\{")
         return _compare_one(mine[0], theirs[0]) if alike else _compare_one(given, wanted)
     if kind == other_kind == "{}":
-        return _compare_unordered(mine, theirs)
+        # A list, or one number whose groups are not thousands.
+        return _compare_one(given, wanted) is True or _compare_unordered(mine, theirs)
     if 1 in {len(mine), len(theirs)} and (_INEQUALITY.search(given + wanted) or r"\mathbb" in given + wanted):
         return given, wanted
     verdicts = [_compare_one(a, b) for a, b in zip(mine, theirs, strict=False)]
@@ -532,7 +566,7 @@ def _compare_one(given: str, wanted: str) -> bool | tuple[str, str]:
     if _squeezed(mine.core) == _squeezed(theirs.core):
         return True
     # Digits in a base are another number: 101_2 is not 101.
-    if re.search(r"\d_", mine.core + theirs.core):
+    if re.search(r"\d_", mine.core + theirs.core) or _JOINED_NUMBERS.fullmatch(theirs.core):
         return False
     # The equation of a curve has many forms, of which one names a coordinate.
     if "=" in mine.core + theirs.core and _TWO_VARIABLES.search(given) and _TWO_VARIABLES.search(wanted):
@@ -545,6 +579,7 @@ def extract_answer(text: str) -> str | None:
     """Return the final answer in a response, as it was written; None when there is none."""
     if _PLAIN.fullmatch(text):
         return text
+    text = _after_reasoning(text)
     tagged = _TAGGED.findall(text)
     text = tagged[-1] if tagged else text
     boxed = _last_boxed(text)
@@ -560,12 +595,18 @@ def extract_answer(text: str) -> str | None:
     return tail.strip().splitlines()[0].strip() if tail.strip() else None
 
 
+def _after_reasoning(text: str) -> str:
+    answer = text.rpartition("</think>")[2]
+    return answer if answer.strip() else text
+
+
 def _is_marked(text: str) -> bool:
     return bool(_BOXED.search(text) or "####" in text or _TAGGED.search(text))
 
 
 def _chosen(text: str) -> str | None:
     # As it marks answers, else behind words that say so, else at its end.
+    text = _after_reasoning(text)
     if _is_marked(text):
         return extract_answer(text)
     text = _EMPHASIS.sub(r"\2", text.translate(_CHARACTERS))
@@ -582,6 +623,16 @@ def _chosen(text: str) -> str | None:
     return letters.pop() if len(letters) == 1 else None
 
 
+def _in_words(text: str) -> list[str]:
+    # The sentence that says the answer, else the last line; and what stands before a reason.
+    text = _after_reasoning(text)
+    text = ((extract_answer(text) or "") if _is_marked(text) else text).strip()
+    text = _EMPHASIS.sub(r"\2", text.translate(_CHARACTERS))
+    said = [sentence[1] for sentence in _SAID.finditer(text)]
+    answer = said[-1] if said else text.rpartition("\n")[2][:MAX_ANSWER_CHARS]
+    return [answer, re.split(r"[,;]?\s+(?:because|since|as)\b|[.!]\s", answer, maxsplit=1)[0]]
+
+
 def reference(answer: str) -> str:
     """Return the end of a worked reference, or the reference as it is."""
     return (extract_answer(answer) if _is_marked(answer) else None) or answer
@@ -590,7 +641,13 @@ def reference(answer: str) -> str:
 async def math_reward(response: str, answer: str, is_equivalent: Equivalence) -> float:
     """Return 1.0 where the final answer equals the reference's, else 0.0; ``is_equivalent`` compares formulas."""
     wanted = reference(answer)
-    given = _chosen(response) if _choice(normalize(wanted)) else extract_answer(response)
+    plain = normalize(wanted)
+    if _choice(plain):
+        given = _chosen(response)
+    elif re.search(r"\d", plain) or _MATHEMATICS.search(plain):
+        given = extract_answer(response)
+    else:
+        return float(any(compare(one, wanted) is True for one in _in_words(response)))
     if given is None:
         return 0.0
     verdict = compare(given, wanted)
@@ -612,9 +669,20 @@ def sequence_reward(response: str, answer: str, *, ended: bool) -> float:
 
 
 def _unmarked(text: str) -> str | None:
-    # The last number after the last ``=``, else the last one, with the formula that it is part of.
+    # What the last sentence that says the answer has, else the whole text.
     text = _UNSPACED.sub(r" \g<0> ", _CALCULATED.sub("", text.translate(_CHARACTERS)))
     text = re.sub("[<>!]=", lambda found: _COMPARED[found[0]], _EMPHASIS.sub(r"\2", text))
+    text = _SQUARE_UNIT.sub(lambda found: found[1] + "²³"[int(found[2]) - 2], text)
+    said = [sentence[1] for sentence in _SAID.finditer(text)]
+    if said and _last_digits(said[-1], 0) >= 0:
+        text = said[-1]
+        if _LISTED.fullmatch(text):
+            return text
+    return _last_number(text)
+
+
+def _last_number(text: str) -> str | None:
+    # The last one after the last ``=``, else the last one, with the formula that it is part of.
     start = text.rfind("=") + 1
     last = _last_digits(text, start)
     if last < 0 and start:
@@ -687,15 +755,15 @@ def _balanced(text: str, words: list[re.Match[str]], first: int, behind: int) ->
 
 
 def _unit_behind(text: str, end: int) -> str:
-    found = re.compile(r"[ \t]*(?:\\?%|[A-Za-z]{2,})").match(text, end)
-    word = found[0].strip().lower() if found else ""
+    found = re.compile(r"[ \t]*(\\?%|[A-Za-z]{2,}|[A-Za-z](?=[²³]))([²³]?)").match(text, end)
+    word, power = (found[1].lower(), found[2]) if found else ("", "")
     known = (
         word.lstrip("\\") == "%"
         or word in _SCALES
         or word in _UNIT_NAMES
         or word.removesuffix("s") in _UNITS | {*_UNIT_NAMES}
     )
-    return f" {word}" if known and word not in {"in", "per", "man", "sec", "second", "square"} else ""
+    return f" {word}{power}" if known and word not in {"in", "per", "man", "sec", "second", "square"} else ""
 
 
 def _last_boxed(text: str) -> str | None:

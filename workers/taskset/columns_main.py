@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import resource
 import signal
 import struct
@@ -39,6 +40,7 @@ MAX_ROW_BYTES: Final = 8 << 20
 _HEAD: Final = struct.Struct(">I")
 _BATCH: Final = 64  # rows at a time
 _WHY_CHARS: Final = 500
+_NO_PART: Final = re.compile(r"(?:\.|(\.\d*[1-9]))0+(?!\d)")
 
 
 def main() -> None:
@@ -139,8 +141,9 @@ def _rows(batch: pa.RecordBatch) -> None:
 def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if (kind := _read_as(column.type)) != column.type:
-        column = column.cast(kind, safe=False)
+    kind = column.type
+    if (read_as := _read_as(kind)) != kind:
+        column = column.cast(read_as, safe=False)
     found = column.to_pylist(maps_as_pydicts="strict")
     if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return list(found)
@@ -149,7 +152,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 def _read_as(kind: Any) -> Any:
     """Return the type that a column is read as: Python has no nanoseconds."""
-    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+    if _is_time(kind):
         return pa.string()
     if pa.types.is_duration(kind):
         return pa.duration("us")
@@ -158,6 +161,10 @@ def _read_as(kind: Any) -> Any:
     if pa.types.is_map(kind):
         return pa.map_(_read_as(kind.key_type), _read_as(kind.item_type))
     return pa.list_(_read_as(kind.value_type)) if hasattr(kind, "value_field") else kind
+
+
+def _is_time(kind: Any) -> bool:
+    return kind is not None and (pa.types.is_timestamp(kind) or pa.types.is_time(kind))
 
 
 def _plain(value: Any, kind: Any) -> Any:
@@ -175,7 +182,8 @@ def _plain(value: Any, kind: Any) -> Any:
             return format(value, "f")
         case date() | timedelta() | UUID():
             return str(value)
-    return value
+    # Parts of a second are told where there are some.
+    return _NO_PART.sub(r"\1", value) if isinstance(value, str) and _is_time(kind) else value
 
 
 def _shortest(value: float, kind: Any) -> float:

@@ -103,6 +103,10 @@ def test_fields_that_coding_agents_send_change_nothing() -> None:
         ("min_tokens", 0, 5),
         ("length_penalty", 1.0, 2.0),
         ("stop_token_ids", [], [1]),
+        ("bad_words", [], ["a"]),
+        ("detokenize", True, False),
+        ("return_token_ids", False, True),
+        ("add_special_tokens", False, True),
         ("add_generation_prompt", True, False),
     ],
 )
@@ -111,6 +115,70 @@ def test_what_vllm_does_anyhow_may_be_asked_for(field: str, neutral: Any, other:
     assert read_request(json.dumps({**body, field: neutral}).encode(), None).messages == body["messages"]
     with pytest.raises(ChatError, match=f"{field} .*cannot be had"):
         read_request(json.dumps({**body, field: other}).encode(), None)
+
+
+def test_hints_of_vllm_are_passed_over() -> None:
+    bare = read_request(asked(), None)
+    assert read_request(asked(priority=1, request_id="a", cache_salt="b", vllm_xargs={}), None) == bare
+
+
+def test_reasoning_that_a_client_sends_back_is_told_to_templates() -> None:
+    answer = {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
+    assert for_template(answer)["reasoning_content"] == "2 + 2"
+    assert for_template({**answer, "reasoning_content": "two"})["reasoning_content"] == "two"
+    thoughts = [{"type": "thinking", "thinking": "2 + 2", "signature": ""}, {"type": "text", "text": "4"}]
+    messages = [USER, {"role": "assistant", "content": thoughts}, USER]
+    told = read_messages_request(asked(messages=messages), Sampling()).messages[1]
+    assert told == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    item = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "2 + 2"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    for following in ({"role": "assistant", "content": ""}, call):
+        body = json.dumps({"input": [USER, item, following, USER]}).encode()
+        user, answered, last = read_responses_request(body, Sampling()).messages
+        assert (answered["content"], answered["reasoning_content"]) == ("", "2 + 2")
+        assert user == last == USER
+
+
+def test_a_number_that_javascript_has_written_again_is_the_same() -> None:
+    session, tokenizer = Session(renderer_for(tokenizer_of("qwen25"))), tokenizer_of("qwen25")
+    ids = tokenizer.encode(CALL.replace('{"a": 1}', '{"a": [1.0, 2e3, 0.5]}'), add_special_tokens=False)
+    said = session.add(session.prompt([USER], TOOLS), Completion(ids, [-1.0] * len(ids), "stop", [(0, 0)])).message
+    said["tool_calls"][0]["function"]["arguments"] = '{"a":[1,2000,0.5]}'
+    assert session.prompt([USER, said, {"role": "tool", "content": "2"}], TOOLS).after is not None
+    said["tool_calls"][0]["function"]["arguments"] = '{"a":[1,2001,0.5]}'
+    assert session.prompt([USER, said, {"role": "tool", "content": "2"}], TOOLS).after is None
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    for content in (None, [{"type": "refusal", "refusal": "no"}]):
+        told = {"role": "assistant", "content": content, "refusal": "no", "audio": None, "annotations": []}
+        assert for_template(told)["content"] == "no"
+    assert for_template({"role": "assistant", "content": "yes", "refusal": None})["content"] == "yes"
+
+
+def test_a_call_of_the_earlier_api_is_no_empty_turn() -> None:
+    session = Session(renderer_for(tokenizer_of("qwen25")))
+    call = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    result = {"role": "function", "name": "add", "content": "2"}
+    prompt = tokenizer_of("qwen25").decode(session.prompt([USER, call, result], TOOLS).token_ids)
+    assert CALL in prompt
+    assert prompt == tokenizer_of("qwen25").decode(
+        session.prompt(
+            [
+                USER,
+                {"role": "assistant", "tool_calls": [{"id": "x", "function": call["function_call"]}]},
+                {**result, "role": "tool"},
+            ],
+            TOOLS,
+        ).token_ids
+    )
+
+
+def test_tools_that_a_search_has_found_are_told_by_their_names() -> None:
+    found = [{"type": "tool_reference", "tool_name": "lamp"}, {"type": "text", "text": "!"}]
+    blocks = [{"type": "tool_result", "tool_use_id": "a", "content": found}]
+    (message,) = read_messages_request(asked(messages=[{"role": "user", "content": blocks}]), Sampling()).messages
+    assert message["content"] == "lamp!"
 
 
 def test_a_tool_that_has_failed_is_told_to_have() -> None:

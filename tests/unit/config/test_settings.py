@@ -30,7 +30,7 @@ LOGIN = "TRINITY_BUS_KAFKA__SASL_PASSWORD"
 
 
 def test_the_environment_sets_values_that_sections_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093")
+    monkeypatch.setenv("TRINITY_BUS_KAFKA__BOOTSTRAP_SERVERS", "one:9092, [::1]:9093,,[fe80::1%eth0]:9094,")
     monkeypatch.setenv(LOGIN, "hunter2")
     monkeypatch.setenv("TRINITY_BUS_EXPLORER__SLOTS", "3")
     monkeypatch.setenv("trinity_bus_telemetry__run_dir", str(tmp_path))
@@ -39,7 +39,10 @@ def test_the_environment_sets_values_that_sections_share(monkeypatch: pytest.Mon
         monkeypatch.setenv(f"TRINITY_BUS_MESH__{name}", value)
     monkeypatch.setenv("TRINITY_BUS_MESH__MAX_RECORD_MIB", "8")
     settings = Settings()
-    assert (settings.kafka.bootstrap_servers, settings.kafka.namespace) == ("one:9092,[::1]:9093", "team-a")
+    assert (settings.kafka.bootstrap_servers, settings.kafka.namespace) == (
+        "one:9092,[::1]:9093,[fe80::1%eth0]:9094",
+        "team-a",
+    )
     assert settings.telemetry.run_dir == tmp_path
     assert settings.coordinator.model == settings.mesh.model == "m"
     assert (settings.explorer.model_path, settings.explorer.dtype, settings.explorer.slots) == ("/m", "float32", 3)
@@ -66,6 +69,8 @@ NOT_SERVERS = "expected host:port, several separated by commas"
     [
         (SERVERS, "localhost", f"@='localhost': {NOT_SERVERS}"),
         (SERVERS, "localhost:70000", f"@='localhost:70000': {NOT_SERVERS}"),
+        (SERVERS, ",", f"@=',': {NOT_SERVERS}"),
+        (SERVERS, "::1:9092", f"@='::1:9092': {NOT_SERVERS}"),
         ("KAFKA__BOOTSTRAP_SERVER", "localhost:9092", f"@ is not a setting; did you mean ~{SERVERS}?"),
         ("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092", f"@ is not a setting; did you mean ~{SERVERS}?"),
         ("KAFKA__NAMESPACE", "team-a", "@ is not a setting; did you mean ~MESH__NAMESPACE?"),

@@ -213,6 +213,7 @@ async def test_agents_are_told_the_address_that_they_reach(caplog: pytest.LogCap
     async with rig() as here:
         assert f"ready at {here.url}/v1" in caplog.text
     assert GatewaySettings(port=8001).reached_at() == "http://127.0.0.1:8001"
+    assert GatewaySettings(host="::1", port=8001).reached_at() == "http://[::1]:8001"
     for wrong in ("gateway:8000", "http://user@gateway:8000", "http://gateway:8000/?a=b"):
         with pytest.raises(ValidationError):
             GatewaySettings(public_url=wrong)

@@ -55,6 +55,16 @@ def test_starting_then_ready_then_without_a_broker(endpoint: Endpoint) -> None:
     assert endpoint.get("/metrics")[0] == 404
 
 
+def test_it_listens_at_an_address_of_six_bytes_and_more() -> None:
+    server = HealthServer(
+        HealthSettings(host="::1", port=0), HealthState(0.0, wedged_s=1, start_s=1, unread_s=1), lambda: None
+    )
+    try:
+        socket.create_connection(("::1", server.port), timeout=10).close()
+    finally:
+        server.close()
+
+
 def test_the_probe_of_a_container_ends_with_the_answer(endpoint: Endpoint) -> None:
     endpoint.state.phase = Phase.WORKING
     good = endpoint.probe("readyz")

@@ -143,6 +143,13 @@ def test_what_takes_too_long_is_not_the_same_and_the_next_question_is_answered(q
     assert asyncio.run(quick.same("1 + x", "x+1")) is True
 
 
+def test_what_sympy_cannot_compare_ends_nothing(checker: Checker) -> None:
+    assert asyncio.run(checker.same("1 + x", "x+1")) is True
+    process = checker._process
+    assert asyncio.run(checker.same(r"\frac{1}{0}", r"\infty")) is False
+    assert checker._process is process
+
+
 def test_a_long_answer_is_not_looked_at() -> None:
     assert asyncio.run(Checker().same("x" * 513, "x+1")) is False
 

@@ -54,7 +54,7 @@ def test_examples_without_an_id_get_that_of_their_line() -> None:
 
 def test_messages_are_taken_as_training_sets_have_them() -> None:
     lamp = {"name": "lamp", "arguments": {"on": True, "city": None}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "light", "tool_calls": None},
         {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": lamp}, lamp]},
         {"role": "tool", "name": "lamp", "content": "on"},
@@ -73,6 +73,18 @@ def test_messages_are_taken_as_training_sets_have_them() -> None:
         ("call00001", {"on": True}),
     ]
     assert [one.tool_call_id for one in example.messages[2:4]] == ["call00000", "call00001"]
+    empty = {"name": "", "tool_call_id": "", "refusal": None, "audio": None}
+    parts: dict[str, Any] = {"content": [{"type": "text", "text": "light", "image_url": None}]}
+    messages[0] |= parts
+    line = json.dumps(
+        {"example_id": "a", "messages": messages, "tools": tools, "weight": None, "source": None}
+    ).encode()
+    (found,) = parse([line], Demonstration)
+    messages = [{**empty, **one, "tool_calls": json.dumps(one.get("tool_calls"))} for one in messages]
+    (texts,) = parse(
+        [json.dumps({"example_id": "a", "messages": json.dumps(messages), "tools": tools}).encode()], Demonstration
+    )
+    assert texts == found
     assert example.tools is not None
     assert example.tools[0].function.name == "lamp"
     # What has that shape already stays as it is.

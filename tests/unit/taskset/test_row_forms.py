@@ -61,6 +61,10 @@ TEXTS: list[tuple[pa.Array, str]] = [
     (pa.array([1], pa.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
     (pa.array([1], pa.time64("us")), "00:00:00.000001"),
     (pa.array([1_500], pa.duration("ns")), "0:00:00.000001"),
+    (pa.array([86_400 * 10**9], pa.timestamp("ns")), "1970-01-02 00:00:00"),
+    (pa.array([1_500], pa.timestamp("ms", "UTC")), "1970-01-01 00:00:01.5Z"),
+    (pa.array([50], pa.time32("ms")), "00:00:00.05"),
+    (pa.array([None, datetime.time(3, 4)]).slice(1), "03:04:00"),
 ]
 
 
@@ -211,6 +215,12 @@ def test_parts_of_columns_are_taken_by_their_paths(tmp_path: Path, kind: str) ->
     assert [(one.role, one.content) for one in task.messages] == [("user", "6 times 7?")]
     assert (task.task_id, task.answer) == ("t/0/3", "42")
     assert task.data == {"extra_info.tags.1": "b", "reward_model": VERL["reward_model"]}
+
+
+def test_a_conversation_may_be_json_in_a_text(tmp_path: Path) -> None:
+    parquet.write_table(pa.Table.from_pylist([{**VERL, "prompt": json.dumps(VERL["prompt"])}]), tmp_path / "a.parquet")
+    (task,) = tasks(tmp_path, "a.parquet", FROM_VERL)
+    assert [(one.role, one.content) for one in task.messages or ()] == [("user", "6 times 7?")]
 
 
 @COLUMNAR
