@@ -140,7 +140,8 @@ def _read_blocks(text: str, take: Callable[[Read, str], bool], *, is_json: bool)
     read, texts = Read(text), [text[:at]]
     while at >= 0:
         begin = at + len(_CALL)
-        inside = _end_of_json(text, begin) if is_json else begin
+        # Each that is broken costs a count of the lines before it.
+        inside = _end_of_json(text, begin) if is_json and len(texts) <= MAX_CALLS else begin
         following = text.find(_CALL, inside)
         block = text[begin:following] if following >= 0 else text[begin:]
         end = block.find(_CALL_END, inside - begin)

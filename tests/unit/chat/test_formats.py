@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -155,6 +156,13 @@ def test_too_many_calls_are_a_flaw() -> None:
     read = read_hermes('<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 129)
     assert len(read.calls) == 128
     assert "more than 128 calls" in read.flaws[0]
+
+
+def test_a_thousand_broken_calls_cost_no_more_each_than_a_few() -> None:
+    began = time.thread_time()
+    read = read_hermes("<tool_call>\n" * 100_000)
+    assert time.thread_time() - began < 5
+    assert (read.calls, len(read.flaws)) == ([], 8)
 
 
 @pytest.mark.parametrize(
