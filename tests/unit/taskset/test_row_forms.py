@@ -213,6 +213,12 @@ def test_parts_of_columns_are_taken_by_their_paths(tmp_path: Path, kind: str) ->
     assert task.data == {"extra_info.tags.1": "b", "reward_model": VERL["reward_model"]}
 
 
+def test_a_time_that_is_too_long_is_told_and_not_another(tmp_path: Path) -> None:
+    name = write(tmp_path, "file.arrow", pa.table({"q": ["a?"], "t": pa.array([10**14], pa.duration("s"))}))
+    with pytest.raises(DatasetError, match=r"a\.file\.arrow:1: .*it cannot be read: .*days=1157407407"):
+        tasks(tmp_path, name, 'workflow = "w"\nprompt = "${q}"\ndata = ["t"]\n')
+
+
 @COLUMNAR
 def test_a_short_number_within_a_column_is_as_long(tmp_path: Path, kind: str) -> None:
     rows = pa.table({"n": pa.array([{"a": [0.1, float("inf")], "b": [("c", -1e-7)]}], FLOATS)})
