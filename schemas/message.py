@@ -146,10 +146,15 @@ def _turn(one: Any) -> Any:
         case {"role": str()}:
             return one
         case {"from": "function_call", "value": str(call)}:
-            return {"role": "assistant", "tool_calls": [json.loads(call)]}
+            said = {"role": "assistant", "tool_calls": [json.loads(call)]}
         case {"from": str(speaker), "value": value}:
-            return {"role": _SPEAKERS.get(speaker, speaker), "content": value}
-    return one
+            said = {"role": _SPEAKERS.get(speaker, speaker), "content": value}
+        case _:
+            return one
+    if said["role"] == "assistant":
+        # No record holds that a turn is not learned from: it is refused, and not learned from as others are.
+        said |= {name: one[name] for name in ("weight", "train") if one.get(name) not in (None, 1)}
+    return said
 
 
 def from_text(given: Any) -> Any:

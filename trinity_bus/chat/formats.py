@@ -26,7 +26,7 @@ _MARK = "[TOOL_CALLS]"
 READ = frozenset({THINK, THOUGHT, _CALL, _CALL_END, _TAG, _MARK})  # marks that are read, special to a tokenizer or not
 _CALLED = re.compile(r"\s*<function=([^\s>]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^\s>]+)>(.*?)</parameter>", re.DOTALL)
-_BLANKS = re.compile(r"\s*")
+_BEFORE_OBJECT = re.compile(r"\s*(?=\{)")
 _DECODER = json.JSONDecoder()
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
@@ -140,7 +140,8 @@ def _read_blocks(text: str, take: Callable[[Read, str], bool], *, is_json: bool)
     read, texts = Read(text), [text[:at]]
     while at >= 0:
         begin = at + len(_CALL)
-        inside = _end_of_json(text, begin) if is_json else begin
+        # Each that is broken costs a count of the lines before it.
+        inside = _end_of_object(text, begin) if is_json and len(texts) <= MAX_CALLS else begin
         following = text.find(_CALL, inside)
         block = text[begin:following] if following >= 0 else text[begin:]
         end = block.find(_CALL_END, inside - begin)
@@ -154,11 +155,11 @@ def _read_blocks(text: str, take: Callable[[Read, str], bool], *, is_json: bool)
     return read
 
 
-def _end_of_json(text: str, at: int) -> int:
-    """Return where JSON ends that begins there, after blanks; ``at`` where there is none."""
-    begin = _BLANKS.match(text, at)
+def _end_of_object(text: str, at: int) -> int:
+    """Return where an object of JSON ends that begins there, after blanks; ``at`` where there is none."""
+    begin = _BEFORE_OBJECT.match(text, at)
     try:
-        return _DECODER.raw_decode(text, begin.end() if begin else at)[1]
+        return at if begin is None else _DECODER.raw_decode(text, begin.end())[1]
     except UNREADABLE:
         return at
 

@@ -83,6 +83,11 @@ class Speech:
             self._reasons, self._after_reasoning, self._text = False, True, rest
         return self._show()
 
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the beginning of a turn that was begun for the model, which is not shown."""
+        self.hear(token_ids)
+        self._text = self._shown = ""
+
     def end(self, content: str) -> str:
         """Return what is left to be shown of a turn that reads as ``content``."""
         for shown in (self._shown, self._shown.lstrip()):

@@ -116,6 +116,12 @@ class Prompt:
     after: _Point | None  # the turn that it continues
     begun: tuple[str, int] = ("", 0)  # of the answer, which its last tokens are: how many
 
+    @property
+    def parts(self) -> tuple[list[int], list[int]]:
+        """What is said before the answer, and what was begun of that."""
+        at = len(self.token_ids) - self.begun[1]
+        return self.token_ids[:at], self.token_ids[at:]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
@@ -302,17 +308,22 @@ class Session:
         return self.samples[-1], []
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
-        return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
+        before, begun = prompt.parts
+        speech = prompt.renderer.speech(before, stop, prompt.tools)
+        speech.begin(begun)
+        return speech
 
     def _said(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
     ) -> ModelReply:
-        begun, count = prompt.begun
-        at = len(prompt.token_ids) - count
-        token_ids = [*prompt.token_ids[at:], *completion.token_ids]
-        drawn = DrawnTurn(prompt.token_ids[:at], token_ids, completion.finish_reason == "stop")
+        before, begun = prompt.parts
+        drawn = DrawnTurn(before, [*begun, *completion.token_ids], completion.finish_reason == "stop")
         read = prompt.renderer.read(drawn, prompt.tools)
-        content = read.content.lstrip().removeprefix(begun.lstrip()) if begun else read.content
+        content = read.content
+        if begun:
+            # As it reads: reasoning that it has is no part of that.
+            own = prompt.renderer.read(DrawnTurn(before, begun, ended=False), prompt.tools).content
+            content = content.lstrip().removeprefix(own.lstrip())
         found = [(at, text) for text in stop if (at := content.find(text)) >= 0]
         stopped_by = next((text for text in stop if text in (read.reasoning or "")), None)
         if found:

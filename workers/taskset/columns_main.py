@@ -154,7 +154,8 @@ def _read_as(kind: Any) -> Any:
     """Return the type that a column is read as: Python has no nanoseconds."""
     if _is_time(kind):
         return pa.string()
-    if pa.types.is_duration(kind):
+    if kind == pa.duration("ns"):
+        # Other units would have values that are too many microseconds.
         return pa.duration("us")
     if pa.types.is_struct(kind):
         return pa.struct([one.with_type(_read_as(one.type)) for one in kind])

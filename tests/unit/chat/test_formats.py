@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -149,12 +150,21 @@ def test_a_call_that_is_broken_within_a_text_takes_no_other_along() -> None:
     assert read.calls == [ParsedCall("add", {})]
     assert "it is no JSON" in read.flaws[0]
     assert read.content == '<tool_call>{"name": "add", "a": "so</tool_call>'
+    (call,) = read_hermes('<tool_call>"</tool_call><tool_call>{"name": "add"}</tool_call>').calls
+    assert call.name == "add"
 
 
 def test_too_many_calls_are_a_flaw() -> None:
     read = read_hermes('<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 129)
     assert len(read.calls) == 128
     assert "more than 128 calls" in read.flaws[0]
+
+
+def test_a_thousand_broken_calls_cost_no_more_each_than_a_few() -> None:
+    began = time.thread_time()
+    read = read_hermes("<tool_call>{\n" * 100_000)
+    assert time.thread_time() - began < 5
+    assert (read.calls, len(read.flaws)) == ([], 8)
 
 
 @pytest.mark.parametrize(

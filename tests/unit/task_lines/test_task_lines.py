@@ -174,3 +174,14 @@ def test_preferences_likewise(line: dict[str, Any], fields: dict[str, Any]) -> N
 )
 def test_what_is_no_example_of_theirs_is_told(line: dict[str, Any], kind: Any, reason: str) -> None:
     assert reason in told(line, kind)
+
+
+@pytest.mark.parametrize("told", [{"weight": 0}, {"weight": 0.5}, {"train": False}])
+def test_a_turn_of_sharegpts_that_is_not_to_be_learned_from_is_refused_and_not_learned_from(told: Any) -> None:
+    asked, said = {"from": "human", "value": "2 + 2 =", "weight": 0}, {"from": "gpt", "value": "4"}
+    for turn in (said, {**said, "weight": 1}, {**said, "train": True, "weight": None}):
+        (good,) = parse([json.dumps({"messages": [asked, turn]}).encode()], Demonstration, name="a")
+        assert not isinstance(good, BadLine)
+    (bad,) = parse([json.dumps({"messages": [asked, {**said, **told}]}).encode()], Demonstration, name="a")
+    assert isinstance(bad, BadLine)
+    assert f"there is no field messages.1.{next(iter(told))}" in bad.reason

@@ -223,6 +223,12 @@ def test_a_conversation_may_be_json_in_a_text(tmp_path: Path) -> None:
     assert [(one.role, one.content) for one in task.messages or ()] == [("user", "6 times 7?")]
 
 
+def test_a_time_that_is_too_long_is_told_and_not_another(tmp_path: Path) -> None:
+    name = write(tmp_path, "file.arrow", pa.table({"q": ["a?"], "t": pa.array([10**14], pa.duration("s"))}))
+    with pytest.raises(DatasetError, match=r"a\.file\.arrow:1: .*it cannot be read: .*days=1157407407"):
+        tasks(tmp_path, name, 'workflow = "w"\nprompt = "${q}"\ndata = ["t"]\n')
+
+
 @COLUMNAR
 def test_a_short_number_within_a_column_is_as_long(tmp_path: Path, kind: str) -> None:
     rows = pa.table({"n": pa.array([{"a": [0.1, float("inf")], "b": [("c", -1e-7)]}], FLOATS)})
