@@ -15,7 +15,6 @@ or bytes where text is wanted; one that makes the function of somebody else rais
 
 import difflib
 import hashlib
-import json
 import math
 import os
 import re
@@ -29,7 +28,7 @@ from typing import Any, Final
 
 from schemas.codec import encode
 from schemas.errors import SchemaError, counted
-from schemas.message import in_one_shape
+from schemas.message import from_text, in_one_shape
 from schemas.task import ALL_ALIKE, Task
 from trinity_bus.config.values import at_home
 from trinity_bus.errors import TrinityError
@@ -153,9 +152,8 @@ def value_at(path: str, row: Row) -> Any:
     for step in inner.split(".") if inner else ():
         if value is None:
             break
-        if isinstance(value, str):
-            with suppress(ValueError, RecursionError):
-                value = json.loads(value)
+        with suppress(ValueError, RecursionError):
+            value = from_text(value)
         if isinstance(value, list) and _PLACE.fullmatch(step) and -len(value) <= int(step) < len(value):
             value = value[int(step)]
         elif isinstance(value, dict) and step in value:

@@ -60,8 +60,9 @@ def _experts_at_once(model: torch.nn.Module) -> Iterator[None]:
     layers = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
     loaders = {}
     for layer in layers:
-        if current_platform.is_cpu():
-            # vLLM packs experts for the kernel of CPUs where it makes that, and it does so once.
+        if current_platform.is_cpu() and isinstance(layer.quant_method, torch.nn.Module):
+            # vLLM packs experts for the kernel of CPUs where it makes that, and it does so once. Those of quantized
+            # experts are made each time; what makes them is no module, so the model that serves has the same.
             layer.quant_method.moe_kernel = None
         layer.load_weights = MethodType(_load_experts, layer)
         for stack in get_layerwise_info(layer).restore_metadata[0].values():

@@ -287,7 +287,7 @@ def make_mixture(rank: int, ranks: int) -> Any:
             self.layer_name, self.lora_base_layer_prefix, self.quant_config = "experts", "", None
             self.ckpt_gate_proj_name, self.ckpt_up_proj_name = "gate_proj", "up_proj"
             self.ckpt_down_proj_name, self._fused_shared_expert_quantizer = "down_proj", None
-            self.quant_method = SimpleNamespace(moe_kernel=None)
+            self.quant_method = object()
             self.expert_map_manager = SimpleNamespace(map_global_to_local=int, num_fused_shared_experts=0)
             self.moe_config = SimpleNamespace(
                 num_experts=EXPERTS, num_logical_experts=EXPERTS, is_act_and_mul=True, tp_shard_with_padding=False,
