@@ -50,8 +50,11 @@ MISSES: Final = {
     ("training", "demo: Megatron over plain"): "Megatron's modules cost more than plain ones at 0.3 M parameters",
     ("training", "demo: steps/s of two data-parallel ranks over one's, 0.3 M parameters, 10,240 tokens"): FEW,
     ("training", "ragged: steps/s of two data-parallel ranks over one's, 15 M parameters, 3,038 tokens"): FEW,
+    ("rollout_smollm2", "explorer over bare engine, 1 in flight"): (
+        "four rounds between 0.964 and 0.993: short by 0.4 % in the median"
+    ),
     ("rollout_smollm2", "explorer over bare engine, 16 in flight"): (
-        "four rounds between 0.88 and 0.98: short by 1 % in the median"
+        "four rounds between 0.94 and 1.02: short by 0.5 % in the median"
     ),
     ("weight_sync_smollm2", "SmolLM2, nccl, 1 explorer: step done to all serving"): (
         "in float32, 0.5 GB: 0.3 s of staging, 0.2 of sending, 0.7 of loading beside an engine that generates"
