@@ -11,6 +11,7 @@ from schemas.groups.vectors import UINT8
 from trinity_bus.chat.messages import Completion
 from trinity_bus.inference.errors import GenerationError
 
+EngineCompletion = Completion  # the name by which scripts that come with bug reports import it
 UNKNOWN_VERSION = -1  # of tokens that were drawn before any version was announced
 
 # What each response to a request has got since the last call, with the versions of all that it has.

@@ -19,7 +19,7 @@ from tests.support.spans import recorded_spans
 from trinity_bus.chat.messages import Completion
 from trinity_bus.config import ExplorerSettings
 from trinity_bus.inference import engine as engine_module
-from trinity_bus.inference.completion import completion_of, told_kept, version_spans
+from trinity_bus.inference.completion import EngineCompletion, completion_of, told_kept, version_spans
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.errors import GenerationError, RequestRefusedError
 from trinity_bus.inference.launch import parse_cores
@@ -228,3 +228,7 @@ def test_a_request_that_fails_is_an_error_with_its_type(spans: InMemorySpanExpor
     assert span.parent is None
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "RequestRefusedError"
+
+
+def test_scripts_that_come_with_bug_reports_find_a_drawn_response() -> None:
+    assert EngineCompletion is Completion
