@@ -191,8 +191,8 @@ class Bench:
         ]
         return [order_of(task, self.incarnation, repeat_times=GROUP) for task in tasks]
 
-    async def written_over_not(self, rounds: int) -> list[float]:
-        """Seconds of long responses that are not written over those of the same that are, in each round."""
+    async def written_over_not(self, rounds: int) -> tuple[Row, str]:
+        """Compare the seconds of long responses that are not written with those of the same that are, in each round."""
         texts = self.texts(1 if self.short else SHORT_TASKS)
         ratios = []
         for number in range(rounds + 1):
@@ -204,7 +204,8 @@ class Bench:
             if number or self.short:
                 ratios.append(took[False] / took[True])
         await self.side.tell(Writes(True))
-        return ratios
+        row = Row("long responses that are written over those that are not", statistics.median(ratios), "", 0.99)
+        return row, f"ratios, written or not: {', '.join(f'{ratio:.3f}' for ratio in ratios)}"
 
     async def speeds(self, in_flight: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of the bare engine and through the explorer, in each round."""
@@ -359,7 +360,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
         own: dict[str, Any] = {"producer": producer, "events": events, "short": short}
         async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(IN_FLIGHT, rounds)
-            written = await bench.written_over_not(2 * rounds)
+            written, told = await bench.written_over_not(2 * rounds)
             kept = await bench.kept_over_not(rounds)
             hits, growth = await bench.many_turns()
             before = bench.drawn.value
@@ -376,7 +377,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
             longer["kept"] = await third.over_versions(model, 2 * rounds)
     needed = len(tasks) * TURNS * DRAWN
     rows += [
-        Row("long responses that are written over those that are not", statistics.median(written), "", 0.99),
+        written,
         Row("conversations that are kept over those that are not", statistics.median(kept), "", 0.95),
         Row("blocks found in the prefix cache over those shared", hits, "", 0.9),
         less(f"time in the mesh per turn, turn {LATE} over turn {EARLY}", growth, "", 1.5),
@@ -387,7 +388,7 @@ async def measure(settings: Settings, model: Path, rounds: int, *, short: bool) 
         ),
         less("start of engine and runners", bench.start_s, "s"),
     ]
-    notes.append(f"ratios, written or not: {', '.join(f'{ratio:.3f}' for ratio in written)}")
+    notes.append(told)
     notes.append(f"ratios, kept or not: {', '.join(f'{ratio:.3f}' for ratio in kept)}")
     return rows, notes
 
@@ -402,10 +403,9 @@ async def measure_real(settings: Settings, model: Path, rounds: int, *, short: b
         own: dict[str, Any] = {"producer": producer, "events": events, "short": short, "tokenizer": tokenizer}
         async with explored(settings, model, 1, **own) as bench:
             rows, notes = await bench.over_bare(REAL_IN_FLIGHT, rounds)
-            written = await bench.written_over_not(rounds)
-    rows.append(Row("long responses that are written over those that are not", statistics.median(written), "", 0.99))
-    notes.append(f"ratios, written or not: {', '.join(f'{ratio:.3f}' for ratio in written)}")
-    return [*rows, less("start of engine and runners", bench.start_s, "s")], notes
+            written, told = await bench.written_over_not(rounds)
+    notes.append(told)
+    return [*rows, written, less("start of engine and runners", bench.start_s, "s")], notes
 
 
 def main() -> None:

@@ -28,6 +28,9 @@ MAX_DESCRIPTION_CHARS = 1 << 16
 # ShareGPT's, where messages have roles
 _SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
 
+# What a message has not, some tables have as an empty list or text
+_MAY_BE_EMPTY = ("tool_calls", "tool_call_id", "name")
+
 type _Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 type _Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 
@@ -160,10 +163,6 @@ def _turn(one: Any) -> Any:
 def from_text(given: Any) -> Any:
     # Of a field that may be JSON in a text.
     return (json.loads(given) or []) if isinstance(given, str) else given
-
-
-# What a message has not, some tables have as an empty list or text
-_MAY_BE_EMPTY = ("tool_calls", "tool_call_id", "name")
 
 
 def _with_ids(messages: list[Any]) -> list[Any]:

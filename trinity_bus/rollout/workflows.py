@@ -66,9 +66,9 @@ async def run_single_turn(task: Task, ctx: RolloutContext, reward: Reward) -> li
         texts = [ctx.tokenizer.decode(one.token_ids, skip_special_tokens=True) for _, one in drawn]
         replies = ({"role": "assistant", "content": text} for text in texts)
         note_replies(span, replies, [one.finish_reason for _, one in drawn])
-    rollouts = []
+    rollouts, question = [], question_of(task)
     for text, (sampling, completion) in zip(texts, drawn, strict=True):
-        said = Answered(text, task.answer, completion.finish_reason == "stop", question_of(task), ctx)
+        said = Answered(text, task.answer, completion.finish_reason == "stop", question, ctx)
         value = await reward(said)
         rollouts.append(
             Rollout(
