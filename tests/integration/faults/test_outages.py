@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 OUTAGES = 2
 BETWEEN = 4
 """Batches that end before each outage."""
-MORE = 4
+MORE = 5
 """Partitions."""
 ANEW = "explorer-0"
 """Is killed once there are more lanes, and chooses another one."""
