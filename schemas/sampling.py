@@ -7,7 +7,7 @@ Options that change the distribution in other ways are told by ``Sampling.altere
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.record import PlainMap, Record
 
@@ -18,7 +18,7 @@ MAX_WORD_CHARS = 4096
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_VOCABULARY = 2**31 - 1
 MAX_NEW_TOKENS = 1 << 20
-MAX_TEMPERATURE = 10
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2  # those of vLLM, of what is drawn at random
 
 type TokenId = Annotated[int, Field(ge=0, le=MAX_VOCABULARY)]
 # a token id as the key of a map, which is text in JSON and here
@@ -26,6 +26,11 @@ type TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 type Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 type _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 type _Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+def _as_drawn(temperature: float) -> float:
+    # vLLM draws at none that is lower, and what is told is what is trained with.
+    return max(temperature, MIN_TEMPERATURE) if temperature > 0 else temperature
 
 
 class StructuredOutputs(Record):
@@ -56,7 +61,8 @@ class Sampling(Record):
 
     SCHEMA: ClassVar[str] = "sampling"
 
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE), AfterValidator(_as_drawn)] | None = None
+    """0: the likeliest tokens. What is between 0 and 0.01 becomes 0.01, as in vLLM."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_VOCABULARY)] | None = None
     """Only so many of the likeliest tokens; -1 and 0: all."""

@@ -32,6 +32,7 @@ def test_vllm_takes_every_option_as_it_is() -> None:
         {"repetition_penalty": 100.0},
         {"min_p": 1.0},
         {"top_k": -1},
+        {"temperature": 2.0},
         {"logit_bias": {"0": -100.0}},
         {"structured_outputs": {"choice": ["a"]}},
         {"structured_outputs": {"grammar": 'root ::= "a"'}},
@@ -44,6 +45,14 @@ def test_vllm_takes_every_option_as_it_is() -> None:
 )
 def test_vllm_takes_the_edges_of_the_ranges(edge: dict[str, Any]) -> None:
     parameters(**edge)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-6, 0.009, 0.01, 0.02, 2.0])
+def test_vllm_draws_at_the_temperature_that_is_told(temperature: float) -> None:
+    from vllm import SamplingParams
+
+    told = Sampling(temperature=temperature).temperature
+    assert SamplingParams(temperature=temperature).temperature == told
 
 
 def test_vllm_refuses_what_contradicts_itself() -> None:

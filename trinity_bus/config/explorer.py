@@ -106,7 +106,7 @@ class ExplorerSettings(Section):
     adapter_rank: int = of_mesh("adapter_rank")
     heartbeat_s: Seconds = 0.5
     """Interval of heartbeats."""
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Temperature of tasks that set none."""
     max_tokens: Count = of_mesh("max_tokens")
     chat_template_options: TemplateOptions = of_mesh("chat_template_options")

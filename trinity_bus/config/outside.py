@@ -32,7 +32,7 @@ class GatewaySettings(Section):
     """The pool whose explorers it uses; the model's name for its clients. Unset: that of the trained model."""
     model_path: str | None = None
     """Folder of the Hugging Face model of its pool, for the tokenizer. Unset: that of ``mesh``."""
-    temperature: float = Field(default=1.0, ge=0, le=10)
+    temperature: float = Field(default=1.0, ge=0, le=2)
     """Temperature of all responses, whatever clients request, because the trainer has to know it."""
     max_model_len: Count = of_mesh("max_model_len")
     max_tokens: Count = of_mesh("max_tokens")

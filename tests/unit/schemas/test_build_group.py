@@ -28,6 +28,14 @@ def built(*samples: Rollout, **of: Any) -> Any:
     return decode(encode(build_group(list(samples), **OF_GROUP | of)), ExperienceGroup)
 
 
+@pytest.mark.parametrize(("asked", "drawn"), [(0.0, 0.0), (1e-30, 0.01), (1e-6, 0.01), (0.01, 0.01), (0.02, 0.02)])
+def test_what_is_told_of_a_low_temperature_is_what_vllm_draws_with(asked: float, drawn: float) -> None:
+    told = Sampling(temperature=asked)
+    assert told.temperature == drawn
+    group = built(sample(sampling=told))
+    assert flaws(group, Bounds(vocabulary=1 << 31, positions=1 << 20)) == []
+
+
 def test_lists_tuples_and_arrays_of_other_types_are_taken() -> None:
     group = built(sample(), sample(logprobs=np.zeros(3, np.float16)))
     first, second = group.samples()
