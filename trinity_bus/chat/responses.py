@@ -21,8 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-import msgspec
-
 from schemas.sampling import MAX_NEW_TOKENS, Sampling
 from trinity_bus.chat.messages import ChatError, canonical
 from trinity_bus.chat.openai import (
@@ -68,7 +66,6 @@ _ITEM: Final = frozenset({"type", "id", "status"})
 _PARTS: Final = ("input_text", "output_text", "text", "refusal")
 _FORMAT: Final = ("type", "name", "description", "schema", "strict", "json_schema")
 _TEXT: Final[Mapping[str, Any]] = {"type": "output_text", "annotations": [], "logprobs": []}
-_PAGES: Final[Mapping[str, Sequence[Any]]] = {"limit": [*map(str, range(1, 101))], "order": ("asc", "desc")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,34 +170,6 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case other:
                 raise not_had(f"{where}.type", other)
     return messages
-
-
-def input_items(messages: Sequence[bytes], answer_id: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of messages, as JSON, as items; ChatError where the query asks for what cannot be had."""
-    asked = read_fields({"limit": "20", "order": "desc", **query}, frozenset({"after"}), _PAGES, "query")
-    limit, step = int(asked["limit"]), 1 if asked["order"] == "asc" else -1
-    own = f"item_{answer_id.partition('_')[2]}"
-    # Of long conversations never all at once.
-    items = (item for at, some in [*enumerate(messages)][::step] for item in _items_of(some, f"{own}{at:05d}")[::step])
-    if "after" in asked and all(item["id"] != asked["after"] for item in items):
-        raise not_had("query.after", asked["after"])
-    page = [*itertools.islice(items, limit)]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    more = next(items, None) is not None
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
-
-
-def _items_of(messages: bytes, named: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    for message in msgspec.json.decode(messages):
-        role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
-        if role == "tool":
-            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
-        elif text or not calls:
-            part = {**_TEXT, "text": text} if role == "assistant" else {"type": "input_text", "text": text}
-            items.append({"type": "message", "role": role, "content": [part]})
-        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
-    return [{"id": f"{named}{place:05d}", "status": "completed", **item} for place, item in enumerate(items)]
 
 
 def _written(arguments: str) -> str:

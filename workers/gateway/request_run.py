@@ -209,19 +209,11 @@ class RequestRun:
         return said
 
     def answered(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        drawings: Sequence[Completion],
-        said: Sequence[ModelReply],
-        whole: Any,
+        self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion], said: Sequence[ModelReply]
     ) -> None:
-        """Note what was said, which is ``whole`` as the client gets it where that may be stored."""
         places = [(one.sample, one.turn) for one in said]
         logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
-        stored = self.stored and replace(
-            self.stored, answer=canonical([one.message for one in said]), whole=msgspec.json.encode(whole)
-        )
+        stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))
         self._note(prompt.token_ids, drawings, places, stored, logged=logged)
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:
