@@ -100,7 +100,6 @@ class ChatRequest:
     previous: str | None = None
     opening: Sequence[ChatMessage] = ()
     stored: bool = False  # whether its answer may be continued by its id
-    begun: str = ""  # of the answer, what the model is to go on with
 
     def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
         """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""

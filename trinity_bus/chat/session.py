@@ -114,13 +114,6 @@ class Prompt:
     known: bytes  # what its history is known by
     digests: Digests
     after: _Point | None  # the turn that it continues
-    begun: tuple[str, int] = ("", 0)  # of the answer, which its last tokens are: how many
-
-    @property
-    def parts(self) -> tuple[list[int], list[int]]:
-        """What is said before the answer, and what was begun of that."""
-        at = len(self.token_ids) - self.begun[1]
-        return self.token_ids[:at], self.token_ids[at:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +175,12 @@ class Session:
         }
 
     def prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Tools = None,
-        options: TemplateOptions | None = None,
-        begun: str = "",
+        self, messages: Sequence[ChatMessage], tools: Tools = None, options: TemplateOptions | None = None
     ) -> Prompt:
         """Return what to ask the engine with.
 
         ``messages`` are the whole conversation, as clients of OpenAI's send it; ``options`` are of the model's chat
-        template, for what is new of it; the answer goes on with ``begun``. ChatError: they cannot be written as tokens
-        of this model, or make none.
+        template, for what is new of it. ChatError: they cannot be written as tokens of this model, or make none.
         """
         if not messages:
             raise ChatError("a conversation needs at least one message")
@@ -206,8 +194,7 @@ class Session:
             token_ids, after = renderer.prompt(messages, tools), None
         if not token_ids:
             raise ChatError("a conversation without a single token")
-        new = renderer.begun(token_ids, begun) if begun else []
-        return Prompt([*token_ids, *new], tools, renderer, known[-1], digests, after, (begun, len(new)))
+        return Prompt(token_ids, tools, renderer, known[-1], digests, after)
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
         """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten."""
@@ -266,7 +253,7 @@ class Session:
         said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
         self.flaws += len(said.flaws)
         self._asked.add(prompt.known)
-        self._points[_known(prompt, said)] = point
+        self._points[prompt.digests.with_one_more(said.message)] = point
         return said
 
     def add_alone(self, prompt: Sequence[int], completion: Completion) -> TokenSample:
@@ -279,7 +266,7 @@ class Session:
         calls = self._calls
         said = self._said(prompt, completion, stop, sample=0, turn=0)
         self._calls = calls
-        return _known(prompt, said)
+        return prompt.digests.with_one_more(said.message)
 
     def _continued(
         self, renderer: Renderer, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
@@ -308,22 +295,14 @@ class Session:
         return self.samples[-1], []
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
-        before, begun = prompt.parts
-        speech = prompt.renderer.speech(before, stop, prompt.tools)
-        speech.begin(begun)
-        return speech
+        return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
 
     def _said(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
     ) -> ModelReply:
-        before, begun = prompt.parts
-        drawn = DrawnTurn(before, [*begun, *completion.token_ids], completion.finish_reason == "stop")
+        drawn = DrawnTurn(prompt.token_ids, completion.token_ids, completion.finish_reason == "stop")
         read = prompt.renderer.read(drawn, prompt.tools)
         content = read.content
-        if begun:
-            # As it reads: reasoning that it has is no part of that.
-            own = prompt.renderer.read(DrawnTurn(before, begun, ended=False), prompt.tools).content
-            content = content.lstrip().removeprefix(own.lstrip())
         found = [(at, text) for text in stop if (at := content.find(text)) >= 0]
         stopped_by = next((text for text in stop if text in (read.reasoning or "")), None)
         if found:
@@ -344,7 +323,3 @@ class Session:
             sample=sample,
             turn=turn,
         )
-
-
-def _known(prompt: Prompt, said: ModelReply) -> bytes:
-    return prompt.digests.with_one_more({**said.message, "content": prompt.begun[0] + said.content})

@@ -1,5 +1,7 @@
 """``trinity-bus topics`` and ``dead-letters``: the topics of the mesh, and the records that were refused."""
 
+import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -14,7 +16,7 @@ from trinity_bus.bus.client.connection import METADATA_S
 from trinity_bus.bus.partitioning import SETTLE_S
 from trinity_bus.bus.read.received import refusal_of
 from workers.cli.connection import mesh_command
-from workers.cli.console import console, folding_table, show
+from workers.cli.console import console, folding_table, say
 
 app = typer.Typer()
 topics = typer.Typer(no_args_is_help=True, help="List, create and grow the topics.")
@@ -22,6 +24,7 @@ app.add_typer(topics, name="topics")
 out = console()
 
 _SHOWN_BYTES: Final = 200  # Of a dead letter
+_WAIT_S: Final = 1.0
 _CLIENT_ID: Final = "trinity-bus-topics"
 _NAMES = {topic.name: topic for topic in TOPICS}
 
@@ -99,12 +102,27 @@ def fields_of(received: Received[Any]) -> dict[str, str]:
 @mesh_command("dead-letters")
 async def dead_letters(
     bus: Bus,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new ones until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
 ) -> None:
     """List the refused records, with the reason."""
-    async with bus.reader(*ALL_DEAD_LETTERS, start="beginning") as reader:
-        letters = [fields_of(received) async for received in reader.replay()]
+    if as_json or follow:
+        async for letter in _letters(bus, follow=follow):
+            if as_json:
+                typer.echo(json.dumps(letter))
+            else:
+                say("{time} {reason} {source} key={key!r}: {detail}".format(**letter))
+        return
     table = folding_table("time", "reason", "source", "key", "detail")
-    for letter in letters:
+    async for letter in _letters(bus, follow=False):
         table.add_row(*(Text(letter[name]) for name in ("time", "reason", "source", "key", "detail")))
-    show(out, table if letters else "No dead letters.", letters, as_json=as_json)
+    out.print(table if table.row_count else "No dead letters.")
+
+
+async def _letters(bus: Bus, *, follow: bool) -> AsyncIterator[dict[str, str]]:
+    async with bus.reader(*ALL_DEAD_LETTERS, start="beginning") as reader:
+        async for received in reader.replay():
+            yield fields_of(received)
+        while follow:
+            for received in await reader.batch(_WAIT_S):
+                yield fields_of(received)

@@ -160,7 +160,7 @@ class ChatApis:
         asked = read_messages_request(body, self._context.sampling)
         self._context.check_model(asked.model)
         session = Session(self._context.sessions.renderer)
-        given = asked.messages, asked.tools, asked.options, asked.begun
+        given = asked.messages, asked.tools, asked.options
         prompt = await self._context.written(len(body), session.prompt, *given)
         return json_response({"input_tokens": len(prompt.token_ids)})
 

@@ -156,7 +156,7 @@ class RequestRun:
     def _prompt(self, asked: ChatRequest) -> Prompt:
         before = [message for messages in self.history for message in msgspec.json.decode(messages)]
         messages = [*asked.opening, *before, *asked.messages]
-        return self.session.prompt(messages, asked.tools, asked.options, asked.begun)
+        return self.session.prompt(messages, asked.tools, asked.options)
 
     async def stream(
         self,

@@ -1,4 +1,3 @@
-import copy
 import dataclasses
 from typing import Any
 
@@ -7,7 +6,7 @@ import pytest
 
 from schemas import Sampling
 from schemas.groups.kept import decode_kept
-from tests.support.chat.models import END, FAMILIES, RENDERED, tokenizer_of
+from tests.support.chat.models import END, FAMILIES, tokenizer_of
 from tests.support.fakes.experiences import kept_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
@@ -45,34 +44,6 @@ def test_what_follows_is_what_the_template_writes(family: str, ended: bool) -> N
     # As text it is the template's own: nothing is missing, and nothing is there twice.
     whole = talk.tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
     assert talk.text(token_ids) == whole
-
-
-@pytest.mark.parametrize(("family", "name"), RENDERED)
-def test_a_turn_that_was_begun_is_gone_on_with_and_continued(family: str, name: str) -> None:
-    tokenizer = tokenizer_of(family, name)
-    session = Session(renderer_for(tokenizer))
-    prompt = session.prompt([USER], None, None, "The answer <|im_end|> is")
-    before = session.prompt([USER]).token_ids
-    assert prompt.token_ids[: len(before)] == before
-    # A mark in it is text.
-    assert tokenizer.decode(prompt.token_ids[len(before) :]) == "The answer <|im_end|> is"
-    assert not set(tokenizer.all_special_ids) & set(prompt.token_ids[len(before) :])
-    ids = tokenizer.encode(f" 3{END[family]}", add_special_tokens=False)
-    said = session.add(prompt, Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
-    assert said.content == " 3"
-    history = [USER, {"role": "assistant", "content": "The answer <|im_end|> is 3"}, MORE]
-    following = session.prompt(history).token_ids
-    assert following[: len(prompt.token_ids) + len(ids)] == [*prompt.token_ids, *ids]
-    session.add(session.prompt(history), Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
-    (sample,) = session.samples
-    assert (sum(sample.mask), len(sample.turn_starts)) == (2 * len(ids), 2)
-
-
-def test_a_turn_cannot_be_begun_where_its_prompt_opens_reasoning() -> None:
-    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
-    tokenizer.chat_template = "{{ messages[0].content }}<think>\n"
-    with pytest.raises(ChatError, match="begin with reasoning"):
-        Session(renderer_for(tokenizer)).prompt([USER], None, None, "The answer")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
