@@ -14,7 +14,6 @@ In a stream each item is whole before the next begins::
     response.completed; response.incomplete where a limit has ended it, response.failed where an engine has
 """
 
-import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,13 +46,12 @@ MAX_ITEMS: Final = 1 << 14  # of one input
 MAX_TOOLS: Final = 1024
 MAX_TOLD: Final = 256 << 10  # bytes of what a response repeats
 MAX_NAME_CHARS: Final = 128  # of a tool, and of the id of a call or a response
-_MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key, of a value: as OpenAI has them
 
 _TAKEN: Final = frozenset(
     {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens", "temperature"}
-    | {"top_p", "tools", "tool_choice", "parallel_tool_calls", "text", "metadata", "reasoning", OPTIONS}
+    | {"top_p", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", OPTIONS}
 )
-_PASSED_OVER: Final = HINTS | {"client_metadata", "max_tool_calls"}  # calls of tools that are built in
+_PASSED_OVER: Final = HINTS | {"client_metadata", "metadata", "max_tool_calls"}  # calls of tools that are built in
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "background": (False,),
     # Reasoning needs no other form to come back: what was drawn is known.
@@ -104,7 +102,6 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     told = {
         "instructions": instructions,
         "max_output_tokens": most,
-        "metadata": _metadata(asked.get("metadata", {})),
         "previous_response_id": previous,
         "store": stored,
         "temperature": sampling.temperature,
@@ -152,8 +149,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case "function_call":
                 fields = read_fields(item, _ITEM | {"call_id", "name", "arguments"}, {}, where)
                 name, call_id = (_name(fields, one, where) for one in ("name", "call_id"))
-                arguments = _written(read_text(fields.get("arguments"), f"{where}.arguments"))
-                function = {"name": name, "arguments": arguments}
+                function = {"name": name, "arguments": read_text(fields.get("arguments"), f"{where}.arguments")}
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": "", **thought})
                     thought = {}
@@ -172,13 +168,6 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _written(arguments: str) -> str:
-    """Return the arguments of a call without what no prompt shows of them, such as blanks; as they stand if no JSON."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.dumps(json.loads(arguments), ensure_ascii=False) if arguments.strip() else "{}"
-    return arguments
-
-
 def _tools(given: Any) -> list[dict[str, Any]]:
     tools = []
     for tool, where in _listed(given, "tools", MAX_TOOLS):
@@ -191,16 +180,6 @@ def _tools(given: Any) -> list[dict[str, Any]]:
             function["description"] = read_text(fields["description"], f"{where}.description")
         tools.append({"type": "function", "function": function})
     return tools
-
-
-def _metadata(given: Any) -> dict[str, str]:
-    pairs, name_chars, chars = _MAX_METADATA
-    if not isinstance(given, dict) or len(given) > pairs:
-        raise ChatError(f"metadata is an object of at most {pairs} fields", "metadata")
-    for name, value in given.items():
-        if len(name) > name_chars or not isinstance(value, str) or len(value) > chars:
-            raise ChatError(f"metadata has texts of {chars} characters, by names of {name_chars}", "metadata")
-    return given
 
 
 def _listed(given: Any, where: str, most: int) -> Iterator[tuple[dict[str, Any], str]]:

@@ -51,7 +51,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas import AbortBatch, CommandReply, Contribute, FinalizeBatch, PublishVersion, RollBack
-from schemas.command import AnyCommand, Command
+from schemas.command import AnyCommand
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus import awake
@@ -229,16 +229,16 @@ class CommandChannel:
         return None
 
     def _silence(self, command: AnyCommand, problem: BusError | None) -> NoCoordinatorError:
-        settings = self._bus.settings
+        settings, about = self._bus.settings, f"{command.SCHEMA} {command.subject!r}"
         if problem is not None:
             return NoCoordinatorError(
                 f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
-                f"{_told(command)}: is it running? ({problem})"
+                f"{about}: is it running? ({problem})"
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
-            f"runs. What was asked about {_told(command)} may still be done when one starts"
+            f"runs. What was asked about {about} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -257,16 +257,3 @@ class CommandChannel:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_exception(error)
-
-
-def _told(command: AnyCommand) -> str:
-    # What a command is about, for people.
-    match command:
-        case PublishVersion() | RollBack():
-            return f"the versions of model {command.model!r}"
-        case Contribute():
-            return f"task {command.task_id!r}"
-        case Command():
-            return f"batch {command.batch_id!r}"
-        case _:
-            return "the upgrade"
