@@ -288,8 +288,8 @@ def read_include_usage(asked: Mapping[str, Any]) -> bool:
     return read_flag(options, "include_usage")
 
 
-def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None, **more: Any) -> Sampling:
-    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop, **more})
+def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None) -> Sampling:
+    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
     return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
 

@@ -48,10 +48,11 @@ MAX_TOLD: Final = 256 << 10  # bytes of what a response repeats
 MAX_NAME_CHARS: Final = 128  # of a tool, and of the id of a call or a response
 
 _TAKEN: Final = frozenset(
-    {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens", "temperature"}
-    | {"top_p", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", OPTIONS}
+    {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens"}
+    | {"tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", OPTIONS}
 )
-_PASSED_OVER: Final = HINTS | {"client_metadata", "metadata", "max_tool_calls"}  # calls of tools that are built in
+# ``max_tool_calls`` are calls of tools that are built in.
+_PASSED_OVER: Final = HINTS | {"client_metadata", "metadata", "max_tool_calls", "temperature", "top_p"}
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "background": (False,),
     # Reasoning needs no other form to come back: what was drawn is known.
@@ -95,9 +96,7 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     most = asked.get("max_output_tokens")
     if most is not None and (type(most) is not int or not 1 <= most <= MAX_NEW_TOKENS):
         raise not_had("max_output_tokens", most)
-    # All tokens are what is drawn from without it, too.
-    top_p = None if asked.get("top_p") == 1 else asked.get("top_p")
-    sampling = read_sampling(sampling, most, temperature=asked.get("temperature"), top_p=top_p)
+    sampling = read_sampling(sampling, most)
     shown: Mapping[str, Any] = text.get("format", {"type": "text"})
     told = {
         "instructions": instructions,

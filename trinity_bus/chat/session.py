@@ -9,8 +9,7 @@ A session is what one agent says to a model: one conversation, or several with c
     what was said last, and more                               the same tokens, and     is added to that sample
                                                                what is new, written
     what was said earlier and was answered since, and more;    likewise                 begins a sample (``branches``)
-    or a prompt that has been answered already, or what is
-    answered from another softmax (its temperature, say)
+    or a prompt that has been answered already
     anything else: the history, or the tools, were changed     all of them, written     begins a sample (``rewrites``)
 
 So each drawn token is in one sample, once, and before it stand exactly the tokens that it was drawn after. In a sample
@@ -55,7 +54,7 @@ class TokenSample:
     kept: bytearray | None = None  # from which tokens each of the response was drawn: see ``schemas.groups.kept``
     finish_reason: str = "stop"  # of the last turn
     number: int = 0  # which of its session's
-    # How it was drawn, all turns from the same softmax: the turn that something altered, if one was. None: nobody said.
+    # How it was drawn, the same in all turns: in the turn that something altered, if one was. None: nobody said.
     sampling: Sampling | None = None
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
@@ -242,7 +241,7 @@ class Session:
 
         What is said ends before texts of ``stop``. ``sampling``: how it was drawn, where each sample is to tell it.
         """
-        sample, told = self._sample(prompt, sampling)
+        sample, told = self._sample(prompt)
         if sampling is not None and (sample.sampling is None or sampling.altered_by):
             sample.sampling = sampling
         sample._add(told, completion)  # noqa: SLF001 (its maker)
@@ -280,13 +279,11 @@ class Session:
                 return (None if new is None else [*drawn.prompt, *drawn.token_ids, *new]), point
         return None, None
 
-    def _sample(self, prompt: Prompt, sampling: Sampling | None) -> tuple[TokenSample, list[int]]:
+    def _sample(self, prompt: Prompt) -> tuple[TokenSample, list[int]]:
         """Return the sample that an answer belongs to, and what it was told since that sample's last turn."""
         after = prompt.after
         if after is not None and len(after.sample.turn_starts) == after.turn:
-            before = after.sample.sampling
-            if (before and before.softmax) == (sampling and sampling.softmax):
-                return after.sample, prompt.token_ids[after.end :]
+            return after.sample, prompt.token_ids[after.end :]
         if after is not None or prompt.known in self._asked:
             self.branches += 1
         elif self.samples:

@@ -212,7 +212,7 @@ class RequestRun:
         self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion], said: Sequence[ModelReply]
     ) -> None:
         places = [(one.sample, one.turn) for one in said]
-        logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
+        logged = not sampling.altered_by
         stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))
         self._note(prompt.token_ids, drawings, places, stored, logged=logged)
 
