@@ -330,11 +330,9 @@ class Scheduler(Connected):
         enough_at = math.inf
         while batch.tracker.unfinished:
             now = awake.now()
-            if min_num is None or batch.tracker.ready < min_num:
-                # Another caller may have taken some meanwhile.
-                enough_at = math.inf
-            else:
-                enough_at = min(enough_at, now + after_s)
+            # Another caller may have taken some meanwhile.
+            is_enough = min_num is not None and batch.tracker.ready >= min_num
+            enough_at = min(enough_at, now + after_s) if is_enough else math.inf
             if now >= min(until, enough_at):
                 return now >= enough_at
             await self._change(min(until, enough_at) - now, [batch])

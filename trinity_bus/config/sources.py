@@ -148,7 +148,6 @@ class File(TomlConfigSettingsSource):
                 )
 
 
-
 class Environment(EnvSettingsSource):
     # A secret's ``_FILE`` variable stands for what is in the file. What is to be JSON and is none is no mapping.
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:

@@ -112,22 +112,18 @@ def _span_line(span: ReadableSpan) -> str:
 def plain_value(value: Mapping[str, Any]) -> AnyValue:
     """Return the attribute value that an OTLP/JSON one stands for; ValueError where it stands for none."""
     match dict(value):
-        case {"stringValue": str(text)}:
-            return text
+        case {"stringValue": str(plain)} | {"boolValue": bool(plain)} | {"bytesValue": str(plain)}:
+            return plain
         case {"intValue": str() | int() as number}:
             return int(number)
         case {"doubleValue": float() | int() | "NaN" | "Infinity" | "-Infinity" as number}:
             return float(number)
-        case {"boolValue": bool(flag)}:
-            return flag
-        case {"arrayValue": array}:
+        case {"arrayValue": dict(array)}:
             return [plain_value(item) for item in array.get("values", ())]
-        case {"kvlistValue": array}:
+        case {"kvlistValue": dict(array)}:
             return _plain_attributes(array.get("values", []))
-        case {"bytesValue": str(text)}:
-            return base64.b64decode(text)
-    if not value:
-        return None
+        case {} if not value:
+            return None
     raise ValueError(f"not an attribute value: {value!r}")
 
 

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat.models import CORPUS, END, FAMILIES, tokenizer_of
-from trinity_bus.chat import Completion, Session, renderer_for
+from trinity_bus.chat import renderer_for
 from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.testing import CharacterTokenizer
 

@@ -8,6 +8,7 @@ from schemas import Task, TaskResult
 from tests.support.fakes.mesh_records import task_result
 from trinity_bus.client.results import CLEANUP, BatchTracker, Rejection, status_of
 
+
 def task(number: int, runs: int | None = None) -> Task:
     return Task(task_id=f"b#{number}", workflow="math", prompt="1", repeat_times=runs)
 

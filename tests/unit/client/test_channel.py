@@ -67,7 +67,7 @@ async def test_replies_are_read_on_after_a_reader_has_broken(log: FakeLog, bus: 
 
 async def test_silence_is_an_error_that_names_the_fix(bus: FakeBus) -> None:
     async with Channel(bus, again_s=0.02, silence_s=0.1) as client:
-        with pytest.raises(NoCoordinatorError, match="'fake'.*trinity-bus run coordinator.*command.submit_batch 'b'"):
+        with pytest.raises(NoCoordinatorError, match=r"'fake'.*trinity-bus run coordinator.*command.submit_batch 'b'"):
             await client.submit()
 
 

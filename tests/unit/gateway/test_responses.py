@@ -8,12 +8,11 @@ import pytest
 from schemas.topics import TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ASKED, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.chat import responses
 from trinity_bus.gateway import sessions
-from trinity_bus.runtime.http import session_key
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOLS: list[Any] = [
