@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas import Sampling
 from schemas.groups.kept import decode_kept
 from tests.support.chat.models import END, FAMILIES, tokenizer_of
 from tests.support.fakes.experiences import kept_of
@@ -195,42 +194,6 @@ def test_what_each_turn_was_drawn_from_is_told_where_its_tokens_are() -> None:
     assert np.flatnonzero(counts).tolist() == list(range(turn, turn + len(drawn)))
     assert ids.tolist() == [token for each in drawn for token in sorted([each, 9999])]
     assert sample.rollout(reward=1.0, metrics={}).kept is sample.kept
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "samples"),
-    [
-        ({"top_p": 0.9}, {}, 2),
-        ({}, {"top_k": 5}, 2),
-        ({"min_p": 0.1}, {"min_p": 0.2}, 2),
-        ({"top_p": 0.9}, None, 2),
-        (None, {"top_p": 0.9}, 2),
-        ({"top_p": 0.9}, {"top_p": 0.9, "max_tokens": 7}, 1),
-        ({"top_p": 1.0, "top_k": -1, "min_p": 0.0}, {}, 1),
-    ],
-    ids=str,
-)
-def test_turns_with_other_limits_are_other_samples(
-    first: dict[str, Any] | None, then: dict[str, Any] | None, samples: int
-) -> None:
-    talk = Talk()
-
-    def said(messages: list[Any], how: dict[str, Any] | None) -> Any:
-        drawn = talk.drawn("3")
-        if how and how.get("top_p") != 1.0:
-            drawn.kept = bytearray(kept_of(*([token, 9999] for token in drawn.token_ids)))
-        sampling = None if how is None else Sampling(temperature=1.0, **how)
-        return talk.session.add(talk.session.prompt(messages), drawn, sampling=sampling)
-
-    said([USER, said([USER], first).message, MORE], then)
-    found = talk.session.samples
-    assert len(found) == samples
-    assert talk.session.branches == samples - 1
-    for sample, how in zip(found, (first, then), strict=False):
-        assert sample.sampling == (None if how is None else Sampling(temperature=1.0, **how))
-        # Each was drawn as it says: no turn without sets stands in a sample of turns with them.
-        counts = None if sample.kept is None else decode_kept(sample.kept, len(sample.mask)).counts
-        assert counts is None or (counts[sample.mask] == 2).all()
 
 
 @pytest.mark.parametrize(
