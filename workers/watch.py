@@ -169,7 +169,7 @@ def training_line(view: MeshState) -> Text:
     return text
 
 
-def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableType:
+def mesh(view: MeshState, lag: Mapping[str, int] | None = None, held: Sequence[str] = ()) -> RenderableType:
     newest = list(view.batches.values())[-_RECENT:]
     batches = _batches(view, newest, ["batch", "type", "state", "tasks", "failed", "needs version", "reward"])
     parts: list[RenderableType] = [batches, explorers_table(view)]
@@ -192,5 +192,6 @@ def mesh(view: MeshState, lag: Mapping[str, int] | None = None) -> RenderableTyp
     parts.append(training_line(view))
     if lag is not None:
         parts.append(Text("coordinator's lag: " + ", ".join(f"{n:,} {name}" for name, n in lag.items())))
+    parts.extend(Text(f"! {line}", "red") for line in held)
     parts.extend(Text(f"! {one_line(error)}", "red") for error in view.errors)
     return Group(*parts)

@@ -4,7 +4,7 @@
 ``trinity-bus`` and the demo all look through these. Importing this package imports no machine-learning framework.
 """
 
-from trinity_bus.view.mesh_follower import MeshFollower, coordinator_lag, follow
+from trinity_bus.view.mesh_follower import HeldBack, MeshFollower, coordinator_lag, follow
 from trinity_bus.view.parts import (
     BatchView,
     ExplorerView,
@@ -21,6 +21,7 @@ from trinity_bus.view.state import MeshState
 __all__ = [
     "BatchView",
     "ExplorerView",
+    "HeldBack",
     "Limits",
     "MeshFollower",
     "MeshState",

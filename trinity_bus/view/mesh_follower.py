@@ -19,10 +19,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 from schemas.topic import Topic
-from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, MODEL_VERSIONS
+from schemas.topics import BATCHES, COORDINATOR_INPUTS, EVENTS, EXPERIENCES, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, Start, TopicFollower
-from trinity_bus.bus.read.offsets import recent
+from trinity_bus.bus.read.offsets import HELD_S, Stalls, Standing, recent
 from trinity_bus.view.state import MeshState
 
 RECENT_EVENTS: Final = 500  # How many of the newest events of each partition a view begins with
@@ -137,6 +137,37 @@ async def follow(
     start: Start = "beginning" if whole else await recent(bus, set(EVENTS).intersection(topics), RECENT_EVENTS)
     async with MeshFollower(bus, *topics, start=start, state=state, clock=clock, gather_s=gather_s) as follower:
         yield follower
+
+
+TOPICS: Final = (*COORDINATOR_INPUTS, EXPERIENCES)  # What coordinator and trainer wait for
+_LOOK_S: Final = 0.25
+
+
+class HeldBack:
+    """Looks, again and again, whether records lie behind a transaction: one look cannot tell how long it is open."""
+
+    def __init__(self, bus: Bus, present: Collection[Topic] = TOPICS) -> None:
+        self._bus = bus
+        self._topics = [topic for topic in TOPICS if topic in present]
+        self._stalls = Stalls()
+
+    async def look(self) -> list[str]:
+        """Return a line for each partition of which it is known that records wait in it."""
+        standings = []
+        for topic in self._topics:
+            stable, written = await self._bus.end_offsets(topic), await self._bus.written_ends(topic)
+            standings += [Standing(topic.name, p, end, end, written.get(p)) for p, end in stable.items()]
+        return self._stalls.look(awake.now(), standings, ())
+
+    async def certain(self) -> list[str]:
+        """Look until it is known of each transaction that is open; that takes some seconds where one is."""
+        # Where one transaction follows the other there is always one that has just begun.
+        until = awake.now() + 2 * HELD_S
+        lines = await self.look()
+        while self._stalls.doubtful and awake.now() <= until:
+            await asyncio.sleep(_LOOK_S)
+            lines = await self.look()
+        return lines
 
 
 async def coordinator_lag(bus: Bus, present: Collection[Topic] = COORDINATOR_INPUTS) -> dict[str, int]:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.view import coordinator_lag, follow
+from trinity_bus.view import HeldBack, coordinator_lag, follow
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, show_live
 from workers.watch import mesh, runners_table
@@ -27,14 +27,16 @@ async def status(bus: Bus, once: _Once = False) -> None:
     """Show batches, explorers, versions and lag, until Ctrl-C."""
     # No coordinator may have been here yet.
     present = await bus.present()
+    held = HeldBack(bus, present)
     async with follow(bus, topics=[one for one in (BATCHES, MODEL_VERSIONS, *EVENTS) if one in present]) as follower:
+        if once or not out.is_terminal:
+            out.print(mesh(follower.state, await coordinator_lag(bus, present), await held.certain()))
+            return
 
         async def picture() -> RenderableType:
-            return mesh(follower.state, await coordinator_lag(bus, present))
+            return mesh(follower.state, await coordinator_lag(bus, present), await held.look())
 
-        if out.is_terminal and not once:
-            await show_live(out, picture)
-        out.print(await picture())
+        await show_live(out, picture)
 
 
 @app.command()

@@ -132,6 +132,8 @@ class Stalls:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}  # by partition: where it is held, and since when
+        # whether there is a transaction of which the last look could not tell yet whether it stays open
+        self.doubtful = False
         self._said: set[str] = set()
         self._news: list[str] = []
 
@@ -144,6 +146,7 @@ class Stalls:
             for one in standings
             if self._is_held(now, one)
         ]
+        self.doubtful = len(lines) < len(self._held)
         lines += [
             f"{topic} has {has} partitions and needs exactly {wanted}: nobody reads what is in the others; make the "
             "topic anew, and send again what they hold"
