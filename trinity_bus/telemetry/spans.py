@@ -9,7 +9,6 @@ Trace context travels as a W3C ``traceparent``, ``00-<trace id>-<span id>-<flags
 the work.
 """
 
-import base64
 import io
 import itertools
 import json
@@ -20,14 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-from opentelemetry.trace import Link, Span, SpanContext
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, format_span_id, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AnyValue
 
@@ -72,9 +69,21 @@ def links(parents: Iterable[str | None]) -> list[Link]:
     return [Link(context) for context in unique.values()]
 
 
+# OTLP's numbers
+KINDS = {
+    SpanKind.INTERNAL: 1,
+    SpanKind.SERVER: 2,
+    SpanKind.CLIENT: 3,
+    SpanKind.PRODUCER: 4,
+    SpanKind.CONSUMER: 5,
+}
+
+
 def span_lines(path: Path) -> ConsoleSpanExporter:
     """Return what appends spans to a file."""
-    return ConsoleSpanExporter(out=_Lines(path), formatter=_span_line)
+    return ConsoleSpanExporter(
+        out=_Lines(path), formatter=lambda span: json.dumps(span_to_json(span), separators=(",", ":")) + "\n"
+    )
 
 
 def metric_lines(path: Path) -> ConsoleMetricExporter:
@@ -99,31 +108,86 @@ class _Lines(io.StringIO):
                 file.write(lines)
 
 
-def _span_line(span: ReadableSpan) -> str:
-    request = MessageToDict(encode_spans([span]), use_integers_for_enums=True)
-    ids = request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]
-    # OTLP/JSON has ids in hexadecimal digits where JSON's mapping of protobuf has base64.
-    for fields in (ids, *ids.get("links", ())):
-        for name in fields.keys() & {"traceId", "spanId", "parentSpanId"}:
-            fields[name] = base64.b64decode(fields[name]).hex()
-    return json.dumps(request, separators=(",", ":")) + "\n"
+def span_to_json(span: ReadableSpan) -> dict[str, Any]:
+    context, scope = span.get_span_context(), span.instrumentation_scope
+    if context is None:
+        raise ValueError(f"span {span.name!r} has no context")
+    fields: dict[str, Any] = {
+        **_ids(context),
+        "name": span.name,
+        "kind": KINDS[span.kind],
+        "startTimeUnixNano": str(span.start_time or 0),
+        "endTimeUnixNano": str(span.end_time or 0),
+        "attributes": _attributes(span.attributes or {}),
+        "events": [
+            {
+                "timeUnixNano": str(event.timestamp),
+                "name": event.name,
+                "attributes": _attributes(event.attributes or {}),
+            }
+            for event in span.events
+        ],
+        "links": [{**_ids(link.context), "attributes": _attributes(link.attributes or {})} for link in span.links],
+        # The API's codes (unset 0, ok 1, error 2) are OTLP's.
+        "status": {"code": span.status.status_code.value, "message": span.status.description or ""},
+    }
+    if span.parent is not None:
+        fields["parentSpanId"] = format_span_id(span.parent.span_id)
+    return {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": _attributes(span.resource.attributes)},
+                "scopeSpans": [{"scope": {"name": scope.name if scope is not None else ""}, "spans": [fields]}],
+            }
+        ]
+    }
+
+
+def _ids(context: SpanContext) -> dict[str, str]:
+    return {"traceId": format_trace_id(context.trace_id), "spanId": format_span_id(context.span_id)}
+
+
+def _attributes(attributes: Mapping[str, AnyValue]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+
+
+def _value(value: AnyValue) -> dict[str, Any]:
+    result: dict[str, Any]
+    match value:
+        case bool():
+            result = {"boolValue": value}
+        case int():
+            # 64-bit integers are strings in JSON's mapping of protobuf.
+            result = {"intValue": str(value)}
+        case float():
+            result = {"doubleValue": value}
+        case str():
+            result = {"stringValue": value}
+        case Mapping():
+            result = {"kvlistValue": {"values": _attributes(value)}}
+        case None | bytes():
+            # Legal, of no use to a reader of traces, and shown as they print.
+            result = {"stringValue": repr(value)}
+        case _:
+            result = {"arrayValue": {"values": [_value(item) for item in value]}}
+    return result
 
 
 def plain_value(value: Mapping[str, Any]) -> AnyValue:
     """Return the attribute value that an OTLP/JSON one stands for; ValueError where it stands for none."""
     match dict(value):
-        case {"stringValue": str(plain)} | {"boolValue": bool(plain)} | {"bytesValue": str(plain)}:
-            return plain
+        case {"stringValue": str(text)}:
+            return text
         case {"intValue": str() | int() as number}:
             return int(number)
-        case {"doubleValue": float() | int() | "NaN" | "Infinity" | "-Infinity" as number}:
+        case {"doubleValue": float() | int() as number}:
             return float(number)
-        case {"arrayValue": dict(array)}:
-            return [plain_value(item) for item in array.get("values", ())]
-        case {"kvlistValue": dict(array)}:
-            return _plain_attributes(array.get("values", []))
-        case {} if not value:
-            return None
+        case {"boolValue": bool(flag)}:
+            return flag
+        case {"arrayValue": {"values": list(items)}}:
+            return [plain_value(item) for item in items]
+        case {"kvlistValue": {"values": list(items)}}:
+            return {item["key"]: plain_value(item["value"]) for item in items}
     raise ValueError(f"not an attribute value: {value!r}")
 
 
@@ -177,7 +241,7 @@ def _read(path: Path) -> Iterator[SpanRecord]:
 def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
     """Return the spans of one OTLP/JSON export request. Raises ValueError, KeyError, TypeError: it is none."""
     for resource_spans in request["resourceSpans"]:
-        resource = _plain_attributes(resource_spans["resource"].get("attributes", []))
+        resource = _plain_attributes(resource_spans["resource"]["attributes"])
         for scope in resource_spans["scopeSpans"]:
             for span in scope["spans"]:
                 status = span.get("status", {})
@@ -185,7 +249,7 @@ def spans_of_request(request: Mapping[str, Any]) -> Iterator[SpanRecord]:
                     trace_id=span["traceId"],
                     span_id=span["spanId"],
                     parent_id=span.get("parentSpanId") or None,
-                    name=span.get("name", ""),
+                    name=span["name"],
                     service=str(resource.get(names.SERVICE_NAME, "")),
                     instance=str(resource.get(names.SERVICE_INSTANCE_ID, "")),
                     start_ns=int(span["startTimeUnixNano"]),
