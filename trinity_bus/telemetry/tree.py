@@ -35,6 +35,7 @@ SHOWN = (
     names.MESSAGING_DESTINATION_PARTITION_ID,
     names.MESSAGING_KAFKA_OFFSET,
 )
+MANY = 4  # so many siblings without children or errors, of one name and service, share a line
 
 
 class TaskNotTracedError(TrinityError, LookupError):
@@ -143,8 +144,27 @@ def _nodes(
 
 def _draw(tree: Tree, node: Node, start_ns: int, *, linked: bool = False) -> None:
     branch = tree.add(_label(node, start_ns, linked=linked))
+    alike: dict[tuple[str, str], list[SpanRecord]] = defaultdict(list)
     for child in node.children:
-        _draw(branch, child, start_ns)
+        if not child.children and child.span.error is None:
+            alike[child.span.name, child.span.service].append(child.span)
+    for child in node.children:
+        group = alike.get((child.span.name, child.span.service), [])
+        if child.span not in group or len(group) < MANY:
+            _draw(branch, child, start_ns)
+        elif child.span is group[0]:
+            branch.add(_summary(group, start_ns))
+
+
+def _summary(alike: Sequence[SpanRecord], start_ns: int) -> str:
+    # One line for spans that differ in nothing worth a line each, such as the samples of a group.
+    first = alike[0]
+    seconds = [span.seconds for span in alike]
+    return "  ".join([
+        f"[green]{escape(first.name)}[/] [bold]x {len(alike)}[/]",
+        f"[magenta]{escape(first.service)}[/]",
+        f"[dim]+{_time((first.start_ns - start_ns) / 1e9)}[/] {_time(min(seconds))} to {_time(max(seconds))}",
+    ])  # fmt: skip
 
 
 def _label(node: Node, start_ns: int, *, linked: bool) -> str:

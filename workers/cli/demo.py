@@ -136,10 +136,11 @@ def _run(options: DemoOptions, shared: Preload) -> "Summary | None":
 
 
 def _report(summary: "Summary", options: DemoOptions) -> None:
-    from workers.demo.report import PLOT, results_table
+    from workers.demo.report import PLOT, results_table, stages_table
 
     folder = options.run_dir
     run_dir, model = shlex.quote(str(folder)), shlex.quote(str(summary.model))
+    out.print(stages_table(summary))
     out.print(results_table(summary))
     for label, value in (
         ("Reward plot", folder / PLOT),

@@ -71,7 +71,7 @@ class RolloutPages:
             raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
         first = count(frame, "first") or 0
         nothing: dict[str, Any] = dict.fromkeys(("tokens", "metrics", "prompt", "turns", "missing"), ())
-        nothing |= {"advantage": None, "comparison": Comparison(), "figures": FiguresView()}
+        nothing |= {"advantage": None, "comparison": Comparison(), "figures": FiguresView(), "sampled_with": ""}
         shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
         try:
             record = await self._context.feed.records.group([found.group])
@@ -134,6 +134,7 @@ class RolloutPages:
             "turns": rollouts.turns(sample, texts, texts.read) if texts is not None else [],
             "figures": figures,
             "missing": missing,
+            "sampled_with": rollouts.way_of_drawing(sample.sampling),
             "more": first + PAGE_TOKENS < len(sample.tokens),
         }
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -83,6 +84,24 @@ def results_table(summary: Summary) -> Table:
     table = Table("", "before", "after", title=f"Held out: {summary.held_out_tasks} prompts that were never trained on")
     table.add_row("reward", f"{summary.reward_before:.3f}", f"[bold green]{summary.reward_after:.3f}[/]")
     table.add_row("answered exactly", f"{summary.exact_before:.1%}", f"{summary.exact_after:.1%}")
+    return table
+
+
+def stages_table(summary: Summary) -> Table:
+    table = Table("stage", "seconds", title="Where the time went", show_footer=False)
+    for name, seconds in summary.stages.items():
+        table.add_row(name, f"{seconds:.1f}")
+    table.add_row("[bold]all[/]", f"[bold]{summary.total_seconds:.1f}[/]")
+    table.add_section()
+    table.add_row("first reward after", f"{summary.time_to_first_reward_s:.1f}")
+    for label, values in (
+        ("a step: rollouts", [step.rollout_s for step in summary.steps]),
+        ("a step: training", [step.train_s for step in summary.steps]),
+        ("a step: weights to all explorers", [step.sync_s for step in summary.steps]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            table.add_row(label, f"{fmean(known):.2f}")
     return table
 
 

@@ -4,11 +4,18 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from schemas.experience import SampledWith
 from tests.support.fakes.experiences import make_group
 from trinity_bus.console.index.group_rows import Tokens
 from trinity_bus.console.index.terms import EventKind, Place, SamplePlace, TaskEvent, TaskTimeline
 from trinity_bus.console.web.advantage import Comparison
-from trinity_bus.console.web.rollouts import group_runs, mean_of_runs, sample_json, task_tree
+from trinity_bus.console.web.rollouts import (
+    group_runs,
+    mean_of_runs,
+    sample_json,
+    task_tree,
+    way_of_drawing,
+)
 
 
 def texts(tokens: Sequence[Tokens]) -> list[str]:
@@ -73,3 +80,11 @@ def test_of_very_many_metrics_the_first_are_shown() -> None:
     group = replace(make_group(rewards=(1.0,)), metrics=[{f"m{n:03}": 1.0 for n in range(120)} | {"reward": 1.0}])
     _, (run,) = group_runs(group, [SamplePlace(0, 0, 0)], Comparison(), texts=None, most=1)
     assert [name for name, _ in run.metrics] == [f"m{n:03}" for n in range(100)]
+
+
+def test_how_a_sample_was_drawn() -> None:
+    nan = float("nan")
+    assert way_of_drawing(None) == ""
+    assert way_of_drawing(SampledWith(1.0, 1.0, 0.0, 0.0)) == "temperature 1"
+    assert way_of_drawing(SampledWith(0.5, 0.9, 20.0, 0.1)) == "temperature 0.5, top-p 0.9, top-k 20, min-p 0.1"
+    assert "had a say" in way_of_drawing(SampledWith(1.0, nan, nan, nan))

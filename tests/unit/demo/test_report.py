@@ -3,7 +3,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from workers.demo.report import StepSummary, Summary, plot, results_table
+from workers.demo.report import StepSummary, Summary, plot, results_table, stages_table
 
 STEP = StepSummary(
     step=1, version=1, reward=0.3, loss=0.1, staleness=0.0, rewarded_at=1e9, rollout_s=1.0, train_s=0.5, sync_s=None
@@ -22,10 +22,11 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
         assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_table_tells_before_and_after() -> None:
+def test_tables_tell_before_after_and_times() -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as captured:
-        console.print(results_table(SUMMARY))
+        console.print(results_table(SUMMARY), stages_table(SUMMARY))
     text = captured.get()
-    for part in ("0.050", "0.950", "90.0%", "200 prompts"):
+    for part in ("0.050", "0.950", "90.0%", "200 prompts", "start Kafka", "60.0", "a step: rollouts", "1.00"):
         assert part in text
+    assert "weights to all explorers" not in text

@@ -76,6 +76,20 @@ task t1  trace {TASK}
     )
 
 
+def test_many_alike_share_a_line_but_errors_do_not() -> None:
+    requests = [
+        span("text_completion tiny", f"9{i}", "06", at_ms=63 + i, ms=100 * (i + 1), service="explorer")
+        for i in range(5)
+    ]
+    failed = span("text_completion tiny", "99", "06", at_ms=70, service="explorer", error="EngineDeadError: gone")
+    text = printed([*MESH, *requests, failed], "t1")
+    # The one of the mesh, which took 1.4 s, is the sixth.
+    assert "text_completion tiny x 6  explorer" in text
+    assert "100.0 ms to 1.40 s" in text
+    assert text.count("text_completion tiny") == 2
+    assert "error: EngineDeadError: gone" in text
+
+
 def test_a_lost_parent_is_told() -> None:
     assert (
         printed(MESH, "t2")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas import ExperienceGroup
-from schemas.experience import Sample
+from schemas.experience import Sample, SampledWith
 from trinity_bus.chat.formats import Format, Read
 from trinity_bus.console.index.group_rows import Texts
 from trinity_bus.console.index.terms import GroupRow, SamplePlace, TaskEvent, TaskTimeline
@@ -291,6 +291,20 @@ def sample_json(group: ExperienceGroup, number: int, texts: Texts | None) -> dic
         "turn_rewards": None if sample.turn_rewards is None else _numbers(sample.turn_rewards),
         "sampling": None if sample.sampling is None else sample.sampling._asdict(),
     }
+
+
+def way_of_drawing(sampling: SampledWith | None) -> str:
+    """Return how a sample's tokens were drawn; empty where nobody knows."""
+    if sampling is None:
+        return ""
+    if math.isnan(sampling.top_p):
+        return f"temperature {sampling.temperature:g}, and something that had a say too"
+    limits = [
+        f"top-p {sampling.top_p:g}" if sampling.top_p != 1 else "",
+        f"top-k {sampling.top_k:g}" if sampling.top_k else "",
+        f"min-p {sampling.min_p:g}" if sampling.min_p else "",
+    ]
+    return ", ".join(part for part in (f"temperature {sampling.temperature:g}", *limits) if part)
 
 
 def task_tree(task: TaskTimeline) -> list[TreeRow]:
