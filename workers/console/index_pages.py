@@ -63,7 +63,9 @@ class IndexPages:
         except StoreError as error:
             no_index = str(error)
         state = self._feed.state if frame.until is None else None
-        view = first_page.Overview(past, state, self._feed.lag, is_record=self._feed.is_record)
+        view = first_page.Overview(
+            past, state, self._feed.lag, is_record=self._feed.is_record, is_away=self._feed.is_away
+        )
         return {"view": view, "no_index": no_index, **told}
 
     async def _versions(self, frame: Frame) -> Mapping[str, Any]:
@@ -180,6 +182,7 @@ def _past(index: Index, frame: Frame) -> first_page.Past:
         syncs=index.syncs(min(row.record.version for row in versions), until=until) if versions else [],
         fleet=index.fleet(until=until),
         metrics={} if newest is None else newest.metrics,
+        trainers=index.trainers(until=until),
     )
 
 

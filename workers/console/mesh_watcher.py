@@ -166,6 +166,10 @@ class MeshWatcher:
         return " ".join(part for part in (self._away, self.index.line) if part)
 
     @property
+    def is_away(self) -> bool:
+        return bool(self._away)
+
+    @property
     def state(self) -> MeshState:
         return self._state if self._follower is None else self._follower.state
 

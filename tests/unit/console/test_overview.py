@@ -10,8 +10,9 @@ from tests.support.fakes.mesh_records import (
     explorer_beat,
     published_version,
     step_trained,
+    trainer_beat,
 )
-from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow
+from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.overview import REWARD, Overview, Past, alerts, waiting
 from trinity_bus.view import MeshState
 
@@ -85,26 +86,52 @@ def test_charts_have_a_line_for_each_evaluation_and_versions_one_axis_with_who_t
     ]
 
 
-def test_of_a_record_of_a_run_nobody_is_missing() -> None:
+def test_of_a_run_that_has_ended_nobody_is_missing() -> None:
     state = MeshState()
     for name in ("here", "gone"):
         state.apply(explorer_beat(name), 100)
     state.apply(coordinator_beat(), 107)
     state.apply(ExplorerLeft(explorer="here", incarnation="a"), 108)
+    assert Overview(None, state, {}).ended == ""
     state.tick(900)
-    found = Overview(past(), state, {}, is_record=True)
-    assert found.ended == "This is a record of a run; its last word is of 1970-01-01 00:01:47 UTC."
+    found = Overview(past(), state, {})
+    assert found.ended.startswith("The run has ended: nobody has spoken since 1970-01-01 00:01:47 UTC, 13 min ago.")
+    assert "gone did not say so" in found.ended
     assert found.alerts == []
     assert [(row.name, row.heard) for row in found.fleet] == [
         ("gone", "7 s before the end"),
         ("here", "7 s before the end"),
     ]
     assert "tokens/s" not in figures(found)
-    live = Overview(past(), state, {})
-    assert (live.ended, [one.text for one in live.alerts]) == (
-        "",
-        ["no coordinator has spoken for 13 min", "lost: gone"],
-    )
+    assert "heard last: c at the end." in found.ended
+    assert Overview(None, state, {}, is_record=True).ended.startswith("This is a record of a run")
+
+
+def test_while_nobody_can_be_heard_or_somebody_trains_on_nothing_has_ended() -> None:
+    state = MeshState()
+    state.apply(coordinator_beat(), 100)
+    state.apply(explorer_beat("gone"), 100)
+    state.tick(400)
+    told = ["no coordinator has spoken for 5 min", "lost: gone"]
+    stage = TrainerRow("trainer-0/sft", None, 7, 390.0)
+    shadow = TrainerRow("shadow", "trainer-0", 7, 90.0)
+    for found in (
+        Overview(past(), state, {}, is_away=True),
+        Overview(replace(past(), trainers=[stage]), state, {}),
+        Overview(replace(past(), trainers=[shadow]), state, {}),
+    ):
+        assert (found.ended, [one.text for one in found.alerts]) == ("", told)
+    state.tick(4000)
+    assert Overview(replace(past(), trainers=[stage, shadow]), state, {}).ended
+
+
+def test_the_last_word_of_a_trainer_with_heartbeats_is_part_of_the_end() -> None:
+    state = MeshState()
+    state.apply(trainer_beat(), 100)
+    state.tick(200)
+    live = TrainerRow("trainer-0", None, 7, 102.0)
+    found = Overview(replace(past(), trainers=[live]), state, {})
+    assert "heard last: trainer-0 at the end" in found.ended
 
 
 def test_runners_are_counted() -> None:

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from schemas import RunnerState
 from schemas.errors import one_line
-from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow
+from trinity_bus.console.index.terms import ExplorerRow, Extent, Point, PublishedRow, StepRow, SyncRow, TrainerRow
 from trinity_bus.console.web.render import MAX_POINTS, Chart, chart, figure, moment
 from trinity_bus.view import MeshState, unserved_line
 
@@ -52,6 +52,7 @@ class Past:
     syncs: Sequence[SyncRow]  # Of these, in the order of time
     fleet: Sequence[ExplorerRow]
     metrics: Mapping[str, float] = field(default_factory=dict)  # Of the newest step that was trained
+    trainers: Sequence[TrainerRow] = ()  # Who has steps
 
     def silent_s(self, row: ExplorerRow) -> float:
         return max(0.0, (self.extent.last_at or row.heard_at) - row.heard_at)
@@ -87,15 +88,21 @@ class Overview:
     """What the page shows; ``past`` is None without an index, ``state`` where an earlier moment is looked at."""
 
     def __init__(
-        self, past: Past | None, state: MeshState | None, lag: Mapping[str, int], *, is_record: bool = False
+        self,
+        past: Past | None,
+        state: MeshState | None,
+        lag: Mapping[str, int],
+        *,
+        is_record: bool = False,
+        is_away: bool = False,
     ) -> None:
-        ended_at = state.ended_at if state is not None and is_record else None
+        trainers = () if past is None else past.trainers
+        ended_at = None if state is None else end_of(state, trainers, is_record=is_record, is_away=is_away)
         then = [] if past is None else [_then(row, past) for row in past.fleet]
         self.fleet = then if state is None else fleet(state, ended_at)
         self.figures = _figures(past, state, self.fleet, ended_at)
-        # When a record of a run ends, in a sentence; empty of a run that may go on
-        record = f"This is a record of a run; its last word is of {moment(ended_at)} UTC."
-        self.ended = "" if ended_at is None else record
+        # That the run has ended, in a sentence; empty: it goes on, or nobody knows
+        self.ended = "" if state is None or ended_at is None else ending(state, ended_at, is_record=is_record)
         earlier = [] if past is None else _alerts_then(past)
         self.alerts = earlier if state is None else alerts(state, lag, ended_at)
         self.charts = [] if past is None else _charts(past)
@@ -292,6 +299,38 @@ def _syncs(past: Past) -> list[tuple[str, list[tuple[float, str]]]]:
         taken.setdefault(sync.explorer, []).append((sync.at, told))
     rows = [("published", published), *sorted(taken.items())[:_SYNC_ROWS]]
     return [(name, moments[-MAX_POINTS:]) for name, moments in rows if moments]
+
+
+_STEP_S: Final = 600.0  # So long a step may take of which nobody else tells
+
+
+def end_of(state: MeshState, trainers: Sequence[TrainerRow], *, is_record: bool, is_away: bool) -> float | None:
+    """Return when a run has ended; None: it goes on, or nobody can know, as where the broker ``is_away``."""
+    at = state.ended_at
+    if at is None or is_record:
+        return at
+    return None if is_away or _trains_on(trainers, state, at) else at
+
+
+def _trains_on(trainers: Sequence[TrainerRow], state: MeshState, ended_at: float) -> bool:
+    # Whether somebody is at steps who tells of nothing else: a stage of examples, a shadow, a replay
+    return any(
+        state.now - one.last_at <= _STEP_S
+        and (one.follows is not None or state.trainer is None or one.last_at > ended_at + state.alive_s)
+        for one in trainers
+    )
+
+
+def ending(state: MeshState, at: float, *, is_record: bool) -> str:
+    unsaid = sorted(one.name for one in state.explorers.values() if one.state != "left")
+    cut_off = f" {few(unsaid)} did not say so: a crash, or a broker that is gone." * bool(unsaid)
+    others = [] if state.coordinator is None else [(state.coordinator.coordinator, state.coordinator_at)]
+    others += [] if state.trainer is None else [(state.trainer.trainer, state.trainer_at)]
+    when = ", ".join(f"{name} {heard(one, state.now, at)}" for name, one in others)
+    cut_off += f" Coordinators and trainers never say that they leave; heard last: {when}." * bool(when)
+    if is_record:
+        return f"This is a record of a run: its log, opened again. The last word in it is of {moment(at)} UTC.{cut_off}"
+    return f"The run has ended: nobody has spoken since {moment(at)} UTC, {span(state.now - at)} ago.{cut_off}"
 
 
 def few(names: Sequence[str]) -> str:
