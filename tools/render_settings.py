@@ -35,7 +35,7 @@ the working folder.
 
 ```console
 trinity-bus config init                             # mesh.toml: every setting with its default, commented out
-trinity-bus --config mesh.toml config check         # every error; exit code 2 then
+trinity-bus --config mesh.toml config check         # every error, with its line; exit code 2 then
 trinity-bus --config mesh.toml config show          # every value, and its source
 ```
 

@@ -46,8 +46,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
     """Read a request for a message; raises ChatError where it asks for what cannot be had."""
     asked = read_body(body, _TAKEN | _PASSED_OVER, _NEUTRAL)
     messages = [message for one in read_objects(asked, "messages") for message in _messages_of(one)]
-    if messages and messages[-1]["role"] == "assistant":
-        raise ChatError("the last message is the assistant's: an answer cannot be begun here", "messages")
+    begun = _begun(messages.pop()) if messages and messages[-1]["role"] == "assistant" else ""
     if asked.get("system"):
         messages.insert(0, {"role": "system", "content": read_text(asked["system"], "system")})
     thinking = asked.get("thinking", {})
@@ -78,6 +77,7 @@ def read_messages_request(body: bytes, sampling: Sampling) -> ChatRequest:
         stream=read_flag(asked, "stream"),
         required=required,
         shows_reasoning=thinking.get("type") in ("enabled", "adaptive"),
+        begun=begun,
     )
 
 
@@ -114,6 +114,14 @@ def _named_tool(part: Any) -> Any:
         case {"type": "tool_reference", "tool_name": str(name)}:
             return {"type": "text", "text": name}
     return part
+
+
+def _begun(message: Mapping[str, Any]) -> str:
+    text: str = message["content"]
+    if "tool_calls" in message or text != text.rstrip():
+        why = "a last message of the assistant's is text to continue, without blanks at its end and tools"
+        raise ChatError(why, "messages")
+    return text
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

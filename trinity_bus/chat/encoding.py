@@ -38,7 +38,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trinity_bus.chat.formats import READ, THINK, THOUGHT
+from trinity_bus.chat.formats import READ, THINK, THOUGHT, in_reasoning
 from trinity_bus.chat.messages import ChatError, ChatMessage, Tokenizer, ToolSchema, for_template
 from trinity_bus.chat.rendering import TemplateOptions, read_options
 from trinity_bus.errors import ConfigError
@@ -101,6 +101,12 @@ class Encoder:
         named = self._all.sub(lambda mark: f"{_RENAMED}{self._marks.index(mark[0])}y", text)
         shown = _HIDDEN_MARK.sub(lambda hidden: self._marks[int(hidden[1])], named)
         return list(self._renamed.encode(shown, add_special_tokens=False).ids)
+
+    def begun(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Return the tokens of the beginning of an assistant's turn; ChatError where its prompt opens reasoning."""
+        if in_reasoning(self.model, prompt):
+            raise ChatError("this model's turns begin with reasoning, and cannot be begun for it")
+        return self.encode(self.hidden({"role": "assistant", "content": text})["content"])
 
     def hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return a message as a chat template is to see it."""

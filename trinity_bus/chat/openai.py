@@ -100,6 +100,7 @@ class ChatRequest:
     previous: str | None = None
     opening: Sequence[ChatMessage] = ()
     stored: bool = False  # whether its answer may be continued by its id
+    begun: str = ""  # of the answer, what the model is to go on with
 
     def drawn_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> Sampling:
         """Return how the answer to a prompt is drawn, as a call where it is to be one; ChatError where it cannot be."""
@@ -288,8 +289,8 @@ def read_include_usage(asked: Mapping[str, Any]) -> bool:
     return read_flag(options, "include_usage")
 
 
-def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None) -> Sampling:
-    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop})
+def read_sampling(sampling: Sampling | None, max_tokens: Any, stop: Any = None, **more: Any) -> Sampling:
+    wished = _checked(Sampling, {"max_tokens": max_tokens, "stop": [stop] if isinstance(stop, str) else stop, **more})
     return (sampling or Sampling()).model_copy(update=wished.model_dump(exclude_none=True))
 
 

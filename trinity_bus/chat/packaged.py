@@ -60,6 +60,9 @@ class PackagedRenderer:
             return None
         return list(whole.token_ids[len(before) :])
 
+    def begun(self, prompt: Sequence[int], text: str) -> list[int]:
+        return self._encoder.begun(prompt, text)
+
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         given = [dict(tool) for tool in tools or ()] or None
         read = self._renderer.parse_response(list(drawn.token_ids), tools=given, prompt_ids=list(drawn.prompt))

@@ -145,6 +145,9 @@ class TemplateRenderer:
         new = self._encoder.encode(following)
         return new[self._end_of_turn(drawn, new) :]
 
+    def begun(self, prompt: Sequence[int], text: str) -> list[int]:
+        return self._encoder.begun(prompt, text)
+
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         text = self._tokenizer.decode(without_marks(drawn.token_ids, self._ends))
         reasoning, rest = split_reasoning(text, opened=in_reasoning(self._tokenizer, drawn.prompt))
@@ -223,7 +226,7 @@ class PromptsOnly:
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ChatError(_NO_TEMPLATE)
 
-    prompt = extension = configured = turn = _refuse
+    prompt = extension = begun = configured = turn = _refuse
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         del tools

@@ -83,6 +83,11 @@ class Speech:
             self._reasons, self._after_reasoning, self._text = False, True, rest
         return self._show()
 
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take the beginning of a turn that was begun for the model, which is not shown."""
+        self.hear(token_ids)
+        self._text = self._shown = ""
+
     def end(self, content: str) -> str:
         """Return what is left to be shown of a turn that reads as ``content``."""
         for shown in (self._shown, self._shown.lstrip()):
@@ -167,6 +172,9 @@ class Renderer(Protocol):
 
         None where nothing can follow it, because this model writes what was before in another way from then on.
         """
+
+    def begun(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Return the beginning of an assistant's turn, which the model is to go on with, after ``prompt``."""
 
     def read(self, drawn: DrawnTurn, tools: Tools) -> Read:
         """Return a turn as it reads: without tools that the model may call there are no calls, and all is text.

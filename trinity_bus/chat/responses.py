@@ -14,11 +14,14 @@ In a stream each item is whole before the next begins::
     response.completed; response.incomplete where a limit has ended it, response.failed where an engine has
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
+
+import msgspec
 
 from schemas.sampling import MAX_NEW_TOKENS, Sampling
 from trinity_bus.chat.messages import ChatError, canonical
@@ -46,13 +49,13 @@ MAX_ITEMS: Final = 1 << 14  # of one input
 MAX_TOOLS: Final = 1024
 MAX_TOLD: Final = 256 << 10  # bytes of what a response repeats
 MAX_NAME_CHARS: Final = 128  # of a tool, and of the id of a call or a response
+_MAX_METADATA: Final = (16, 64, 512)  # pairs, characters of a key, of a value: as OpenAI has them
 
 _TAKEN: Final = frozenset(
-    {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens"}
-    | {"tools", "tool_choice", "parallel_tool_calls", "text", "reasoning", OPTIONS}
+    {"input", "instructions", "model", "previous_response_id", "store", "stream", "max_output_tokens", "temperature"}
+    | {"top_p", "tools", "tool_choice", "parallel_tool_calls", "text", "metadata", "reasoning", OPTIONS}
 )
-# ``max_tool_calls`` are calls of tools that are built in.
-_PASSED_OVER: Final = HINTS | {"client_metadata", "metadata", "max_tool_calls", "temperature", "top_p"}
+_PASSED_OVER: Final = HINTS | {"client_metadata", "max_tool_calls"}  # calls of tools that are built in
 _NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
     "background": (False,),
     # Reasoning needs no other form to come back: what was drawn is known.
@@ -65,6 +68,7 @@ _ITEM: Final = frozenset({"type", "id", "status"})
 _PARTS: Final = ("input_text", "output_text", "text", "refusal")
 _FORMAT: Final = ("type", "name", "description", "schema", "strict", "json_schema")
 _TEXT: Final[Mapping[str, Any]] = {"type": "output_text", "annotations": [], "logprobs": []}
+_PAGES: Final[Mapping[str, Sequence[Any]]] = {"limit": [*map(str, range(1, 101))], "order": ("asc", "desc")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +100,14 @@ def read_responses_request(body: bytes, sampling: Sampling) -> ResponseRequest:
     most = asked.get("max_output_tokens")
     if most is not None and (type(most) is not int or not 1 <= most <= MAX_NEW_TOKENS):
         raise not_had("max_output_tokens", most)
-    sampling = read_sampling(sampling, most)
+    # All tokens are what is drawn from without it, too.
+    top_p = None if asked.get("top_p") == 1 else asked.get("top_p")
+    sampling = read_sampling(sampling, most, temperature=asked.get("temperature"), top_p=top_p)
     shown: Mapping[str, Any] = text.get("format", {"type": "text"})
     told = {
         "instructions": instructions,
         "max_output_tokens": most,
+        "metadata": _metadata(asked.get("metadata", {})),
         "previous_response_id": previous,
         "store": stored,
         "temperature": sampling.temperature,
@@ -148,7 +155,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
             case "function_call":
                 fields = read_fields(item, _ITEM | {"call_id", "name", "arguments"}, {}, where)
                 name, call_id = (_name(fields, one, where) for one in ("name", "call_id"))
-                function = {"name": name, "arguments": read_text(fields.get("arguments"), f"{where}.arguments")}
+                arguments = _written(read_text(fields.get("arguments"), f"{where}.arguments"))
+                function = {"name": name, "arguments": arguments}
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": "", **thought})
                     thought = {}
@@ -167,6 +175,41 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return messages
 
 
+def input_items(messages: Sequence[bytes], answer_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of messages, as JSON, as items; ChatError where the query asks for what cannot be had."""
+    asked = read_fields({"limit": "20", "order": "desc", **query}, frozenset({"after"}), _PAGES, "query")
+    limit, step = int(asked["limit"]), 1 if asked["order"] == "asc" else -1
+    own = f"item_{answer_id.partition('_')[2]}"
+    # Of long conversations never all at once.
+    items = (item for at, some in [*enumerate(messages)][::step] for item in _items_of(some, f"{own}{at:05d}")[::step])
+    if "after" in asked and all(item["id"] != asked["after"] for item in items):
+        raise not_had("query.after", asked["after"])
+    page = [*itertools.islice(items, limit)]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = next(items, None) is not None
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+
+
+def _items_of(messages: bytes, named: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for message in msgspec.json.decode(messages):
+        role, text, calls = message["role"], message["content"], message.get("tool_calls", ())
+        if role == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
+        elif text or not calls:
+            part = {**_TEXT, "text": text} if role == "assistant" else {"type": "input_text", "text": text}
+            items.append({"type": "message", "role": role, "content": [part]})
+        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    return [{"id": f"{named}{place:05d}", "status": "completed", **item} for place, item in enumerate(items)]
+
+
+def _written(arguments: str) -> str:
+    """Return the arguments of a call without what no prompt shows of them, such as blanks; as they stand if no JSON."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.dumps(json.loads(arguments), ensure_ascii=False) if arguments.strip() else "{}"
+    return arguments
+
+
 def _tools(given: Any) -> list[dict[str, Any]]:
     tools = []
     for tool, where in _listed(given, "tools", MAX_TOOLS):
@@ -179,6 +222,16 @@ def _tools(given: Any) -> list[dict[str, Any]]:
             function["description"] = read_text(fields["description"], f"{where}.description")
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _metadata(given: Any) -> dict[str, str]:
+    pairs, name_chars, chars = _MAX_METADATA
+    if not isinstance(given, dict) or len(given) > pairs:
+        raise ChatError(f"metadata is an object of at most {pairs} fields", "metadata")
+    for name, value in given.items():
+        if len(name) > name_chars or not isinstance(value, str) or len(value) > chars:
+            raise ChatError(f"metadata has texts of {chars} characters, by names of {name_chars}", "metadata")
+    return given
 
 
 def _listed(given: Any, where: str, most: int) -> Iterator[tuple[dict[str, Any], str]]:

@@ -9,7 +9,8 @@ A session is what one agent says to a model: one conversation, or several with c
     what was said last, and more                               the same tokens, and     is added to that sample
                                                                what is new, written
     what was said earlier and was answered since, and more;    likewise                 begins a sample (``branches``)
-    or a prompt that has been answered already
+    or a prompt that has been answered already, or what is
+    answered from another softmax (its temperature, say)
     anything else: the history, or the tools, were changed     all of them, written     begins a sample (``rewrites``)
 
 So each drawn token is in one sample, once, and before it stand exactly the tokens that it was drawn after. In a sample
@@ -54,7 +55,7 @@ class TokenSample:
     kept: bytearray | None = None  # from which tokens each of the response was drawn: see ``schemas.groups.kept``
     finish_reason: str = "stop"  # of the last turn
     number: int = 0  # which of its session's
-    # How it was drawn, the same in all turns: in the turn that something altered, if one was. None: nobody said.
+    # How it was drawn, all turns from the same softmax: the turn that something altered, if one was. None: nobody said.
     sampling: Sampling | None = None
 
     def rollout(self, *, reward: float, metrics: Mapping[str, float], run_id: int | None = None) -> Rollout:
@@ -113,6 +114,13 @@ class Prompt:
     known: bytes  # what its history is known by
     digests: Digests
     after: _Point | None  # the turn that it continues
+    begun: tuple[str, int] = ("", 0)  # of the answer, which its last tokens are: how many
+
+    @property
+    def parts(self) -> tuple[list[int], list[int]]:
+        """What is said before the answer, and what was begun of that."""
+        at = len(self.token_ids) - self.begun[1]
+        return self.token_ids[:at], self.token_ids[at:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +182,17 @@ class Session:
         }
 
     def prompt(
-        self, messages: Sequence[ChatMessage], tools: Tools = None, options: TemplateOptions | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools = None,
+        options: TemplateOptions | None = None,
+        begun: str = "",
     ) -> Prompt:
         """Return what to ask the engine with.
 
         ``messages`` are the whole conversation, as clients of OpenAI's send it; ``options`` are of the model's chat
-        template, for what is new of it. ChatError: they cannot be written as tokens of this model, or make none.
+        template, for what is new of it; the answer goes on with ``begun``. ChatError: they cannot be written as tokens
+        of this model, or make none.
         """
         if not messages:
             raise ChatError("a conversation needs at least one message")
@@ -193,7 +206,8 @@ class Session:
             token_ids, after = renderer.prompt(messages, tools), None
         if not token_ids:
             raise ChatError("a conversation without a single token")
-        return Prompt(token_ids, tools, renderer, known[-1], digests, after)
+        new = renderer.begun(token_ids, begun) if begun else []
+        return Prompt([*token_ids, *new], tools, renderer, known[-1], digests, after, (begun, len(new)))
 
     def misses(self, messages: Sequence[ChatMessage], tools: Tools = None) -> bool:
         """Whether the last answer in a history was not given here: somebody else gave it, or it was rewritten."""
@@ -241,7 +255,7 @@ class Session:
 
         What is said ends before texts of ``stop``. ``sampling``: how it was drawn, where each sample is to tell it.
         """
-        sample, told = self._sample(prompt)
+        sample, told = self._sample(prompt, sampling)
         if sampling is not None and (sample.sampling is None or sampling.altered_by):
             sample.sampling = sampling
         sample._add(told, completion)  # noqa: SLF001 (its maker)
@@ -252,7 +266,7 @@ class Session:
         said = self._said(prompt, completion, stop, sample=sample.number, turn=point.turn - 1)
         self.flaws += len(said.flaws)
         self._asked.add(prompt.known)
-        self._points[prompt.digests.with_one_more(said.message)] = point
+        self._points[_known(prompt, said)] = point
         return said
 
     def add_alone(self, prompt: Sequence[int], completion: Completion) -> TokenSample:
@@ -265,7 +279,7 @@ class Session:
         calls = self._calls
         said = self._said(prompt, completion, stop, sample=0, turn=0)
         self._calls = calls
-        return prompt.digests.with_one_more(said.message)
+        return _known(prompt, said)
 
     def _continued(
         self, renderer: Renderer, known: Sequence[bytes], messages: Sequence[ChatMessage], tools: Tools
@@ -279,11 +293,13 @@ class Session:
                 return (None if new is None else [*drawn.prompt, *drawn.token_ids, *new]), point
         return None, None
 
-    def _sample(self, prompt: Prompt) -> tuple[TokenSample, list[int]]:
+    def _sample(self, prompt: Prompt, sampling: Sampling | None) -> tuple[TokenSample, list[int]]:
         """Return the sample that an answer belongs to, and what it was told since that sample's last turn."""
         after = prompt.after
         if after is not None and len(after.sample.turn_starts) == after.turn:
-            return after.sample, prompt.token_ids[after.end :]
+            before = after.sample.sampling
+            if (before and before.softmax) == (sampling and sampling.softmax):
+                return after.sample, prompt.token_ids[after.end :]
         if after is not None or prompt.known in self._asked:
             self.branches += 1
         elif self.samples:
@@ -292,14 +308,22 @@ class Session:
         return self.samples[-1], []
 
     def speech(self, prompt: Prompt, stop: Sequence[str] = ()) -> Speech:
-        return prompt.renderer.speech(prompt.token_ids, stop, prompt.tools)
+        before, begun = prompt.parts
+        speech = prompt.renderer.speech(before, stop, prompt.tools)
+        speech.begin(begun)
+        return speech
 
     def _said(
         self, prompt: Prompt, completion: Completion, stop: Sequence[str], *, sample: int, turn: int
     ) -> ModelReply:
-        drawn = DrawnTurn(prompt.token_ids, completion.token_ids, completion.finish_reason == "stop")
+        before, begun = prompt.parts
+        drawn = DrawnTurn(before, [*begun, *completion.token_ids], completion.finish_reason == "stop")
         read = prompt.renderer.read(drawn, prompt.tools)
         content = read.content
+        if begun:
+            # As it reads: reasoning that it has is no part of that.
+            own = prompt.renderer.read(DrawnTurn(before, begun, ended=False), prompt.tools).content
+            content = content.lstrip().removeprefix(own.lstrip())
         found = [(at, text) for text in stop if (at := content.find(text)) >= 0]
         stopped_by = next((text for text in stop if text in (read.reasoning or "")), None)
         if found:
@@ -320,3 +344,7 @@ class Session:
             sample=sample,
             turn=turn,
         )
+
+
+def _known(prompt: Prompt, said: ModelReply) -> bytes:
+    return prompt.digests.with_one_more({**said.message, "content": prompt.begun[0] + said.content})

@@ -89,6 +89,7 @@ def required[T](value: T | None, path: str, why: str) -> T:
 
 MAX_TOML_BYTES = 1 << 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_LINE = re.compile(r"^\s*(?:\[\s*(?P<table>[\w-]+)\s*\]|(?P<key>[\w-]+(?:\s*\.\s*[\w-]+)?)\s*=)")
 _MAX_SECRET_BYTES = 64 << 10
 _LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 # settings that the command line gives: their variables are set for the sake of the processes that it starts
@@ -113,6 +114,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 class File(TomlConfigSettingsSource):
     # Raises ConfigError where the file cannot be read, or is not TOML.
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        self._lines: dict[str, int] = {}
         self.path = Path(name) if (name := os.environ.get(CONFIG_VARIABLE)) else None
         if self.path is not None and not self.path.is_file():
             # pydantic-settings passes over a file that is not there.
@@ -132,6 +134,8 @@ class File(TomlConfigSettingsSource):
             raise ConfigError(f"{file_path}: {error.strerror}; give the path of a readable file") from None
         except ValueError as error:
             raise ConfigError(f"{file_path}: {error}") from None
+        self._lines = dict(reversed([*_lines(content.decode("utf-8-sig"))]))
+
         if status.st_uid == os.getuid() and status.st_mode & _OTHERS:
             self._keeps_no_secret(found, status.st_mode)
         return found
@@ -142,10 +146,30 @@ class File(TomlConfigSettingsSource):
             content = found.get(section)
             if is_secret(field) and isinstance(content, dict) and name in content:
                 raise ConfigError(
-                    f"{self.path}: {path} is a secret, and others may read or write the file (mode "
+                    f"{self.place(path)}: {path} is a secret, and others may read or write the file (mode "
                     f"{stat.S_IMODE(mode):04o}): chmod 600 {self.path}, or name a file of the secret with "
                     f"{env_name(path)}{FILE_SUFFIX}"
                 )
+
+    def place(self, path: str) -> str:
+        # Such as ``mesh.toml:12``.
+        line = self._lines.get(path)
+        return str(self.path) if line is None else f"{self.path}:{line}"
+
+
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+    # Names in quotes, and tables within a line, are not found.
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        if match["table"] is not None:
+            table = match["table"]
+            yield table, number
+        else:
+            key = re.sub(r"\s", "", match["key"])
+            yield f"{table}.{key}" if table else key, number
 
 
 class Environment(EnvSettingsSource):
@@ -210,44 +234,44 @@ class Origins:
     """The sources as they are now; ConfigError where the file, or that of a secret, cannot be read."""
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
-        file = File(settings_cls)
-        self._file = None if file.path is None else str(file.path)
-        self._in_file = [*_paths(file())]
+        self._file = File(settings_cls)
+        self._in_file = self._file()
         self._variables = {name.upper(): name for name, value in os.environ.items() if value}
 
     def of(self, path: str) -> str | None:
-        """Return the option, variable, or file that a setting comes from; None for its default."""
+        """Return the option, variable, or file and line that a setting comes from; None for its default."""
         if path in OPTIONS:
             return f"--set {path}"
         for variable in (env_name(path), env_name(path) + FILE_SUFFIX):
             if variable in self._variables:
                 return self._variables[variable]
-        return self._file if path in self._in_file else None
+        return self._file.place(path) if path in _paths(self._in_file) else None
 
     def label(self, path: str) -> str:
-        """Return what messages call a setting that is wrong by itself: with the file's name where it is from there."""
-        return f"{self._file}: {path}" if self._is_of_file(path) else self._named(path)
+        """Return what messages call a setting that is wrong by itself: by its place in the file where it is there."""
+        origin = self.of(path)
+        return f"{origin}: {path}" if self._is_in_file(path) else self._named(path)
 
     def told(self, message: str) -> str:
         """Return a message that names settings by their places, with where each of them comes from."""
         return _PLACE.sub(lambda match: self._named(match[0]) if match[0] in setting_fields() else match[0], message)
 
     def _named(self, path: str) -> str:
-        if self._is_of_file(path):
-            return f"{path} ({self._file})"
-        return self.of(path) or (env_name(path) if self._file is None else path)
+        if self._is_in_file(path):
+            return f"{path} ({self.of(path)})"
+        return self.of(path) or (env_name(path) if self._file.path is None else path)
 
-    def _is_of_file(self, path: str) -> bool:
-        return self._file is not None and self.of(path) == self._file
+    def _is_in_file(self, path: str) -> bool:
+        return path in _paths(self._in_file) and self.of(path) == self._file.place(path)
 
     def unknown(self) -> dict[str, str]:
         """Return what is said of each thing that is given and is no setting, by its path or variable."""
         said = {name: not_a_setting(name) for name in unknown_variables(os.environ)}
         known = [*setting_fields(), *sections()]
-        for path in self._in_file:
+        for path in _paths(self._in_file):
             if path not in known:
                 what, others = ("setting", setting_fields()) if "." in path else ("section", sections())
-                said[path] = f"{self._file}: {path} is not a {what}{nearest(path, [*others])}"
+                said[path] = f"{self._file.place(path)}: {path} is not a {what}{nearest(path, [*others])}"
         return said
 
 

@@ -61,15 +61,21 @@ class ConversationFullError(TrinityError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a stored answer is continued with."""
+    """What a stored answer was asked with, and the answer."""
 
     previous: str | None  # id of the answer that it has continued
     asked: bytes  # JSON of the messages that came after that
     answer: bytes = b"[]"  # the same of what was said then
+    whole: bytes | None = None  # JSON of the answer as its client got it; None where there is no room for it
+    deleted: bool = False
+
+    @property
+    def needed(self) -> int:  # bytes, to continue it
+        return len(self.asked) + len(self.answer) + _TOLD_BYTES
 
     @property
     def size(self) -> int:
-        return len(self.asked) + len(self.answer) + _TOLD_BYTES
+        return self.needed + len(self.whole or b"")
 
 
 @dataclass(slots=True)
@@ -165,19 +171,36 @@ class Sessions:
     def continued(self, owner: str, previous: str, name: str | None, now: float) -> tuple[Dialogue, list[bytes]]:
         """Return the conversation of an answer that is continued by its id, and JSON of all messages up to there.
 
-        Raises ConversationFullError, and UnknownAnswerError: this client has got no such answer in session ``name``,
-        or outside of all, or it was not stored.
+        Raises as ``stored`` does, and ConversationFullError.
         """
-        known, _ = self._places.get((owner, previous), (None, ()))
-        told = None if known is None else known.told.get(previous)
-        if known is None or told is None or (None if known.single else known.name) != name:
-            message = f"response {previous[:100]!r} is not known, or was not stored"
-            raise UnknownAnswerError(message, "previous_response_id")
+        known, _ = self.stored(owner, previous, name, "previous_response_id")
+        return self.open(owner, known.name, now), self.history(owner, previous, name)
+
+    def history(self, owner: str, answer_id: str, name: str | None) -> list[bytes]:
+        """Return JSON of all messages up to a stored answer, its own the last; raises as ``stored`` does."""
+        known, told = self.stored(owner, answer_id, name)
         messages = [told.answer, told.asked]
         while told.previous is not None:
             told = known.told[told.previous]
             messages += [told.answer, told.asked]
-        return self.open(owner, known.name, now), messages[::-1]
+        return messages[::-1]
+
+    def stored(self, owner: str, answer_id: str, name: str | None, param: str | None = None) -> tuple[Dialogue, Told]:
+        """Return the conversation of a stored answer, of session ``name`` or of none, and what is held of the answer.
+
+        Raises UnknownAnswerError: this client has got no such answer there, or it was not stored, or is deleted.
+        """
+        known, _ = self._places.get((owner, answer_id), (None, ()))
+        told = None if known is None else known.told.get(answer_id)
+        if known is None or told is None or told.deleted or (None if known.single else known.name) != name:
+            raise UnknownAnswerError(f"response {answer_id[:100]!r} is not known, or was not stored", param)
+        return known, told
+
+    def delete(self, owner: str, answer_id: str, name: str | None) -> None:
+        """Have a stored answer be unknown but to feedback and to answers that continue it; raises as ``stored``."""
+        known, told = self.stored(owner, answer_id, name)
+        known.told[answer_id] = replace(told, whole=None, deleted=True)
+        self._measure(known)
 
     def answered(
         self,
@@ -198,8 +221,14 @@ class Sessions:
         if known is not conversation or conversation.session is not session:
             return
         conversation.answers.append(answer_id)
-        if told is not None and conversation.stored_bytes + told.size <= MOST_TOLD:
+        if told is not None and sum(one.needed for one in conversation.told.values()) + told.needed <= MOST_TOLD:
             conversation.told[answer_id] = told
+            # That it can be continued matters more than that answers can be had again, the oldest of all.
+            excess = conversation.stored_bytes - MOST_TOLD
+            for one, each in conversation.told.items():
+                if excess > 0 and each.whole is not None:
+                    excess -= len(each.whole)
+                    conversation.told[one] = replace(each, whole=None)
         self._measure(conversation)
         self._places[conversation.owner, answer_id] = conversation, list(places)
 

@@ -1,16 +1,18 @@
 """``trinity-bus config``: write, show and check a file of settings."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
 
 from schemas.errors import printable
 from trinity_bus.config import Origins, Settings, WrongSettingsError, sections, setting_fields
+from trinity_bus.config.sections import is_secret
 from trinity_bus.config.template import template, toml_value
 from trinity_bus.errors import ConfigError
 from trinity_bus.sizing.memory import HostMemory, limit_bytes
@@ -46,23 +48,37 @@ def init(
 @app.command()
 def show(
     section: Annotated[str | None, typer.Argument(help="Only this section.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show every setting and the source of its value. Secrets are never shown."""
     if section is not None and section not in sections():
         raise typer.BadParameter(f"{section} is not one of {', '.join(sections())}")
     settings, origins = Settings(), Origins(Settings)
     table = folding_table("setting", "value", "from", box=None)
+    facts = {}
     for path in setting_fields():
         name, _, key = path.partition(".")
         if section in {None, name}:
-            table.add_row(path, _text(getattr(getattr(settings, name), key)), origins.of(path) or "default")
-    console().print(table, soft_wrap=True, markup=False)
+            value = getattr(getattr(settings, name), key)
+            origin = origins.of(path) or "default"
+            facts[path] = {"value": _shown(path, value), "from": origin}
+            table.add_row(path, _text(path, value), origin)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        console().print(table, soft_wrap=True, markup=False)
 
 
-def _text(value: object) -> str:
+def _shown(path: str, value: Any) -> Any:
+    if is_secret(setting_fields()[path]):
+        return None if value is None else "(set)"
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text(path: str, value: Any) -> str:
     if value is None:
         return "-"
-    return "(set)" if isinstance(value, SecretStr) else printable(toml_value(value))
+    return "(set)" if isinstance(value, SecretStr) else printable(toml_value(_shown(path, value)))
 
 
 @app.command()

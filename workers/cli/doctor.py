@@ -1,6 +1,8 @@
 """``trinity-bus doctor``: what of this machine would keep a mesh from working, each with its remedy."""
 
 import asyncio
+import json
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
@@ -22,6 +24,7 @@ _COLOURS: Final = {"ok": "green", "note": "dim", "warning": "yellow", "error": "
 @app.command()
 def doctor(
     services: Annotated[list[str] | None, typer.Argument(help="Services; reports what they would refuse, too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check versions, settings, ports, memory, shared memory, clock, sandbox, disks, Java, GPU, broker and rights.
 
@@ -31,7 +34,10 @@ def doctor(
     if unknown := set(wanted) - set(PRECONDITIONS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not one of {', '.join(PRECONDITIONS)}")
     found = _found(wanted)
-    console().print(_table(found))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        console().print(_table(found))
     if any(finding.level == "error" for finding in found):
         raise typer.Exit(1)
 

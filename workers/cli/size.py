@@ -1,5 +1,7 @@
 """``trinity-bus size``: what a mesh on so many GPUs does, and what it needs."""
 
+import json
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
@@ -35,6 +37,7 @@ def size(  # noqa: PLR0917 - typer makes options of them
     gbit_s: Annotated[float, typer.Option(min=0.001, max=_MOST_GBIT_S, help="Speed of a machine's network.")] = 100.0,
     rollout_tokens_s: Annotated[float | None, _measured("rollout")] = None,
     train_tokens_s: Annotated[float | None, _measured("training")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Compute tasks, bytes, partitions, brokers, transfers and staleness, each with its formula. Connects to nothing.
 
@@ -56,7 +59,10 @@ def size(  # noqa: PLR0917 - typer makes options of them
             train_tokens_s=train_tokens_s,
         )
     )
-    console().print(_table(found))
+    if as_json:
+        typer.echo(json.dumps([asdict(figure) for figure in found], indent=2))
+    else:
+        console().print(_table(found))
 
 
 def _shape(model: str) -> ModelShape:

@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from schemas.topics import BATCHES, EVENTS, MODEL_VERSIONS
 from trinity_bus import awake
 from trinity_bus.bus import Bus
-from trinity_bus.view import HeldBack, coordinator_lag, follow
+from trinity_bus.view import HeldBack, MeshFollower, coordinator_lag, follow, runner_values
 from workers.cli.connection import mesh_command
-from workers.cli.console import console, show_live
+from workers.cli.console import console, show, show_live
 from workers.watch import mesh, runners_table
 
 app = typer.Typer()
@@ -41,16 +41,27 @@ async def status(bus: Bus, once: _Once = False) -> None:
 
 @app.command()
 @mesh_command("runners")
-async def runners(bus: Bus, once: _Once = False) -> None:
+async def runners(
+    bus: Bus,
+    once: _Once = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once, a JSON object on each line.")] = False,
+) -> None:
     """Show the state of each runner, until Ctrl-C."""
     async with follow(bus) as follower:
 
         async def picture() -> RenderableType:
             return runners_table(follower.state)
 
-        if out.is_terminal and not once:
+        if out.is_terminal and not once and not as_json:
             await show_live(out, picture)
-        until = awake.now() + _REPORT_S
-        while (left := until - awake.now()) > 0 and not all(explorer.runners for explorer in follower.state.alive()):
-            await follower.changed(left)
-        out.print(runners_table(follower.state))
+        else:
+            await _print_runners(follower, as_json=as_json)
+
+
+async def _print_runners(follower: MeshFollower, *, as_json: bool) -> None:
+    until = awake.now() + _REPORT_S
+    while (left := until - awake.now()) > 0 and not all(explorer.runners for explorer in follower.state.alive()):
+        await follower.changed(left)
+    view = follower.state
+    runners = ({"runner": runner.runner, **runner_values(runner)} for runner in view.runners())
+    show(out, runners_table(view), runners, as_json=as_json)

@@ -1,4 +1,7 @@
-"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's."""
+"""``/v1/chat/completions``, ``/v1/responses`` and ``/v1/completions``: OpenAI's; ``/v1/messages``: Anthropic's.
+
+A response is stored as it was sent, and can be had again and deleted by its id; so can the items that it was made from.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +22,16 @@ from trinity_bus.chat.openai import (
     model_body,
     models_body,
     read_completion_request,
+    read_fields,
     read_request,
     text_of_completion,
     token_texts,
 )
 from trinity_bus.chat.rendering import DrawnTurn, Speech
-from trinity_bus.chat.responses import ResponseShape, read_responses_request
+from trinity_bus.chat.responses import ResponseShape, input_items, read_responses_request
 from trinity_bus.chat.session import ModelReply, Prompt, Session
-from workers.gateway.request_gate import BODY, PLACE, json_response
+from trinity_bus.gateway.sessions import UnknownAnswerError
+from workers.gateway.request_gate import BODY, OWNER, PLACE, json_response
 from workers.gateway.request_run import RequestContext, RequestRun
 
 
@@ -55,8 +60,9 @@ class _Answer:
 
     def body(self, drawings: Sequence[Completion]) -> Any:
         said = self.run.said(self.prompt, self.sampling, drawings)
-        self.run.answered(self.prompt, self.sampling, drawings, said)
-        return self.shape.body(self._choices(said, drawings))
+        body = self.shape.body(self._choices(said, drawings))
+        self.run.answered(self.prompt, self.sampling, drawings, said, body)
+        return body
 
     def _choices(self, said: Sequence[ModelReply], drawings: Sequence[Completion]) -> Choices:
         tokenizer = self.context.tokenizer
@@ -94,7 +100,8 @@ class _Answer:
             for i, (said, tokens) in enumerate(self._choices(replies, drawings)):
                 events += begin(i)
                 events += shape.last(i, said, speeches[i].end(said.content), tokens)
-            self.run.answered(prompt, self.sampling, drawings, replies)
+            # The last event of a response has it whole.
+            self.run.answered(prompt, self.sampling, drawings, replies, events[-1].get("response"))
             return [*events, *shape.end(_drawn(drawings))]
 
         return await self.run.stream(request, shape, prompt.token_ids, self.sampling, n, hear=hear, ended=ended)
@@ -122,6 +129,25 @@ class ChatApis:
             return json_response(models_body(model))
         self._context.check_model(asked)
         return json_response(model_body(model))
+
+    async def stored(self, request: web.Request) -> web.StreamResponse:
+        # Nothing of what its client may ask of it beside can be had.
+        read_fields(dict(request.query), frozenset(), {"stream": ("false",)}, "query")
+        _, held = self._context.sessions.stored(*_named(request))
+        if held.whole is None:
+            raise UnknownAnswerError(
+                "this response can be continued, but its conversation has no room to hold it whole"
+            )
+        return web.Response(body=held.whole, content_type="application/json")
+
+    async def input_items(self, request: web.Request) -> web.StreamResponse:
+        *messages, _ = self._context.sessions.history(*_named(request))
+        size, answer_id = sum(map(len, messages)), request.match_info["response"]
+        return json_response(await self._context.written(size, input_items, messages, answer_id, dict(request.query)))
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        self._context.sessions.delete(*_named(request))
+        return json_response({"id": request.match_info["response"], "object": "response", "deleted": True})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body, context = request.pop(BODY), self._context
@@ -160,9 +186,13 @@ class ChatApis:
         asked = read_messages_request(body, self._context.sampling)
         self._context.check_model(asked.model)
         session = Session(self._context.sessions.renderer)
-        given = asked.messages, asked.tools, asked.options
+        given = asked.messages, asked.tools, asked.options, asked.begun
         prompt = await self._context.written(len(body), session.prompt, *given)
         return json_response({"input_tokens": len(prompt.token_ids)})
+
+
+def _named(request: web.Request) -> tuple[str, str, str | None]:
+    return request[OWNER], request.match_info["response"], request.match_info.get("session")
 
 
 def _tokens_in(tokenizer: Tokenizer, text: str | None) -> int:

@@ -156,7 +156,7 @@ class RequestRun:
     def _prompt(self, asked: ChatRequest) -> Prompt:
         before = [message for messages in self.history for message in msgspec.json.decode(messages)]
         messages = [*asked.opening, *before, *asked.messages]
-        return self.session.prompt(messages, asked.tools, asked.options)
+        return self.session.prompt(messages, asked.tools, asked.options, asked.begun)
 
     async def stream(
         self,
@@ -209,11 +209,19 @@ class RequestRun:
         return said
 
     def answered(
-        self, prompt: Prompt, sampling: Sampling, drawings: Sequence[Completion], said: Sequence[ModelReply]
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        drawings: Sequence[Completion],
+        said: Sequence[ModelReply],
+        whole: Any,
     ) -> None:
+        """Note what was said, which is ``whole`` as the client gets it where that may be stored."""
         places = [(one.sample, one.turn) for one in said]
-        logged = not sampling.altered_by
-        stored = self.stored and replace(self.stored, answer=canonical([one.message for one in said]))
+        logged = not sampling.altered_by and sampling.softmax == self.context.sampling.softmax
+        stored = self.stored and replace(
+            self.stored, answer=canonical([one.message for one in said]), whole=msgspec.json.encode(whole)
+        )
         self._note(prompt.token_ids, drawings, places, stored, logged=logged)
 
     def completed(self, prompt: Sequence[int], drawings: Sequence[Completion]) -> None:

@@ -157,6 +157,7 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
                 await asyncio.sleep(0.5)
 
     async with with_topics(log) as bus, beside(report(bus)):
-        shown = await asyncio.to_thread(trinity_bus, log, "runners", "--once")
+        shown, listed = [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
     rows = [line.strip("│").split()[0] for line in shown.stdout.splitlines() if line.startswith("│")]
-    assert rows == ["explorer-8/0", "explorer-9/0"]
+    told = [json.loads(line)["runner"] for line in listed.stdout.splitlines()]
+    assert rows == told == ["explorer-8/0", "explorer-9/0"]

@@ -1,11 +1,13 @@
+import copy
 import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from schemas import Sampling
 from schemas.groups.kept import decode_kept
-from tests.support.chat.models import END, FAMILIES, tokenizer_of
+from tests.support.chat.models import END, FAMILIES, RENDERED, tokenizer_of
 from tests.support.fakes.experiences import kept_of
 from tests.unit.chat.test_histories import TOOLS
 from trinity_bus.chat import ChatError, Completion, Session, renderer_for
@@ -43,6 +45,34 @@ def test_what_follows_is_what_the_template_writes(family: str, ended: bool) -> N
     # As text it is the template's own: nothing is missing, and nothing is there twice.
     whole = talk.tokenizer.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
     assert talk.text(token_ids) == whole
+
+
+@pytest.mark.parametrize(("family", "name"), RENDERED)
+def test_a_turn_that_was_begun_is_gone_on_with_and_continued(family: str, name: str) -> None:
+    tokenizer = tokenizer_of(family, name)
+    session = Session(renderer_for(tokenizer))
+    prompt = session.prompt([USER], None, None, "The answer <|im_end|> is")
+    before = session.prompt([USER]).token_ids
+    assert prompt.token_ids[: len(before)] == before
+    # A mark in it is text.
+    assert tokenizer.decode(prompt.token_ids[len(before) :]) == "The answer <|im_end|> is"
+    assert not set(tokenizer.all_special_ids) & set(prompt.token_ids[len(before) :])
+    ids = tokenizer.encode(f" 3{END[family]}", add_special_tokens=False)
+    said = session.add(prompt, Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
+    assert said.content == " 3"
+    history = [USER, {"role": "assistant", "content": "The answer <|im_end|> is 3"}, MORE]
+    following = session.prompt(history).token_ids
+    assert following[: len(prompt.token_ids) + len(ids)] == [*prompt.token_ids, *ids]
+    session.add(session.prompt(history), Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]))
+    (sample,) = session.samples
+    assert (sum(sample.mask), len(sample.turn_starts)) == (2 * len(ids), 2)
+
+
+def test_a_turn_cannot_be_begun_where_its_prompt_opens_reasoning() -> None:
+    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
+    tokenizer.chat_template = "{{ messages[0].content }}<think>\n"
+    with pytest.raises(ChatError, match="begin with reasoning"):
+        Session(renderer_for(tokenizer)).prompt([USER], None, None, "The answer")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -194,6 +224,42 @@ def test_what_each_turn_was_drawn_from_is_told_where_its_tokens_are() -> None:
     assert np.flatnonzero(counts).tolist() == list(range(turn, turn + len(drawn)))
     assert ids.tolist() == [token for each in drawn for token in sorted([each, 9999])]
     assert sample.rollout(reward=1.0, metrics={}).kept is sample.kept
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "samples"),
+    [
+        ({"top_p": 0.9}, {}, 2),
+        ({}, {"top_k": 5}, 2),
+        ({"min_p": 0.1}, {"min_p": 0.2}, 2),
+        ({"top_p": 0.9}, None, 2),
+        (None, {"top_p": 0.9}, 2),
+        ({"top_p": 0.9}, {"top_p": 0.9, "max_tokens": 7}, 1),
+        ({"top_p": 1.0, "top_k": -1, "min_p": 0.0}, {}, 1),
+    ],
+    ids=str,
+)
+def test_turns_with_other_limits_are_other_samples(
+    first: dict[str, Any] | None, then: dict[str, Any] | None, samples: int
+) -> None:
+    talk = Talk()
+
+    def said(messages: list[Any], how: dict[str, Any] | None) -> Any:
+        drawn = talk.drawn("3")
+        if how and how.get("top_p") != 1.0:
+            drawn.kept = bytearray(kept_of(*([token, 9999] for token in drawn.token_ids)))
+        sampling = None if how is None else Sampling(temperature=1.0, **how)
+        return talk.session.add(talk.session.prompt(messages), drawn, sampling=sampling)
+
+    said([USER, said([USER], first).message, MORE], then)
+    found = talk.session.samples
+    assert len(found) == samples
+    assert talk.session.branches == samples - 1
+    for sample, how in zip(found, (first, then), strict=False):
+        assert sample.sampling == (None if how is None else Sampling(temperature=1.0, **how))
+        # Each was drawn as it says: no turn without sets stands in a sample of turns with them.
+        counts = None if sample.kept is None else decode_kept(sample.kept, len(sample.mask)).counts
+        assert counts is None or (counts[sample.mask] == 2).all()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat.models import CORPUS, END, FAMILIES, tokenizer_of
-from trinity_bus.chat import renderer_for
+from trinity_bus.chat import Completion, Session, renderer_for
 from trinity_bus.chat.rendering import DrawnTurn, Speech
 from trinity_bus.testing import CharacterTokenizer
 
@@ -49,6 +49,31 @@ def test_what_was_shown_is_what_it_reads_as(family: str, texts: list[str], sizes
     # Blanks at the ends of a turn mean nothing.
     assert (shown + speech.end(content)).strip() == content.strip()
     assert content.strip().startswith(shown.strip())
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+@given(texts=st.lists(parts, max_size=6), begun=st.lists(parts, min_size=1, max_size=3))
+def test_of_a_turn_that_was_begun_the_rest_is_shown(family: str, texts: list[str], begun: list[str]) -> None:
+    tokenizer = TOKENIZERS[family]
+    session = Session(renderer_for(tokenizer))
+    prompt = session.prompt([{"role": "user", "content": "So?"}], None, None, "".join(begun).rstrip())
+    ids = tokenizer.encode("".join(texts), add_special_tokens=False)
+    speech = session.speech(prompt, ("STOP",))
+    shown = "".join(speech.hear([one]) for one in ids)
+    content = session.add(prompt, Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)]), ("STOP",)).content
+    assert (shown + speech.end(content)).strip() == content.strip()
+    assert content.strip().startswith(shown.strip())
+
+
+def test_a_turn_that_was_begun_goes_on_after_a_blank_and_what_was_begun_is_not_said_again() -> None:
+    tokenizer = TOKENIZERS["blanks"]
+    session = Session(renderer_for(tokenizer))
+    for begun in ("The answer", "<think></think>The answer"):
+        prompt = session.prompt([{"role": "user", "content": "So?"}], None, None, begun)
+        ids = tokenizer.encode("is 42", add_special_tokens=False)
+        speech = session.speech(prompt)
+        assert "".join(speech.hear([one]) for one in ids) == " is 42"
+        assert session.add(prompt, Completion(ids, [-1.0] * len(ids), "stop", [(0, 1)])).content == " is 42"
 
 
 def test_content_is_shown_at_once_and_marks_stops_and_reasoning_are_held() -> None:

@@ -62,17 +62,19 @@ def test_every_value_is_shown_with_where_it_comes_from_and_no_secret_is(run: Run
         "TRINITY_BUS_TRAINER__SEED": "4",
         "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE": str(password),
     }
-    done = run("--config", "m.toml", "--set", "trainer.seed=5", "config", "show", **given)
+    done = run("--config", "m.toml", "--set", "trainer.seed=5", "config", "show", "--json", **given)
     assert done.returncode == 0, done.stderr
-    shown = {path: rest for path, *rest in (re.split(r"  +", line.strip()) for line in done.stdout.splitlines())}
-    assert set(shown) >= set(setting_fields())
-    assert shown["mesh.model"] == ['"of-file"', "m.toml"]
-    assert shown["mesh.namespace"] == ['"of-environment"', "TRINITY_BUS_MESH__NAMESPACE"]
-    assert shown["trainer.seed"] == ["5", "--set trainer.seed"]
-    assert shown["coordinator.tick_s"] == ["0.25", "default"]
-    assert shown["kafka.sasl_password"] == ["(set)", "m.toml"]
-    assert shown["access.admin_password"] == ["(set)", "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE"]
-    assert "hunter" not in done.stdout + done.stderr
+    shown = json.loads(done.stdout)
+    assert set(shown) == set(setting_fields())
+    assert shown["mesh.model"] == {"value": "of-file", "from": "m.toml:2"}
+    assert shown["mesh.namespace"] == {"value": "of-environment", "from": "TRINITY_BUS_MESH__NAMESPACE"}
+    assert shown["trainer.seed"] == {"value": 5, "from": "--set trainer.seed"}
+    assert shown["coordinator.tick_s"] == {"value": 0.25, "from": "default"}
+    assert shown["kafka.sasl_password"] == {"value": "(set)", "from": "m.toml:5"}
+    assert shown["access.admin_password"]["from"] == "TRINITY_BUS_ACCESS__ADMIN_PASSWORD_FILE"
+    table = run("--config", "m.toml", "config", "show", **given)
+    assert "hunter" not in done.stdout + table.stdout + table.stderr
+    assert re.search(r"kafka.sasl_password +\(set\) +m.toml:5", table.stdout)
 
 
 def test_all_that_is_wrong_is_told_at_once(run: Run, tmp_path: Path) -> None:
@@ -81,15 +83,15 @@ def test_all_that_is_wrong_is_told_at_once(run: Run, tmp_path: Path) -> None:
     done = run("--config", "mesh.toml", "config", "check")
     assert (done.returncode, [line.partition(": ")[0] for line in done.stderr.splitlines()]) == (
         2,
-        ["mesh.toml", "mesh.toml"],
+        ["mesh.toml:2", "mesh.toml:4"],
     )
     file.write_text("[mesh]\ndtype = 'float16'\n[coordinator]\nmax_staleness = 0\n[synchronizer]\nsync_interval = 2\n")
     done = run("--config", "mesh.toml", "config", "check")
     assert done.returncode == 2
     said = done.stderr.splitlines()
-    assert "mesh.dtype (mesh.toml) is float16: the trainer trains in bfloat16 or float32" in said
+    assert "mesh.dtype (mesh.toml:2) is float16: the trainer trains in bfloat16 or float32" in said
     assert "trainer.checkpoint_dir is not set: it is needed to go on after a restart" in said
-    assert len([line for line in said if "set coordinator.max_staleness (mesh.toml) to 1 or more" in line]) == 1, said
+    assert len([line for line in said if "set coordinator.max_staleness (mesh.toml:4) to 1 or more" in line]) == 1, said
     done = run("config", "check", "coordinator")
     assert done.returncode == 0, done.stderr
 

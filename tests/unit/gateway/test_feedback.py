@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import anthropic
+import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -176,13 +177,41 @@ async def test_anthropics_client_is_answered_in_its_own_words() -> None:
         ]
         await client.messages.create(**{**asked, "messages": back}, tools=tools)
         assert (await client.messages.count_tokens(model="policy", messages=ASKED)).input_tokens == 22
-        begun: Any = [*ASKED, {"role": "assistant", "content": "It is"}]
-        for wrong in ({"model": "another"}, {"messages": [{"role": "robot", "content": ""}]}, {"messages": begun}):
+        for wrong in ({"model": "another"}, {"messages": [{"role": "robot", "content": ""}]}):
             with pytest.raises(anthropic.APIStatusError) as refused:
                 await client.messages.create(**{**asked, **wrong})
             assert refused.value.status_code in (400, 404)
         with pytest.raises(anthropic.AuthenticationError):
             await client.with_options(api_key="wrong").messages.create(**asked)
+
+
+async def test_a_turn_that_anthropics_client_has_begun_is_gone_on_with() -> None:
+    url: Any = "{}/sessions/s"
+    async with rig() as here, anthropic.AsyncAnthropic(base_url=url.format(here.url), api_key=KEY) as client:
+        prompts = here.engines["explorer-0"].prompts
+        begun: Any = {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}
+        asked: Any = {"model": "policy", "max_tokens": 99}
+        message = await client.messages.create(**asked, messages=[*ASKED, begun])
+        assert [block.text for block in message.content if block.type == "text"] == ["42"]
+        first = "user: 6*7=\nassistant: It is"
+        assert "".join(map(chr, prompts[0])) == first
+        counted = await client.messages.count_tokens(model="policy", messages=[*ASKED, begun])
+        assert (message.usage.input_tokens, counted.input_tokens) == (len(first), len(first))
+        history: Any = [*ASKED, {"role": "assistant", "content": "It is42"}, *ASKED, {**begun, "content": "Still"}]
+        async with client.messages.stream(**asked, messages=history) as stream:
+            assert "".join([text async for text in stream.text_stream]) == "42"
+        second = f"{first}42\nuser: 6*7=\nassistant: Still"
+        assert "".join(map(chr, prompts[1])) == second
+        await here.post("/feedback", session="s", reward=1)
+        ((rollout,),) = [task.rollouts for task in here.gateway._sessions.pending("me")]
+        assert len(rollout.prompt_token_ids) == len(first)
+        at = len(second) - len(first)
+        assert np.flatnonzero(np.asarray(rollout.mask)).tolist() == [0, 1, at, at + 1]
+        use = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
+        for wrong in ("It is ", [*begun["content"], use]):
+            messages: Any = [*ASKED, {**begun, "content": wrong}]
+            with pytest.raises(anthropic.BadRequestError, match="is text to continue"):
+                await client.messages.create(**asked, messages=messages)
 
 
 async def test_a_call_can_be_required_by_either_client_and_is_noted() -> None:

@@ -1,5 +1,6 @@
 """OpenAI's responses with its own client and real HTTP on both sides, on FAKE engines."""
 
+import json
 from typing import Any
 
 import openai
@@ -8,11 +9,12 @@ import pytest
 from schemas.topics import TURNS
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus
-from tests.support.gateway.rig import ASKED, OTHERS_KEY, Rig, rig, say
+from tests.support.gateway.rig import ASKED, KEY, OTHERS_KEY, Rig, rig, say
 from tests.support.mesh.records import record_of
 from tests.support.mesh.waiting import until
 from trinity_bus.chat import responses
 from trinity_bus.gateway import sessions
+from trinity_bus.runtime.http import session_key
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 TOOLS: list[Any] = [
@@ -36,11 +38,11 @@ async def contributed(here: Rig) -> list[Any]:
 async def test_a_response_is_what_an_explorer_draws_and_says_what_it_was_made_with() -> None:
     async with rig() as here, here.client() as client:
         engine = here.engines["explorer-0"]
-        answer = await respond(client, instructions="Be brief.", metadata={"a": "b"}, max_output_tokens=99, top_p=0.5)
+        answer = await respond(client, instructions="Be brief.", metadata={"a": "b"}, max_output_tokens=99, top_p=1)
         assert (answer.output_text, answer.status, answer.incomplete_details) == ("42", "completed", None)
         assert prompts(here) == ["system: Be brief.\nuser: 6*7=\nassistant: "]
         assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(prompts(here)[0]), 2)
-        assert (answer.instructions, answer.max_output_tokens) == ("Be brief.", 99)
+        assert (answer.instructions, answer.metadata, answer.max_output_tokens) == ("Be brief.", {"a": "b"}, 99)
         assert (answer.temperature, answer.top_p, answer.parallel_tool_calls) == (1.0, 1.0, True)
         engine.answer = "<think>Six times seven.</think>42"
         reasoning, message = (await respond(client)).output
@@ -174,6 +176,107 @@ async def test_what_another_client_or_session_was_answered_or_what_was_not_store
         assert (await here.post("/feedback", reward=1, msg_ids=[secret.id]))[0] == 200
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_stored_response_is_had_again_and_deleted_by_its_id(session: str | None) -> None:
+    async with rig() as here, here.client(session=session) as client:
+        engine = here.engines["explorer-0"]
+        engine.answer = f"<think>Hm.</think>So: {CALL}"
+        first = await respond(client, tools=TOOLS, metadata={"a": "b"})
+        *_, last = [event async for event in await respond(client, stream=True, previous_response_id=first.id)]
+        second = last.response
+        for one in (first, second):
+            assert (await client.responses.retrieve(one.id)).to_dict() == one.to_dict()
+        # The agent that runs in a session has its own as well, by the session's key.
+        if session is not None:
+            async with here.client(session_key(KEY, session), session=session) as agent:
+                assert (await agent.responses.retrieve(first.id)).id == first.id
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            await client.responses.retrieve(first.id, stream=True)
+        held = here.gateway._sessions
+        before = held._tokens["me"]
+        await client.responses.delete(first.id)
+        assert held._tokens["me"] < before
+        ways: list[Any] = [client.responses.retrieve, client.responses.delete]
+        for again in ways:
+            with pytest.raises(openai.NotFoundError, match="is not known, or was not stored"):
+                await again(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await respond(client, previous_response_id=first.id)
+        # What continues it goes on, and it may still get its reward.
+        engine.answer = "yes"
+        await respond(client, "And?", previous_response_id=second.id)
+        assert prompts(here)[-1].endswith("user: And?\nassistant: ")
+        assert prompts(here)[-1].startswith("user: 6*7=\nassistant: ")
+        assert (await here.post("/feedback", reward=1, msg_ids=[first.id, second.id]))[1]["counted"] == 2
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_the_items_that_a_response_was_made_from_are_had_page_by_page(session: str | None) -> None:
+    async with rig() as here, here.client(session=session) as client:
+        engine = here.engines["explorer-0"]
+        engine.answer = f"So: {CALL}"
+        first = await respond(client, [{"role": "developer", "content": "Add."}, ASKED[0]], tools=TOOLS)
+        engine.answer = "2"
+        second = await respond(client, [RESULT, ASKED[0]], previous_response_id=first.id, tools=TOOLS)
+        pages = client.responses.input_items
+        items: list[Any] = [item async for item in pages.list(second.id, limit=2, order="asc")]
+        assert [(item.type, getattr(item, "role", None)) for item in items] == [
+            ("message", "developer"),
+            ("message", "user"),
+            ("message", "assistant"),
+            ("function_call", None),
+            ("function_call_output", None),
+            ("message", "user"),
+        ]
+        assert [items[place].content[0].text for place in (0, 1, 2)] == ["Add.", ASKED[0]["content"], "So:"]
+        assert (items[3].name, items[3].arguments, items[3].call_id) == ("add", '{"a": 1}', items[4].call_id)
+        assert items[4].output == RESULT["output"]
+        assert len({item.id for item in items}) == len(items)
+        latest: Any = await pages.list(second.id, limit=1)
+        assert (latest.data[0].id, latest.has_more, latest.first_id) == (items[5].id, True, items[5].id)
+        assert [item.id async for item in pages.list(second.id, after=items[1].id)] == [items[0].id]
+        assert (await pages.list(second.id, order="asc", after=items[5].id)).data == []
+        own = [item async for item in pages.list(first.id)]
+        assert [item.role for item in own if item.type == "message"] == ["user", "developer"]
+        # What is sent again reads as it was.
+        again = await respond(client, [item.to_dict() for item in items], tools=TOOLS, store=False)
+        assert again.status == "completed"
+        assert prompts(here)[-1].replace(" <", "<") == prompts(here)[-2].replace(" <", "<")
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "item_x"}, {"include": ["x"]}):
+            with pytest.raises(openai.BadRequestError, match=f"query.{next(iter(wrong))}"):
+                await pages.list(second.id, **wrong)
+
+
+async def test_a_response_that_is_anothers_or_of_another_session_or_not_stored_is_neither_had_nor_deleted() -> None:
+    async with rig() as here, here.client() as client, here.client(OTHERS_KEY) as other:
+        mine, secret, chat = await respond(client), await respond(client, store=False), await say(client)
+        async with here.client(session="s") as inside, here.client(session_key(KEY, "t"), session="t") as beside:
+            theirs = await respond(inside)
+            for asks, answer_id in (
+                (other, mine.id),
+                (inside, mine.id),
+                (beside, mine.id),
+                (beside, theirs.id),
+                (client, theirs.id),
+                (client, secret.id),
+                (client, chat.id),
+                (client, "resp_unknown"),
+            ):
+                ways: list[Any] = [asks.responses.retrieve, asks.responses.delete, asks.responses.input_items.list]
+                for way in ways:
+                    with pytest.raises(openai.NotFoundError, match="is not known, or was not stored"):
+                        await way(answer_id)
+            assert (await inside.responses.retrieve(theirs.id)).id == theirs.id
+        async with here.client(session_key(KEY, "t")) as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.responses.retrieve(mine.id)
+        assert (await client.responses.retrieve(mine.id)).id == mine.id
+        await here.post("/feedback", reward=1, msg_ids=[mine.id])
+        here.gateway._sessions.settled(here.gateway._sessions.pending("me")[0])
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(mine.id)
+
+
 async def test_a_response_repeats_what_is_known_and_items_are_read_as_the_model_sees_them() -> None:
     async with rig() as here, here.client(session="s") as client:
         call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": " " * 999}
@@ -188,6 +291,9 @@ async def test_a_response_repeats_what_is_known_and_items_are_read_as_the_model_
         )
         assert "more" not in answer.to_json()
         assert "assistant: No." in prompts(here)[0]
+        (told,) = here.gateway._sessions._open["me", "s"].told.values()
+        calls = json.loads(told.asked)[1]["tool_calls"]
+        assert [one["function"]["arguments"] for one in calls] == ["{}", '{"a": "\u00e9"}']
 
 
 async def test_items_that_are_sent_back_continue_a_session() -> None:
@@ -208,6 +314,22 @@ async def test_items_that_are_sent_back_continue_a_session() -> None:
         async with here.client() as fresh:
             (call,) = (await respond(fresh, said, tools=TOOLS)).output
         assert call.call_id == "call00001"
+
+
+async def test_it_is_drawn_as_it_asks_and_no_sample_has_two_temperatures() -> None:
+    async with rig() as here, here.client(session="s") as client:
+        first = await respond(client)
+        cold = await respond(client, "Sure?", previous_response_id=first.id, temperature=0.5, top_p=0.9)
+        assert (cold.temperature, cold.top_p) == (0.5, 0.9)
+        await respond(client, "And?", previous_response_id=cold.id, temperature=0.5, top_p=0.9)
+        await here.post("/feedback", reward=1, session="s")
+        rollouts = await contributed(here)
+        assert [(one.sampling.temperature, one.sampling.top_p) for one in rollouts] == [(1.0, None), (0.5, 0.9)]
+        assert [len(one.turn_starts) for one in rollouts] == [1, 2]
+        assert prompts(here)[1].startswith(prompts(here)[0] + "42")
+        await until(lambda: bool(here.log.all(TURNS)), 10)
+        # Another gateway could not know how these were drawn.
+        assert len(here.log.all(TURNS)) == 1
 
 
 async def test_a_call_or_a_shape_can_be_required() -> None:
@@ -243,6 +365,9 @@ async def test_a_call_or_a_shape_can_be_required() -> None:
         ("tools[1].name", {"tools": [*TOOLS, {"type": "function", "name": "", "parameters": {}}]}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "sub"}}),
         ("max_output_tokens", {"max_output_tokens": 0}),
+        ("temperature", {"temperature": 11}),
+        ("top_p", {"top_p": -1}),
+        ("metadata", {"metadata": {"x" * 65: "y"}}),
         ("stream", {"extra_body": {"stream": "false"}}),
         ("store", {"extra_body": {"store": 1}}),
         ("stop", {"extra_body": {"stop": ["a"]}}),
@@ -279,3 +404,18 @@ async def test_items_and_stored_responses_are_bounded(monkeypatch: pytest.Monkey
         with pytest.raises(openai.NotFoundError):
             await respond(client, previous_response_id=first.id)
         assert len(held) == 2
+
+
+async def test_a_chain_goes_on_where_its_answers_cannot_all_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig() as here, here.client() as client:
+        first = await respond(client, instructions="x" * 2000)
+        monkeypatch.setattr(sessions, "MOST_TOLD", 4000)
+        second = await respond(client, previous_response_id=first.id, instructions="x" * 2000)
+        with pytest.raises(openai.NotFoundError, match="can be continued"):
+            await client.responses.retrieve(first.id)
+        assert (await client.responses.retrieve(second.id)).id == second.id
+        for one in (first, second):
+            await respond(client, previous_response_id=one.id)
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await respond(client, previous_response_id=first.id)

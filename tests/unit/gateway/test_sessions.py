@@ -102,10 +102,32 @@ def test_an_answer_is_stored_while_its_conversation_stores_no_more_than_one_may(
     here = sessions()
     one = here.open("me", "a", 0)
     for answer in ("1", "2"):
-        here.answered(one, one.session, answer, [], Told(None, b" " * 500))
+        here.answered(one, one.session, answer, [], Told(None, b" " * 500, whole=b"{}"))
     assert here.continued("me", "1", "a", 0)[0] is one
     with pytest.raises(UnknownAnswerError):
         here.continued("me", "2", "a", 0)
+
+
+def test_a_chain_goes_on_without_copies_of_its_answers_where_there_is_no_room_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_book, "MOST_TOLD", 2000)
+    here = sessions()
+    one = here.open("me", "a", 0)
+    previous = None
+    for answer in ("1", "2", "3"):
+        here.answered(one, one.session, answer, [], Told(previous, b"[]", whole=b"{}" * 500))
+        previous = answer
+    assert one.stored_bytes <= 2000
+    for answer, asked in (("1", 1), ("2", 2), ("3", 3)):
+        assert len(here.continued("me", answer, "a", 0)[1]) == 2 * asked
+    assert here.stored("me", "3", "a")[1].whole == b"{}" * 500
+    assert here.stored("me", "2", "a")[1].whole is None
+    here.delete("me", "2", "a")
+    for ask in (lambda: here.continued("me", "2", "a", 0), lambda: here.stored("me", "2", "a")):
+        with pytest.raises(UnknownAnswerError, match="is not known"):
+            ask()
+    assert len(here.continued("me", "3", "a", 0)[1]) == 6
 
 
 def test_of_too_many_tokens_the_longest_conversation_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

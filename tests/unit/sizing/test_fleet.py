@@ -1,5 +1,6 @@
 """What so many GPUs do: shapes held against their names, bytes against encoded records, and the rest against sense."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -117,9 +118,9 @@ def test_what_does_not_fit_is_said(changed: dict[str, Any], told: str) -> None:
         sized(replace(ASK, **changed))
 
 
-def test_the_command_prints_a_row_for_each_figure_and_refuses_models_that_are_none() -> None:
-    done = CliRunner().invoke(app, ["--gpus", "64", "--model", "32B"], env={"COLUMNS": "1000"})
-    assert all(figure.name in done.output for figure in sized(ASK))
+def test_the_command_prints_json_and_refuses_models_that_are_none() -> None:
+    done = CliRunner().invoke(app, ["--gpus", "64", "--model", "32B", "--json"])
+    assert [figure["name"] for figure in json.loads(done.output)] == [figure.name for figure in sized(ASK)]
     refused = CliRunner().invoke(app, ["--gpus", "64", "--model", "33B"])
     assert refused.exit_code == 2
     assert "0.6B" in refused.output

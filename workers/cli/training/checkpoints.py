@@ -33,13 +33,11 @@ _Where = Annotated[
 ]
 _Model = Annotated[Path | None, typer.Option("--model", help="Configuration and tokenizer. Unset: mesh.model_path.")]
 _Source = Annotated[str, typer.Argument(help="A step, a folder, or a global_step_N of Trinity-RFT.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print every checkpoint as a JSON object on one line.")]
 
 
 @app.command("list")
-def list_(
-    where: _Where = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every checkpoint as JSON on one line.")] = False,
-) -> None:
+def list_(where: _Where = None, as_json: _Json = False) -> None:
     """List the checkpoints: step, version, position in the log, engine, size, and whether each is a model folder."""
     found = _listed(where)
     show(out, table(found), map(_plain, found), as_json=as_json)
@@ -49,6 +47,7 @@ def list_(
 def verify(
     where: _Where = None,
     steps: Annotated[list[int] | None, typer.Argument(help="Steps to verify. Unset: all.")] = None,
+    as_json: _Json = False,
 ) -> None:
     """Read every file of the checkpoints and compare it with its digest. Exit code 1 if one is damaged or missing."""
     found = _listed(where, verified=True)
@@ -56,7 +55,7 @@ def verify(
     missing = sorted(set(steps or ()) - {one.step for one in chosen})
     for step in missing:
         say(f"there is no checkpoint of step {step}", stderr=True)
-    out.print(table(chosen))
+    show(out, table(chosen), map(_plain, chosen), as_json=as_json)
     for one in chosen:
         if one.problem:
             say(one.problem, stderr=True)

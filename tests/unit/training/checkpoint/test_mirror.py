@@ -776,9 +776,7 @@ def test_commands_understand_a_url(local: Place, tmp_path: Path) -> None:
     run("fetch", "--from", local.url, "--dir", str(target))
     assert checkpoint.steps(target) == [2]
     local.store.remove(local.pieces()[:1])
-    verified = CliRunner().invoke(app, ("verify", "--dir", local.url))
-    assert verified.exit_code == 1
-    assert "is missing" in verified.stderr
+    assert "is missing" in run("verify", "--dir", local.url, "--json", status=1)
     for arguments, why in {
         ("fetch", "9", "--from", local.url, "--dir", str(tmp_path / "none")): "no checkpoint of step 9",
         ("fetch", "--from", local.url, "--dir", str(machine.folder)): "give an empty folder",
