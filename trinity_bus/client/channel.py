@@ -22,9 +22,7 @@ the caller gives up waiting         the reply is passed over
 a reply is for another client       it is passed over
 ==================================  ===================================================================================
 
-``RetryPolicy`` decides when a command is sent again, and when waiting for its reply ends.
-
-::
+When a command is sent again, and when waiting for its reply ends::
 
     send --> WAITING --the reply--> ANSWERED
               |  ^
@@ -43,15 +41,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import uuid
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas import AbortBatch, CommandReply, Contribute, FinalizeBatch, PublishVersion, RollBack
-from schemas.command import AnyCommand, Command
+from schemas.command import AnyCommand
 from schemas.topic import Topic
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, REPLIES
 from trinity_bus import awake
@@ -64,53 +60,13 @@ from trinity_bus.errors import BusError, NoCoordinatorError
 AGAIN_S = 5.0
 SILENCE_S = 30.0
 
-
-class RetryStep(StrEnum):
-    WAIT = "wait"
-    AGAIN = "again"
-    GIVE_UP = "give_up"
-
-
-class RetryPolicy:
-    # All times are seconds on one clock that never runs backward. ``taken``: whether the broker took it when it was
-    # sent first, at ``now``; ``outage_s``: as ``silence_s`` while the broker takes nothing.
-    def __init__(
-        self, now: float, *, taken: bool, again_s: float = AGAIN_S, silence_s: float = SILENCE_S, outage_s: float = 0.0
-    ) -> None:
-        self._again_s = again_s
-        self._silence_s = silence_s
-        self._outage_s = max(outage_s, silence_s)
-        self._since = now
-        self._last_sent_at = now
-        self._taken = taken
-
-    def step(self, now: float, heard_at: float | None) -> RetryStep:
-        """Return what to do. ``heard_at``: when a coordinator was last heard, by anyone; ``None`` if never."""
-        if now >= self._end(heard_at):
-            return RetryStep.GIVE_UP
-        return RetryStep.AGAIN if now >= self._last_sent_at + self._again_s else RetryStep.WAIT
-
-    def pause(self, now: float, heard_at: float | None) -> float:
-        """Seconds until there is something to do."""
-        return max(0.0, min(self._last_sent_at + self._again_s, self._end(heard_at)) - now)
-
-    def sent(self, now: float, *, taken: bool) -> None:
-        if taken and not self._taken:
-            self._since = now
-        self._last_sent_at, self._taken = now, taken
-
-    def _end(self, heard_at: float | None) -> float:
-        limit = self._silence_s if self._taken else self._outage_s
-        return limit + (self._since if heard_at is None else max(self._since, heard_at))
-
-
 log = logging.getLogger(__name__)
 
 _NAME_CHARS: Final = 64
 
 
 class CommandChannel:
-    """Sends commands and waits for their replies. An async context manager. For the times see ``RetryPolicy``.
+    """Sends commands and waits for their replies. An async context manager. ``again_s``, ``silence_s``: see above.
 
     ``name``: what the coordinator's log calls this client; what follows it tells it from others of that name.
     """
@@ -181,36 +137,31 @@ class CommandChannel:
         self._waiting[command.command_id] = answered
         try:
             problem = await self._send(command, topic)
-            retry = RetryPolicy(
-                self._clock(),
-                taken=problem is None,
-                again_s=self._again_s,
-                silence_s=self._silence_s,
-                outage_s=self._bus.settings.outage_s,
-            )
+            since = sent_at = self._clock()
             while True:
-                await awake.wait([answered], retry.pause(self._clock(), self._heard_at))
+                ends = self._silence_ends(since, problem)
+                await awake.wait([answered], max(0.0, min(sent_at + self._again_s, ends) - self._clock()))
                 if answered.done():
                     return answered.result()
                 now = self._clock()
-                match retry.step(now, self._heard_at):
-                    case RetryStep.GIVE_UP:
-                        raise self._silence(command, problem)
-                    case RetryStep.AGAIN:
-                        problem = await self._send(command, topic)
-                        if (
-                            isinstance(command, FinalizeBatch | PublishVersion | RollBack)
-                            and self._silent_for(now) >= self._again_s
-                        ):
-                            problem = await self._send(self._question()) or problem
-                        retry.sent(self._clock(), taken=problem is None)
-                    case RetryStep.WAIT:
-                        pass
+                if now >= self._silence_ends(since, problem):
+                    raise self._silence(command, problem)
+                if now >= sent_at + self._again_s:
+                    before, problem = problem, await self._send(command, topic)
+                    is_silent = self._heard_at is None or now >= self._heard_at + self._again_s
+                    if is_silent and isinstance(command, FinalizeBatch | PublishVersion | RollBack):
+                        problem = await self._send(self._question()) or problem
+                    sent_at = self._clock()
+                    if before is not None and problem is None:
+                        # The broker is back: the coordinator has all its time to answer.
+                        since = sent_at
         finally:
             del self._waiting[command.command_id]
 
-    def _silent_for(self, now: float) -> float:
-        return math.inf if self._heard_at is None else now - self._heard_at
+    def _silence_ends(self, since: float, problem: BusError | None) -> float:
+        # When waiting ends if no coordinator is heard; ``since``: when the broker first took what it now takes, or not.
+        limit = self._silence_s if problem is None else max(self._bus.settings.outage_s, self._silence_s)
+        return limit + (since if self._heard_at is None else max(since, self._heard_at))
 
     def _question(self) -> AbortBatch:
         # Answered at once by any coordinator, and of no effect: to abort what never was is a success.
@@ -229,16 +180,16 @@ class CommandChannel:
         return None
 
     def _silence(self, command: AnyCommand, problem: BusError | None) -> NoCoordinatorError:
-        settings = self._bus.settings
+        settings, about = self._bus.settings, f"{command.SCHEMA} {command.subject!r}"
         if problem is not None:
             return NoCoordinatorError(
                 f"the broker has taken no command for {settings.outage_s:g} s, so no coordinator can answer about "
-                f"{_told(command)}: is it running? ({problem})"
+                f"{about}: is it running? ({problem})"
             )
         return NoCoordinatorError(
             f"no coordinator of namespace {settings.namespace!r} has answered within {self._silence_s:g} s: "
             "start one with `trinity-bus run coordinator`, or set TRINITY_BUS_MESH__NAMESPACE to that of the one that "
-            f"runs. What was asked about {_told(command)} may still be done when one starts"
+            f"runs. What was asked about {about} may still be done when one starts"
         )
 
     def _take(self, received: Received[Any]) -> None:
@@ -257,16 +208,3 @@ class CommandChannel:
         for future in self._waiting.values():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_exception(error)
-
-
-def _told(command: AnyCommand) -> str:
-    # What a command is about, for people.
-    match command:
-        case PublishVersion() | RollBack():
-            return f"the versions of model {command.model!r}"
-        case Contribute():
-            return f"task {command.task_id!r}"
-        case Command():
-            return f"batch {command.batch_id!r}"
-        case _:
-            return "the upgrade"

@@ -5,25 +5,20 @@ A task's lifecycle in a ``BatchTracker``::
     SCHEDULED --its result, or its refusal, is read--> READY --taken--> gone
         '-----the batch is cleaned up without it-----------------------^
 
-A wait is over, with a reason:
-
-==========  ===========================================================================================================
-COMPLETE    no task is without a result
-ENOUGH      ``min_num`` results are there to be taken, and have been for ``wait_after_min_s``
-TIMEOUT     its time is up
-==========  ===========================================================================================================
+A wait is over when no task is without a result; when ``min_num`` results are there to be taken, and have been for
+``wait_after_min_s``; or when its time is up.
 
 Everything is counted over what has not been taken yet. So a wait after some results were taken waits for the others,
 and one where nothing is left ends at once, where the reference would count what was taken as missing.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from schemas import Position, Task, TaskResult
-from schemas.record import Metrics
+from schemas.record import BatchType, Metrics
 from schemas.topics import TASKS
 from trinity_bus.bus import Received
 from trinity_bus.bus.read.received import refusal_of
@@ -174,61 +169,21 @@ class BatchTracker:
             self._ready.pop(wrapper.task.task_id, None)
 
 
-class WaitOutcome(StrEnum):
-    COMPLETE = "complete"
-    ENOUGH = "enough"
-    TIMEOUT = "timeout"
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    # One batch on the log.
+    name: str
+    batch_type: BatchType
+    task_names: set[str] = field(default_factory=set)
+    submitted: bool = False
+    closing: bool = False
+    sending: asyncio.Task[None] | None = None  # the last ``schedule`` of it; each waits for the one before
 
 
-@dataclass(slots=True)
-class Wait:
-    """One caller's wait for a batch."""
-
+@dataclass(slots=True, eq=False)
+class ScheduledBatch:
+    # One batch as its caller knows it.
     tracker: BatchTracker
-    started_at: float  # in seconds of any clock that never runs backward
-    timeout_s: float
-    wait_after_min_s: float  # how long it goes on when ``min_num`` results are there
-    min_num: int | None = None  # that are enough; all where absent, or where there are fewer tasks
-    enough_since: float | None = None
-
-    def over(self, now: float) -> WaitOutcome | None:
-        if self.tracker.unfinished == 0:
-            return WaitOutcome.COMPLETE
-        if self.min_num is not None and self.tracker.ready >= self.min_num:
-            self.enough_since = now if self.enough_since is None else self.enough_since
-            if now >= self.enough_since + self.wait_after_min_s:
-                return WaitOutcome.ENOUGH
-        else:
-            # Another caller may have taken some meanwhile.
-            self.enough_since = None
-        return WaitOutcome.TIMEOUT if now >= self.started_at + self.timeout_s else None
-
-    def pause(self, now: float) -> float:
-        # Seconds until it is over if nothing happens.
-        until = self.started_at + self.timeout_s
-        if self.enough_since is not None:
-            until = min(until, self.enough_since + self.wait_after_min_s)
-        return max(0.0, until - now)
-
-
-class WaitAll:
-    """A wait for every task of every batch, whose limit, the longest time without a result, begins again with each."""
-
-    def __init__(self, trackers: Iterable[BatchTracker], now: float, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._since = now
-        self._finished = sum(tracker.finished for tracker in trackers)
-
-    def over(self, trackers: Iterable[BatchTracker], now: float) -> WaitOutcome | None:
-        trackers = list(trackers)
-        finished = sum(tracker.finished for tracker in trackers)
-        if finished > self._finished:
-            self._since = now
-        # Fewer, where a batch of which every result was taken is forgotten.
-        self._finished = finished
-        if all(tracker.unfinished == 0 for tracker in trackers):
-            return WaitOutcome.COMPLETE
-        return WaitOutcome.TIMEOUT if now >= self._since + self.timeout_s else None
-
-    def pause(self, now: float) -> float:
-        return max(0.0, self._since + self.timeout_s - now)
+    open: OpenBatch | None = None
+    failure: Exception | None = None  # why not all of its tasks are on the log
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever takes results has it

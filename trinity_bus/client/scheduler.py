@@ -42,10 +42,10 @@ this process dies                   its open batches stay until they are aborted
 import asyncio
 import contextlib
 import logging
+import math
 import uuid
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -61,7 +61,6 @@ from schemas import (
     Task,
     TaskResult,
 )
-from schemas.record import BatchType
 from schemas.topics import COORDINATOR_EVENTS, DEAD_LETTERS, EXPERIENCES, EXPLORER_EVENTS, RESULTS
 from trinity_bus import awake
 from trinity_bus.bus import Bus, Received, TopicFollower, Undecodable
@@ -71,11 +70,10 @@ from trinity_bus.client.results import (
     CLEANUP,
     BatchTracker,
     CompletedTaskResult,
+    OpenBatch,
     Rejection,
+    ScheduledBatch,
     Status,
-    Wait,
-    WaitAll,
-    WaitOutcome,
     rejection_of,
 )
 from trinity_bus.client.tasks import BatchId, batch_name, batch_of_task, send_tasks, tasks_of
@@ -86,26 +84,6 @@ from trinity_bus.view import MeshFollower, MeshState, runner_values, state_table
 log = logging.getLogger(__name__)
 
 _FLEET: Final = (CoordinatorHeartbeat, ExplorerHeartbeat, ExplorerLeft, RunnersReport)
-
-
-@dataclass(slots=True, eq=False)
-class OpenBatch:
-    # One batch on the log.
-    name: str
-    batch_type: BatchType
-    task_names: set[str] = field(default_factory=set)
-    submitted: bool = False
-    closing: bool = False
-    sending: asyncio.Task[None] | None = None  # the last ``schedule`` of it; each waits for the one before
-
-
-@dataclass(slots=True, eq=False)
-class ScheduledBatch:
-    # One batch as its caller knows it.
-    tracker: BatchTracker
-    open: OpenBatch | None = None
-    failure: Exception | None = None  # why not all of its tasks are on the log
-    taking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whoever takes results has it
 
 
 class Scheduler(Connected):
@@ -241,11 +219,16 @@ class Scheduler(Connected):
         then cut off, and their runners stopped.
         """
         limit = timeout or self._default_timeout()
-        batches = self._batches
-        wait = WaitAll([batch.tracker for batch in batches.values()], awake.now(), limit)
-        while (over := wait.over([batch.tracker for batch in batches.values()], awake.now())) is None:
-            await self._change(wait.pause(awake.now()), batches.values())
-        if over is WaitOutcome.COMPLETE:
+        batches, finished, since = self._batches, 0, awake.now()
+        while any(batch.tracker.unfinished for batch in batches.values()):
+            now, before = awake.now(), finished
+            # Fewer, where a batch of which every result was taken is forgotten.
+            finished = sum(batch.tracker.finished for batch in batches.values())
+            since = now if finished > before else since
+            if now >= since + limit:
+                break
+            await self._change(since + limit - now, batches.values())
+        else:
             return
         outstanding = {name for batch in batches.values() for name in batch.tracker.outstanding}
         running = len(outstanding & self._fleet.running_tasks())
@@ -334,14 +317,26 @@ class Scheduler(Connected):
         if min_num is not None and min_num > known:
             log.warning("batch %s has %d tasks, fewer than min_num %d", batch_id, known, min_num)
         limit = timeout_s or self._default_timeout()
-        wait = Wait(tracker, awake.now(), limit, self._coordinator().wait_after_min_s, min_num)
-        while (over := wait.over(awake.now())) is None:
-            await self._change(wait.pause(awake.now()), [batch])
-        if over is WaitOutcome.TIMEOUT:
+        is_in_time = await self._wait(batch, limit, min_num)
+        if not is_in_time:
             log.error("batch %s: %d tasks have no result after %g s", batch_id, tracker.unfinished, limit)
-        if over is not WaitOutcome.COMPLETE and clear:
-            await self._close(batch, CLEANUP, partly=partial, restart=over is WaitOutcome.TIMEOUT)
+        if tracker.unfinished and clear:
+            await self._close(batch, CLEANUP, partly=partial, restart=not is_in_time)
         return await self._take_completed(batch, payloads=payloads)
+
+    async def _wait(self, batch: ScheduledBatch, limit_s: float, min_num: int | None) -> bool:
+        # Returns whether it was over before its time was up.
+        until, after_s = awake.now() + limit_s, self._coordinator().wait_after_min_s
+        enough_at = math.inf
+        while batch.tracker.unfinished:
+            now = awake.now()
+            # Another caller may have taken some meanwhile.
+            is_enough = min_num is not None and batch.tracker.ready >= min_num
+            enough_at = min(enough_at, now + after_s) if is_enough else math.inf
+            if now >= min(until, enough_at):
+                return now >= enough_at
+            await self._change(min(until, enough_at) - now, [batch])
+        return True
 
     async def _change(self, pause_s: float, batches: Iterable[ScheduledBatch]) -> None:
         # Wait until something has changed, or for so long; raises what went wrong with sending or reading.

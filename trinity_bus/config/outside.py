@@ -96,8 +96,6 @@ class ConsoleSettings(Section):
     samples are shown as token ids and have no text search."""
     search_tokens: Annotated[int, Field(ge=0)] = 2048
     """Tokens of each prompt and response for text search: the first and the last half of them. 0: no text search."""
-    read_mib_s: Count = 64
-    """Maximum MiB a second that the index reads from the log."""
 
     @model_validator(mode="after")
     def _says_who_may_look(self) -> Self:

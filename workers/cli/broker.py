@@ -34,11 +34,8 @@ def start() -> None:
 
     Nothing watches it. If it dies, run this command again: it starts at the same address, and its clients continue.
     """
-    settings = Settings().broker
-    state = embedded.start(settings)
+    state = embedded.start(Settings().broker)
     out.print(f"Apache Kafka {KAFKA_VERSION} serves on [bold]{state.bootstrap_servers}[/] (process {state.pid})")
-    if settings.port not in {None, 0, state.port}:
-        out.print(f"It was running already; to move it to port {settings.port}, stop it first: trinity-bus broker stop")
 
 
 @app.command()

@@ -29,7 +29,6 @@ from workers.console.page_context import BadLinkError, PageContext, asked_of, co
 
 _BINS: Final = 24
 _STEPS: Final = 12
-_CHOICES: Final = 5
 _VERSIONS: Final = 40  # Whose transfers are drawn
 _ASKED: Final = ("text", "task", "batch", "step", "trainer", "low", "high", "version_low", "version_high")
 
@@ -154,7 +153,6 @@ def _versions(index: Index, frame: Frame, model: str) -> Mapping[str, Any]:
     alive = first_page.alive_then(index.fleet(until=until), index.extent(until=until))
     return {
         "page": page,
-        "choices": index.choices(model, rows=_CHOICES, until=until),
         "served": {row.explorer: row.version for row in alive},
         "pinned": next((row.record.version for row in page.rows if row.pinned), None),
     }

@@ -99,9 +99,8 @@ class IndexSide:
                 await asyncio.to_thread(opened.close)
 
     async def _forward(self, store: Store, touch: Callable[[], None]) -> None:
-        own = self._settings.console
         try:
-            async with aclosing(follow_log(self._bus(), store, read_mib_s=own.read_mib_s)) as standings:
+            async with aclosing(follow_log(self._bus(), store)) as standings:
                 async for one in standings:
                     self._say(f"The index: {one.line}" if one.state == "waiting" or one.behind > 1000 else "")
                     self.extent = await self.ask(lambda index: index.extent())

@@ -28,8 +28,6 @@ from trinity_bus.errors import TrinityError
 from workers.console.page_context import BadLinkError, PageContext, count, there
 
 _RUNS: Final = 64  # Side by side
-_STEPS: Final = 4  # That trained on a sample, whose means are shown beside it
-_OF_TOKENS: Final = ("entropy", "mismatch_k3")
 _SHADES: Final = (
     ("logprob", "log-probability"),
     ("entropy", "entropy"),
@@ -48,9 +46,7 @@ class FiguresView:
     gaps: Float16 | None = None
     entropies: Float16 | None = None
     updates: int = 0  # Of that step, before
-    others: Sequence[tuple[StepName, int]] = ()  # Other steps that have told of it, and by which number to ask for what
     trouble: str = ""
-    again: int | None = None  # A step of a live trainer to be trained once more
 
     @property
     def told(self) -> bool:
@@ -70,7 +66,6 @@ class RolloutPages:
     async def _sample(self, frame: Frame) -> Mapping[str, Any]:
         place = place_of(frame.names)
         found, task, whole, settings = await self._index.ask(lambda index: _known(index, place, frame.until))
-        means = await self._index.ask(lambda index: _means_of_step(index, found, frame.until))
         by = frame.query.get("by") or "logprob"
         if by not in {name for name, _ in _SHADES}:
             raise BadLinkError(f"by = {by[:40]!r}: tokens have no such colours")
@@ -80,7 +75,7 @@ class RolloutPages:
         shown: Mapping[str, Any] = {**nothing, "trouble": "", "more": False}
         try:
             record = await self._context.feed.records.group([found.group])
-            figures = await self._figures(found, count(frame, "of"))
+            figures = await self._figures(found)
             shown = await asyncio.to_thread(self._tokens, record, place.number, first, by, figures)
             shown = {**shown, **await self._advantage(place, whole, settings)}
         except TrinityError as error:
@@ -90,7 +85,6 @@ class RolloutPages:
             "row": found.row,
             "group": found.group,
             "fates": found.fates,
-            "means": means,
             "answer": None if task is None else task.answer,
             "previous": _neighbour(place, -1, samples),
             "following": _neighbour(place, 1, samples),
@@ -102,24 +96,22 @@ class RolloutPages:
             **shown,
         }
 
-    async def _figures(self, sample: SampleDetail, wanted: int | None) -> FiguresView:
-        # ``wanted`` is the offset of a record; where that is not of this sample, the first step that has told counts
-        told = [(use.step, use.figures) for use in sample.fates if use.figures is not None]
-        if not told:
-            trained = (use.step for use in sample.fates if use.left_out is None and use.step.follows is None)
-            return FiguresView(again=next((step.step for step in trained), None))
-        step, place = next((one for one in told if one[1].offset == wanted), told[0])
-        others = [(one, at.offset) for one, at in told if at != place]
+    async def _figures(self, sample: SampleDetail) -> FiguresView:
+        # Of several steps that have told of it, the first counts: a live trainer's
+        told = ((use.step, use.figures) for use in sample.fates if use.figures is not None)
+        step, place = next(told, (None, None))
+        if place is None:
+            return FiguresView()
         try:
             found = (await self._context.feed.records.figures(place)).of(sample.row.place.number)
         except TrinityError as error:
-            return FiguresView(of=step, others=others, trouble=str(error))
+            return FiguresView(trouble=str(error))
         if found is None:
             return FiguresView()
         if len(found[0]) != sample.row.response_tokens:
-            return FiguresView(of=step, others=others, trouble=f"{place} is of other tokens")
+            return FiguresView(trouble=f"{place} is of other tokens")
         gaps, entropies, updates = found
-        return FiguresView(of=step, gaps=gaps, entropies=entropies, updates=updates, others=others)
+        return FiguresView(of=step, gaps=gaps, entropies=entropies, updates=updates)
 
     def _tokens(self, record: ExperienceGroup, at: int, first: int, by: str, figures: FiguresView) -> Mapping[str, Any]:
         sample = list(record.samples())[at]
@@ -220,15 +212,3 @@ def place_of(names: Mapping[str, str], *, number: str = "") -> SamplePlace:
 def _neighbour(place: SamplePlace, by: int, samples: int) -> SamplePlace | None:
     at = place.number + by
     return SamplePlace(place.partition, place.offset, at) if 0 <= at < samples else None
-
-
-def _means_of_step(index: Index, sample: SampleDetail, until: float | None) -> list[tuple[StepName, str, float]]:
-    steps = [fate.step for fate in sample.fates if fate.left_out is None][:_STEPS]
-    details = ((step, index.step(step.step, trainer=step.trainer, until=until)) for step in steps)
-    return [
-        (step, name, detail.metrics[name])
-        for step, detail in details
-        if detail is not None
-        for name in _OF_TOKENS
-        if name in detail.metrics
-    ]

@@ -4,15 +4,13 @@ It is imported while the broker starts: it needs all that a client of the mesh d
 
 Failures: a batch is aborted, or all its tasks fail: :class:`DemoError`.
 
-``StoppingRule`` decides when to produce, when to check, and when training ends.
+Training goes on until a check has passed, or all steps are used up.
 
 ::
 
     produce --- reward up ---> wait --- all that is produced is trained ---> check --- all right ---> end
        ^                          |                                              |
        '-------- otherwise -------'----------------------------------------------'
-
-All steps used up ends it too.
 
 The mean reward of what is drawn does not tell: a model that never says one digit at one place keeps 0.975 of it, and
 answers a tenth of all prompts wrongly. So prompts with all digits at all places are asked as a user would ask them.
@@ -26,7 +24,6 @@ import random
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from enum import Enum, auto
 from functools import partial
 from importlib import resources
 from itertools import islice
@@ -53,37 +50,10 @@ STEADY_STEPS: Final = 4
 AHEAD: Final = 2  # Batches in the log beyond those that are trained
 
 
-class DemoTurn(Enum):
-    PRODUCE = auto()
-    WAIT = auto()
-    CHECK = auto()
-    END = auto()
-
-
-class StoppingRule:
-    """Says what is next. Without ``reward_up``, from which on a check is worth its while, all steps are taken."""
-
-    def __init__(self, steps: int, *, reward_up: float | None) -> None:
-        self._steps = steps
-        self._reward_up = reward_up
-        self._steps_checked = 0
-        self._learned = False
-
-    def turn(self, produced: int, trained: int, rewards: Sequence[float]) -> DemoTurn:
-        if self._learned or trained == self._steps:
-            return DemoTurn.END
-        if self._is_due(rewards):
-            return DemoTurn.CHECK if trained == produced else DemoTurn.WAIT
-        return DemoTurn.PRODUCE if produced < min(trained + AHEAD, self._steps) else DemoTurn.WAIT
-
-    def checked(self, exact: float, steps: int) -> None:
-        """Take note of a check, of whose prompts the share ``exact`` was answered exactly."""
-        self._steps_checked = steps
-        self._learned = exact == 1.0
-
-    def _is_due(self, rewards: Sequence[float]) -> bool:
-        steady = rewards[self._steps_checked :][-STEADY_STEPS:]
-        return self._reward_up is not None and len(steady) == STEADY_STEPS and min(steady) >= self._reward_up
+def stays_up(rewards: Sequence[float], least: float | None) -> bool:
+    """Whether a check is worth its while: the last rewards are no less than ``least``, None where it never is."""
+    steady = rewards[-STEADY_STEPS:]
+    return least is not None and len(steady) == STEADY_STEPS and min(steady) >= least
 
 
 HELD_OUT = "held-out"
@@ -201,26 +171,23 @@ class Lesson:
     async def _train(self) -> StepView:
         # Train until the model has learned or the steps are used up; returns the last step, once its weights serve
         stream, produced = train_stream(load_tasks(self._options.subject, "train"), self._options.seed), 0
-        course = StoppingRule(
-            self._options.steps, reward_up=self._options.subject.reward_up if self._options.early_stop else None
-        )
+        steps, checked = self._options.steps, 0
+        least = self._options.subject.reward_up if self._options.early_stop else None
         while True:
             trained = self._view.trained
             rewards = [reward for step in trained if (reward := self._view.reward(step)) is not None]
-            turn = course.turn(produced, len(trained), rewards)
-            if turn is DemoTurn.PRODUCE:
+            is_due, is_over = stays_up(rewards[checked:], least), len(trained) == steps
+            if not is_due and produced < min(len(trained) + AHEAD, steps):
                 await self._send_batch(stream)
                 produced += 1
-                continue
-            if turn is DemoTurn.WAIT:
+            elif is_over or (is_due and len(trained) == produced):
+                newest, checked = trained[-1], len(rewards)
+                # An evaluation is of the newest version that is out.
+                await self._until(partial(self._all_serve, newest.version))
+                if is_over or await self._check(newest.step) == 1.0:
+                    return newest
+            else:
                 await self._next()
-                continue
-            newest = trained[-1]
-            # An evaluation is of the newest version that is out.
-            await self._until(partial(self._all_serve, newest.version))
-            if turn is DemoTurn.END:
-                return newest
-            course.checked(await self._check(newest.step), len(rewards))
 
     async def _send_batch(self, stream: Iterator[Task]) -> None:
         tasks = list(islice(stream, self._options.subject.batch_size))

@@ -100,7 +100,7 @@ async def delete(settings: KafkaSettings, topic: Topic) -> None:
 async def test_a_broker_that_is_away_is_a_line(settings: KafkaSettings, tmp_path: Path) -> None:
     away = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "request_timeout_s": 1.0})
     with Store(tmp_path, texts="none") as store:
-        async with aclosing(follow_log(Bus(away, client_id="index"), store, read_mib_s=64)) as standings:
+        async with aclosing(follow_log(Bus(away, client_id="index"), store)) as standings:
             told = [await anext(standings) for _ in range(2)]
     assert [one.state for one in told] == ["connecting", "waiting"]
     assert "127.0.0.1:1" in told[1].line
@@ -138,7 +138,7 @@ async def test_it_follows_a_log_from_before_its_topics_to_those_made_anew(
 
             async def follow() -> None:
                 nonlocal told
-                async for one in follow_log(Bus(settings, client_id="index"), store, read_mib_s=64):
+                async for one in follow_log(Bus(settings, client_id="index"), store):
                     told = one
 
             async with beside(follow()):

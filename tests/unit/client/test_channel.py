@@ -1,16 +1,17 @@
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schemas import CommandReply, FinalizeBatch, SubmitBatch
-from schemas.topics import REPLIES
+from schemas.command import AnyCommand
+from schemas.topic import Topic
+from schemas.topics import COMMANDS, REPLIES
 from tests.support.fakes.coordinator import FakeCoordinator
 from tests.support.fakes.log import FakeBus, FakeLog
-from trinity_bus.client import CommandChannel
-from trinity_bus.client.channel import RetryPolicy, RetryStep
+from trinity_bus.client import CommandChannel, channel
 from trinity_bus.errors import BusError, NoCoordinatorError
 
 
@@ -66,7 +67,7 @@ async def test_replies_are_read_on_after_a_reader_has_broken(log: FakeLog, bus: 
 
 async def test_silence_is_an_error_that_names_the_fix(bus: FakeBus) -> None:
     async with Channel(bus, again_s=0.02, silence_s=0.1) as client:
-        with pytest.raises(NoCoordinatorError, match=r"'fake'.*trinity-bus run coordinator.*asked about batch 'b'"):
+        with pytest.raises(NoCoordinatorError, match=r"'fake'.*trinity-bus run coordinator.*command.submit_batch 'b'"):
             await client.submit()
 
 
@@ -103,50 +104,44 @@ async def test_a_caller_that_waits_when_the_channel_closes_is_told(bus: FakeBus)
         await waiting
 
 
-def retry(*, taken: bool = True) -> RetryPolicy:
-    return RetryPolicy(0.0, taken=taken, again_s=5.0, silence_s=30.0, outage_s=60.0)
+class Timed(CommandChannel):
+    """By a clock that stands still but while it waits: a coordinator is heard, and the broker takes commands from."""
+
+    def __init__(self, bus: Any, heard: Sequence[float], takes_from: float) -> None:
+        super().__init__(bus, bus.producer(), name="test", again_s=5.0, silence_s=30.0, clock=lambda: self.now)
+        self.now = 0.0
+        self.heard, self.takes_from = heard, takes_from
+        self.sent: list[float] = []
+
+    async def _send(self, command: AnyCommand, topic: Topic = COMMANDS) -> BusError | None:
+        self.sent.append(self.now)
+        return None if self.now >= self.takes_from else BusError("away")
+
+    async def wait(self, answered: Sequence[asyncio.Future[Any]], pause_s: float) -> None:
+        assert 0 <= pause_s <= 5.0
+        self.now += pause_s
+        self._heard_at = max((at for at in self.heard if at <= self.now), default=None)
 
 
-def test_a_command_is_sent_again_until_the_coordinator_or_the_broker_was_silent_for_too_long() -> None:
-    one = retry()
-    steps = []
-    for now in range(0, 31, 5):
-        steps.append(one.step(now, None))
-        if steps[-1] is RetryStep.AGAIN:
-            one.sent(now, taken=True)
-    assert steps == [RetryStep.WAIT, *[RetryStep.AGAIN] * 5, RetryStep.GIVE_UP]
-    one = retry()
-    assert one.step(29.0, None) is RetryStep.AGAIN
-    one.sent(29.0, taken=True)
-    assert one.step(31.0, 25.0) is RetryStep.WAIT
-    assert one.step(54.9, 25.0) is RetryStep.AGAIN
-    assert one.step(55.0, 25.0) is RetryStep.GIVE_UP
-    one = retry(taken=False)
-    assert one.step(59.0, None) is RetryStep.AGAIN
-    one.sent(59.0, taken=False)
-    assert one.step(60.0, None) is RetryStep.GIVE_UP
-    one.sent(59.5, taken=True)
-    # It is back: the coordinator has all its time to answer.
-    assert one.step(60.0, None) is RetryStep.WAIT
-    assert one.step(89.4, None) is RetryStep.AGAIN
-    assert one.step(89.5, None) is RetryStep.GIVE_UP
-
-
-@given(moments=st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.booleans()), max_size=60), taken=st.booleans())
-def test_each_wait_has_a_next_moment_and_an_end(moments: list[tuple[int, bool, bool]], taken: bool) -> None:
-    one, now, heard_at, last = retry(taken=taken), 0.0, None, 0.0
-    for gap, hears, is_taken in moments:
-        now += gap
-        if hears:
-            heard_at = last = now
-        step = one.step(now, heard_at)
-        if step is RetryStep.WAIT:
-            assert 0 < one.pause(now, heard_at) <= 5.0
-        elif step is RetryStep.AGAIN:
-            one.sent(now, taken=is_taken)
-        else:
-            assert now >= last + 30.0
-            assert one.pause(now, heard_at) == 0
-            return
-    # However often it is sent again, silence ends it.
-    assert one.step(now + 200.0, heard_at) is RetryStep.GIVE_UP
+@pytest.mark.parametrize(
+    ("heard", "takes_from", "ends"),
+    [
+        ([], 0.0, 30.0),
+        ([11.0, 25.0], 0.0, 55.0),
+        ([], 99.0, 60.0),
+        # It is back: the coordinator has all its time to answer.
+        ([], 50.0, 80.0),
+        ([3.0], 50.0, 80.0),
+        ([52.0], 50.0, 82.0),
+    ],
+)
+async def test_a_command_is_sent_again_until_the_coordinator_or_the_broker_was_silent_for_too_long(
+    bus: FakeBus, monkeypatch: pytest.MonkeyPatch, heard: Sequence[float], takes_from: float, ends: float
+) -> None:
+    client = Timed(bus, heard, takes_from)
+    monkeypatch.setattr(channel, "awake", SimpleNamespace(wait=client.wait))
+    with pytest.raises(NoCoordinatorError):
+        await client.ask(SubmitBatch, batch_id="b", expected_task_count=1)
+    assert client.now == ends
+    assert client.sent == [5.0 * number for number in range(len(client.sent))]
+    assert client.sent[-1] == ends - (ends % 5 or 5)

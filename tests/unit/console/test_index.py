@@ -306,18 +306,6 @@ def test_files_that_are_damaged_and_none_at_all_are_one_line(tmp_path: Path) -> 
         Store(tmp_path, texts=texts)
 
 
-def test_choices_are_told_once_each_with_who_made_them(tmp_path: Path) -> None:
-    log = LogRecords()
-    ada = (1, True, "<b>ada</b>")
-    told = [(1, False, None), ada, ada, (3, False, "bob"), (4, False, None), (1, True, None), (1, True, "ada")]
-    for at, (version, pinned, asked_by) in enumerate(told, 100):
-        log.add(announced(version, pinned=pinned, asked_by=asked_by), at)
-    with indexed(tmp_path, log) as index:
-        found = [(one.at, one.version, one.pinned, one.asked_by) for one in index.choices("policy", rows=9)]
-        assert found == [(106, 1, True, "ada"), (105, 1, True, None), (103, 3, False, "bob"), (101, *ada)]
-        assert [one.at for one in index.choices("policy", rows=1, until=104.0)] == [103]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_table_says_what_the_tokenizer_says(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(family)

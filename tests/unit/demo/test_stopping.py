@@ -1,6 +1,14 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from workers.demo.lesson import AHEAD, DemoTurn, StoppingRule
+from schemas import Task
+from workers.demo.display import Clock, Display
+from workers.demo.lesson import AHEAD, Lesson, stays_up
+from workers.demo.subjects import COPY, DemoOptions
 
 UP = [0.98, 0.99, 1.0, 0.98]
 
@@ -17,49 +25,48 @@ UP = [0.98, 0.99, 1.0, 0.98]
     ],
 )
 def test_a_check_is_due_once_the_reward_stays_up(rewards: list[float], due: bool) -> None:
-    trained = len(rewards)
-    assert StoppingRule(100, reward_up=0.98).turn(trained, trained, rewards) is (
-        DemoTurn.CHECK if due else DemoTurn.PRODUCE
-    )
-    assert StoppingRule(100, reward_up=None).turn(trained, trained, rewards) is DemoTurn.PRODUCE
+    assert stays_up(rewards, 0.98) is due
+    assert not stays_up(rewards, None)
 
 
-def test_what_was_produced_ahead_is_trained_before_a_check_and_may_put_it_off() -> None:
-    course = StoppingRule(100, reward_up=0.98)
-    assert course.turn(5, 4, UP) is DemoTurn.WAIT
-    assert course.turn(5, 5, [*UP, 0.9]) is DemoTurn.PRODUCE
-    assert course.turn(5, 5, [*UP, 0.98]) is DemoTurn.CHECK
+class Run(Lesson):
+    """A lesson in a mesh of which each step has this reward."""
 
-
-class Run:
-    """A mesh of which each step has this reward; stands in for the demo's."""
-
-    def __init__(self, course: StoppingRule, reward: float) -> None:
-        self.course, self.reward = course, reward
-        self.produced = self.trained = 0
+    def __init__(self, reward: float, exact: list[float], **options: Any) -> None:
+        own = DemoOptions(run_dir=Path("run"), subject=COPY, **options)
+        none = cast("Any", None)
+        super().__init__(own, cast("Display", none), cast("Clock", none), producer=none, follower=none)
+        self.reward, self.exact = reward, exact
+        self.produced = self.steps = 0
         self.versions_checked: list[int] = []
 
-    def go(self, exact: list[float]) -> int:
-        while True:
-            match self.course.turn(self.produced, self.trained, [self.reward] * self.trained):
-                case DemoTurn.PRODUCE:
-                    assert self.produced < self.trained + AHEAD
-                    self.produced += 1
-                case DemoTurn.WAIT:
-                    assert self.trained < self.produced
-                    self.trained += 1
-                case DemoTurn.CHECK:
-                    self.versions_checked.append(self.trained)
-                    self.course.checked(exact.pop(0), self.trained)
-                case DemoTurn.END:
-                    return self.trained
+    @property
+    def _view(self) -> Any:
+        steps = [SimpleNamespace(step=number, version=number) for number in range(1, self.steps + 1)]
+        return SimpleNamespace(trained=steps, reward=lambda _: self.reward)
+
+    async def _send_batch(self, stream: Iterator[Task]) -> None:
+        assert self.produced < self.steps + AHEAD
+        self.produced += 1
+
+    async def _next(self) -> None:
+        assert self.steps < self.produced
+        self.steps += 1
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """All explorers serve at once."""
+
+    async def _check(self, steps: int) -> float:
+        assert self.steps == self.produced, "what was produced ahead is trained before a check"
+        self.versions_checked.append(steps)
+        return self.exact.pop(0)
 
 
-def test_it_ends_with_the_version_that_has_passed_or_after_all_steps() -> None:
-    run = Run(StoppingRule(100, reward_up=0.98), 0.99)
-    assert run.go([0.9, 0.995, 1.0]) == run.versions_checked[-1] == run.produced
+async def test_it_ends_with_the_version_that_has_passed_or_after_all_steps() -> None:
+    run = Run(0.99, [0.9, 0.995, 1.0])
+    assert (await run._train()).step == run.versions_checked[-1] == run.produced
     assert run.versions_checked == [5, 10, 15]
     # Without one digit at one place a tenth of the prompts lose one word of four.
     for reward in (0.975, 0.98):
-        assert Run(StoppingRule(30, reward_up=0.98), reward).go([0.9] * 30) == 30
-    assert Run(StoppingRule(30, reward_up=None), 1.0).go([]) == 30
+        assert (await Run(reward, [0.9] * 30, steps=30)._train()).step == 30
+    assert (await Run(1.0, [], steps=30, early_stop=False)._train()).step == 30

@@ -11,7 +11,7 @@
 
 Nothing is kept but in the store, so whatever fails is tried again from there: a broker that comes back, topics that a
 mesh has not made yet, a disk that has room again. The mesh sees one more reader of whole topics, without a group, which
-takes ``console.read_mib_s`` at most.
+takes ``READ_BYTES_S`` at most.
 
 Tokens, log-probabilities and masks are thousands of times larger than their row, and nobody looks at most of them: they
 stay on the log. When retention has deleted them, the row is what is left, and the page says so.
@@ -55,6 +55,7 @@ TOPICS: Final[tuple[Topic, ...]] = (
     *topics.ALL_DEAD_LETTERS,
 )
 
+READ_BYTES_S: Final = 64 << 20
 _FETCH_BYTES: Final = 8 << 20
 _MAX_RECORDS: Final = 1000
 _WAIT_S: Final = 1.0
@@ -73,7 +74,7 @@ class IndexStanding(NamedTuple):
     behind: int = 0  # Records of the log that it has not
 
 
-async def follow_log(bus: Bus, store: Store, *, read_mib_s: int) -> AsyncGenerator[IndexStanding]:
+async def follow_log(bus: Bus, store: Store) -> AsyncGenerator[IndexStanding]:
     """Feed a store from the log, without end; yield when there is something new in it, or in how far it is.
 
     ``bus`` is made, and not started: the broker may be away.
@@ -82,7 +83,7 @@ async def follow_log(bus: Bus, store: Store, *, read_mib_s: int) -> AsyncGenerat
     yield told
     while True:
         try:
-            async with bus, aclosing(_read(bus, store, read_mib_s << 20)) as standings:
+            async with bus, aclosing(_read(bus, store)) as standings:
                 async for told in standings:
                     yield told
         except (BusError, StoreError) as error:
@@ -93,7 +94,7 @@ async def follow_log(bus: Bus, store: Store, *, read_mib_s: int) -> AsyncGenerat
         await asyncio.sleep(_AGAIN_S)
 
 
-async def _read(bus: Bus, store: Store, bytes_s: int) -> AsyncGenerator[IndexStanding]:
+async def _read(bus: Bus, store: Store) -> AsyncGenerator[IndexStanding]:
     positions = await _start(bus, store)
     is_behind = True
     yield IndexStanding("reading", "reading the log")
@@ -121,7 +122,7 @@ async def _read(bus: Bus, store: Store, bytes_s: int) -> AsyncGenerator[IndexSta
                 line = f"{counted(behind, 'record')} behind" if behind else "up to date"
                 yield IndexStanding("reading" if is_behind else "following", line, behind)
             size = sum(len(record.raw) for record in records)
-            await asyncio.sleep(max(0.0, size / bytes_s - (awake.now() - began)))
+            await asyncio.sleep(max(0.0, size / READ_BYTES_S - (awake.now() - began)))
 
 
 async def _start(bus: Bus, store: Store) -> dict[tuple[str, int], int]:

@@ -70,7 +70,6 @@ class Index:
     metric_names = _asked(mesh.metric_names)
     metrics = _asked(mesh.metrics)
     versions = _asked(mesh.versions)
-    choices = _asked(mesh.choices)
     syncs = _asked(mesh.syncs)
     fleet = _asked(mesh.fleet)
     settings = _asked(mesh.settings)

@@ -81,7 +81,7 @@ def rows_of(received: Received[Any]) -> Iterator[TableRow]:  # noqa: C901, PLR09
         case PublishedVersion():
             yield "versions", _version(record, at)
         case ModelVersion():
-            yield "announced", (at, record.model, record.version, record.pinned, record.asked_by)
+            yield "announced", (at, record.model, record.version, record.pinned)
         case WeightsSynced():
             taken = (record.explorer, record.model, record.version, record.ok)
             yield "syncs", (at, *taken, record.transfer_s, record.pause_s)

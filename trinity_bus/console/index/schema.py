@@ -11,7 +11,7 @@ from typing import Final
 
 from schemas.experience import MAX_SAMPLES
 
-LAYOUT: Final = 9  # Of the tables. A store of another layout is made anew from the log.
+LAYOUT: Final = 10  # Of the tables. A store of another layout is made anew from the log.
 
 SLOT_BITS: Final = 7
 # The latest time that a number can hold, with room for slots behind it: the year 2039
@@ -100,8 +100,7 @@ CREATE INDEX points_name ON points (name, at);
 
 CREATE TABLE versions (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, skipped TEXT, record BLOB);
 CREATE INDEX versions_version ON versions (version);
-CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER, asked_by TEXT);
-CREATE INDEX announced_choices ON announced (model, id) WHERE pinned OR asked_by IS NOT NULL;
+CREATE TABLE announced (id INTEGER PRIMARY KEY, model TEXT, version INTEGER, pinned INTEGER);
 CREATE TABLE syncs (
     id INTEGER PRIMARY KEY, explorer TEXT, model TEXT, version INTEGER, ok INTEGER, transfer_s REAL, pause_s REAL
 );

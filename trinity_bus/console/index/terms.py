@@ -278,15 +278,6 @@ class PublishedRow(Struct, frozen=True):
     skipped: list[str]  # Batches that were passed over on the way to it from the one before
 
 
-class ChoiceRow(Struct, frozen=True):
-    """Somebody has chosen which version is served, and it was announced."""
-
-    at: float
-    version: int
-    pinned: bool  # Whether newer ones wait; else the newest were to be served again
-    asked_by: str | None
-
-
 class ExplorerRow(Struct, frozen=True):
     """An explorer as it last said, to the minute."""
 

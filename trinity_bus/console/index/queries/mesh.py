@@ -139,19 +139,6 @@ def versions(
     return row_page(db.execute(query, values), ask, _version_of)
 
 
-def choices(db: sqlite3.Connection, model: str, *, rows: int, until: float | None = None) -> list[terms.ChoiceRow]:
-    """Return who chose which version to be served, and when, the newest choice first."""
-    # A choice is announced anew for each explorer that comes late: the first announcement is its time.
-    found = db.execute(
-        "SELECT id, version, pinned, asked_by FROM (SELECT id, version, pinned, asked_by, "
-        "lag(version) OVER o IS version AND lag(pinned) OVER o IS pinned AND lag(asked_by) OVER o IS asked_by AS again "
-        "FROM announced WHERE model = :model AND id <= :until AND (pinned OR asked_by IS NOT NULL) "
-        "WINDOW o AS (ORDER BY id)) WHERE NOT again ORDER BY id DESC LIMIT :rows",
-        {"model": model, "until": last_number(until), "rows": rows},
-    )
-    return [terms.ChoiceRow(time_of(number), version, bool(pinned), who) for number, version, pinned, who in found]
-
-
 def syncs(db: sqlite3.Connection, first: int, *, until: float | None = None) -> list[terms.SyncRow]:
     """Return how explorers took a version and those after it, in the order of time; of very many the newest."""
     found = db.execute(
