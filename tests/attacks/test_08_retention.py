@@ -71,7 +71,7 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
         wanted = {key: TASKS.config()[key] for key in ("retention.ms", "retention.bytes", "message.timestamp.type")}
         entries: dict[str, Any] = {}
         # What a controller has accepted reaches the brokers a moment later.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(150):
             while not wanted.items() <= {key: entry[1] for key, entry in entries.items()}.items():
                 (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
                 entries = {entry[0]: entry for entry in response.resources[0][4]}
@@ -80,7 +80,7 @@ async def test_topics_of_an_earlier_version_are_kept_as_today_s_are(kafka: Kafka
         # As the runbook has an operator do it.
         larger = {key: entry[1] for key, entry in entries.items() if entry[3] == 1} | {"retention.bytes": str(1 << 40)}
         await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, larger)])
-        async with asyncio.timeout(30), Bus(settings, client_id="test") as bus:
+        async with asyncio.timeout(150), Bus(settings, client_id="test") as bus:
             while await bus.budgets([TASKS]) != {"tasks": 1 << 40}:  # noqa: ASYNC110 - the broker changes it
                 await asyncio.sleep(0.05)
             await bus.ensure_topics([TASKS])
@@ -126,7 +126,7 @@ async def test_a_manifest_never_names_what_is_gone(mesh: Mesh) -> None:
                 await send_tasks(producer, 4)
                 await until(lambda: len(explorer.orders) >= 4)
                 ends: dict[Any, Any] = {}
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(150):
                     while sum(ends.values()) < 3:
                         ends = await bus.end_offsets(EXPERIENCES)
                 await bus.delete_before({(EXPERIENCES.name, p): end for p, end in ends.items() if end})

@@ -1,6 +1,5 @@
 """The demo, shortened: real Kafka, two real vLLM engines, real Megatron-core, separate processes, one command."""
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.mesh.processes import Program
+from tests.support.mesh.processes import Program, command_of, name_of
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -52,10 +51,8 @@ class Demo(Program):
     def service(self, name: str) -> psutil.Process | None:
         """The process of a service itself, not that of its guard."""
         for process in self.family():
-            # It may end between the listing and the look.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if " ".join(process.cmdline()).split() == ["trinity-bus:", name]:
-                    return process
+            if command_of(process).split() == ["trinity-bus:", name]:
+                return process
         return None
 
 
@@ -196,7 +193,7 @@ def test_a_service_and_a_broker_that_die_are_started_again_and_the_demo_goes_on(
     assert trainer is not None
     trainer.kill()
     demo.until(lambda: "test before" in demo.said(), "its services served", LIMIT_S)
-    (kafka,) = [process for process in demo.family() if process.name() == "java"]
+    (kafka,) = [process for process in demo.family() if name_of(process) == "java"]
     kafka.kill()
     assert demo.ended(LIMIT_S) == 0, demo.said()
     assert re.search(r"trainer was ended by SIGKILL.*; it is started again", demo.said())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import wait_until
 from tests.support.recipes import RECIPES, ROOT, stand_in
 from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.ports import free_port
 from trinity_bus.runtime.preload import Preload
 from trinity_bus.runtime.supervisor import ServiceSpec, Supervisor
 from trinity_bus.training.checkpoint import steps
@@ -77,7 +77,7 @@ def preloads(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_recipe_trains_for_two_steps(
     recipe: Path, kafka: KafkaSettings, model: Path, preloads: tuple[Preload, Preload], tmp_path: Path
 ) -> None:
-    checkpoints, tasks, port = tmp_path / "checkpoints", stand_in(recipe, tmp_path), free_port()
+    checkpoints, tasks, (port,) = tmp_path / "checkpoints", stand_in(recipe, tmp_path), quiet_ports(1)
     own = {
         "kafka.bootstrap_servers": kafka.bootstrap_servers,
         "mesh.namespace": f"test-{uuid.uuid4().hex[:12]}",

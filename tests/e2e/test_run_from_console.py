@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from tests.support.mesh.mesh import environment
+from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.processes import Program, assert_all_gone
 from tests.support.mesh.waiting import wait_until
 from tests.support.sampled import at_night
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.ports import free_port
 from workers.demo.model import MAX_LENGTH, make_model
 from workers.demo.subjects import COPY
 
@@ -34,8 +34,9 @@ class ConsoleProcess(Program):
     """A console as a service of its own, asked over HTTP as an operator's browser asks it."""
 
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
-        self.address = f"http://127.0.0.1:{free_port()}"
-        own = {"folder": folder / "index", "port": self.address.rpartition(":")[2], "token": TOKEN}
+        (port,) = quiet_ports(1)
+        self.address = f"http://127.0.0.1:{port}"
+        own = {"folder": folder / "index", "port": port, "token": TOKEN}
         env = environment(kafka, **{f"console__{name}": value for name, value in own.items()})
         super().__init__(
             [sys.executable, "-m", "workers.cli.app", "run", "console"], folder / "console.out", env, folder
@@ -107,7 +108,7 @@ def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
     assert len(running) >= len(("coordinator", "trainer", "explorer", "taskset"))
     if is_stopped:
         assert "Nothing that was started from this console runs" in console.page("/configuration/stop", {})
-        assert_all_gone(running, 30)
+        assert_all_gone(running)
         assert console.services() == []
         # It goes on from where it was.
         console.page("/configuration/run", answers)
@@ -115,4 +116,4 @@ def test_a_mesh_is_run_and_stopped_and_ends_with_a_console_that_is_killed(
         running = console.services()
     # A console that dies takes it along.
     os.kill(console.process.pid, signal.SIGKILL)
-    assert_all_gone(running, 60)
+    assert_all_gone(running)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks._tiny_model import make_tiny_qwen3
 from schemas import ModelVersion, Sampling
 from tests.support.faults.transfers import announcement
+from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import until
 from tests.support.reference import likely, mismatch
 from trinity_bus.chat.messages import Completion
@@ -43,11 +43,6 @@ LENGTH = 512
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
     return [make_tiny_qwen3(tmp_path / str(seed), seed=seed) for seed in range(2)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextmanager
@@ -113,7 +108,7 @@ def differs(model: Path, one: Completion, first: int = 0, last: int | None = Non
 
 
 async def test_a_server_draws_follows_checkpoints_and_is_missed(models: list[Path], tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = quiet_ports(1)
     url = f"http://127.0.0.1:{port}"
     with serving(models[0], port, tmp_path / "server.log") as child:
         wrong = ServerEngine(settings(url, models[0], engine_key="another"))
@@ -178,7 +173,7 @@ async def test_a_server_draws_follows_checkpoints_and_is_missed(models: list[Pat
 async def test_a_server_that_was_killed_comes_back_beside_another_and_takes_the_version(
     models: list[Path], tmp_path: Path
 ) -> None:
-    ports = [free_port() for _ in range(2)]
+    ports = quiet_ports(2)
     engine = ServerEngine(
         settings(",".join(f"http://127.0.0.1:{port}" for port in ports), models[0]), sync_timeout_s=60
     )

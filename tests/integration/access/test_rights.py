@@ -206,6 +206,10 @@ async def test_rights_follow_the_table_and_passwords_can_be_changed(
     await cluster.prepared(namespace)
     again = await apply_access(cluster.root(namespace), {"producer": "another-password"})
     assert (again.passwords, again.given, again.taken) == (1, 0, 0)
+    # Brokers know of it a moment after it is said.
+    changed = cluster.user(namespace, "producer").model_copy(update={"sasl_password": SecretStr("another-password")})
+    async with Bus(changed, client_id="client", patient=True):
+        pass
     with pytest.raises(BrokerUnreachableError, match="uthentication"):
         await Bus(cluster.user(namespace, "producer"), client_id="client").start()
     monkeypatch.setattr("trinity_bus.bus.administration.access.TOPICS", TOPICS[1:])
@@ -226,15 +230,22 @@ async def quotas_of(settings: KafkaSettings, user: str) -> dict[str, float]:
     return {name: value for _, values in response.entries for name, value in values}
 
 
+async def until_quotas_are(settings: KafkaSettings, wanted: dict[str, float]) -> None:
+    """Those of a producer: what a controller has accepted reaches the brokers a moment later."""
+    async with asyncio.timeout(60):
+        while await quotas_of(settings, "producer") != wanted:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
+
+
 async def test_quotas_are_set_and_taken_away(cluster: Cluster, namespace: str) -> None:
     root = cluster.root(namespace)
     await apply_access(root, {}, {"producer": {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}})
-    assert await quotas_of(root, "producer") == {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0}
+    await until_quotas_are(root, {WRITE: 1e6, READ: 2e6, REQUESTS: 50.0})
     assert await quotas_of(root, "operator") == {}
     await apply_access(root, {}, {"producer": {WRITE: 3e6, READ: None, REQUESTS: None}})
-    assert await quotas_of(root, "producer") == {WRITE: 3e6}
+    await until_quotas_are(root, {WRITE: 3e6})
     await apply_access(root, {}, {"producer": {WRITE: None, READ: None, REQUESTS: None}})
-    assert await quotas_of(root, "producer") == {}
+    await until_quotas_are(root, {})
 
 
 class Services:
@@ -328,7 +339,8 @@ async def test_a_whole_mesh_works_with_a_user_for_each_service(
                 assert result["finished_task_count"] == 3, services.said()
             await until(lambda: taskset.poll() is not None)
             assert taskset.poll() == 0, services.said()
-            await until(lambda: json.loads((tmp_path / "checkpoint.json").read_text())["step"] == 3)
+            checkpoint = tmp_path / "checkpoint.json"
+            await until(lambda: checkpoint.exists() and json.loads(checkpoint.read_text())["step"] == 3)
             found = await as_a_trainer_reads(cluster.user(namespace, "trainer"))
             assert len(found) == 3
             assert "finalized" in await services.command("operator", "status", "--once")

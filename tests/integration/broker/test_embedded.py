@@ -15,7 +15,7 @@ import pytest
 from schemas.topics import TASKS
 from tests.support.mesh.forks import finished
 from tests.support.mesh.mesh import PROGRAM, own_broker, with_topics
-from tests.support.mesh.processes import assert_all_gone, family_of
+from tests.support.mesh.processes import assert_all_gone, family_of, name_of
 from tests.support.sampled import at_night
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.broker.layout import Folder
@@ -65,7 +65,7 @@ async def test_whatever_was_acknowledged_survives_a_kill(settings: BrokerSetting
         await produce(broker, values)
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGKILL)
-        assert broker.wait(10) == -signal.SIGKILL
+        assert broker.wait(60) == -signal.SIGKILL
         broker.start()
         # Clients that wait for it find it where it was.
         assert broker.bootstrap_servers == servers
@@ -93,7 +93,7 @@ def test_never_outlives_its_owner(settings: BrokerSettings, moment: str, number:
         if moment == "while it serves":
             assert psutil.Process(int(owner.stdout.readline())).name() == "java"
         else:
-            while not any(process.name() == "java" for process in family_of(owner.pid)):
+            while not any(name_of(process) == "java" for process in family_of(owner.pid)):
                 assert owner.poll() is None
                 time.sleep(0.01)
         family = family_of(owner.pid)

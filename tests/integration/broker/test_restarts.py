@@ -57,12 +57,16 @@ async def given_up(found: Broker) -> None:
 
 def java(folder: Path) -> psutil.Process:
     """The broker whose data lies in a folder."""
-    (found,) = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.name() == "java" and process.cwd().startswith(str(folder))
-    ]
+    (found,) = [process for process in psutil.Process().children(recursive=True) if is_broker(process, folder)]
     return found
+
+
+def is_broker(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.name() == "java" and process.cwd().startswith(str(folder))
+    except psutil.NoSuchProcess:
+        # It has ended since it was listed.
+        return False
 
 
 def test_a_broker_in_the_foreground_is_started_again(tmp_path: Path) -> None:

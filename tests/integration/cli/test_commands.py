@@ -18,7 +18,7 @@ from schemas import (
 from schemas.topics import BATCHES, DEMONSTRATIONS, EXPLORER_EVENTS, PREFERENCES, TASKS
 from tests.support.mesh.mesh import trinity_bus, unused, with_topics
 from tests.support.mesh.records import record_of
-from tests.support.mesh.waiting import beside
+from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
 from trinity_bus.telemetry import load_spans
@@ -146,6 +146,8 @@ async def test_only_a_batch_that_goes_on_can_be_aborted(log: KafkaSettings) -> N
 
 
 async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
+    reported = asyncio.Event()
+
     async def report(bus: Bus) -> None:
         """As explorers do, because whoever falls silent is not listed."""
         async with bus.producer() as producer:
@@ -154,9 +156,12 @@ async def test_runners_of_every_explorer_are_listed(log: KafkaSettings) -> None:
                     runner = RunnerState(runner=f"{name}/0", state="idle", pid=4242)
                     told = RunnersReport(explorer=name, incarnation="a", runners=[runner])
                     await (await producer.send(EXPLORER_EVENTS, name, told))
+                reported.set()
                 await asyncio.sleep(0.5)
 
-    async with with_topics(log) as bus, beside(report(bus)):
+    async with with_topics(log) as bus, beside(report(bus)) as reporting:
+        # A command that looks before shows those that have spoken until then.
+        await until(lambda: reported.is_set() or reporting.done())
         shown, listed = [await asyncio.to_thread(trinity_bus, log, "runners", how) for how in ("--once", "--json")]
     rows = [line.strip("│").split()[0] for line in shown.stdout.splitlines() if line.startswith("│")]
     told = [json.loads(line)["runner"] for line in listed.stdout.splitlines()]

@@ -19,7 +19,7 @@ import pytest
 from schemas import BatchLifecycleState
 from tests.support.mesh.log import MeshLog
 from tests.support.mesh.mesh import own_broker
-from tests.support.mesh.processes import Program
+from tests.support.mesh.processes import Program, command_of, name_of
 from tests.support.mesh.stand_in import command
 from trinity_bus.broker import EmbeddedBroker
 from trinity_bus.bus import Bus
@@ -100,7 +100,7 @@ async def test_a_machine_that_stands_still_comes_back_by_itself(tmp_path: Path) 
     with begun(tmp_path, LIMITS if FROZEN_S < 300 else None) as up:
         up.until_trained(3)
         family = up.family()
-        assert len([one for one in family if one.name() == "java"]) == 1
+        assert len([one for one in family if name_of(one) == "java"]) == 1
         for one in family:
             one.suspend()
         # What is meant is the time itself.
@@ -140,7 +140,7 @@ def test_a_setting_that_is_wrong_is_said_once_and_ends_all(tmp_path: Path) -> No
 def _is(process: psutil.Process, what: str) -> bool:
     """Whether a process is a service, and not its guard, or Kafka's Java."""
     if what == "java":
-        return process.name() == "java"
-    line = process.cmdline()
-    named = f"explorer.name={what}" in line if what.startswith("explorer") else line[-1] == what
+        return name_of(process) == "java"
+    line = command_of(process).split()
+    named = f"explorer.name={what}" in line if what.startswith("explorer") else line[-1:] == [what]
     return named and not any(part.endswith("guard.py") for part in line) and "tests.support.mesh.stand_in" in line

@@ -92,7 +92,7 @@ async def make_anew(settings: KafkaSettings, bus: Bus, topic: Topic) -> None:
 async def delete(settings: KafkaSettings, topic: Topic) -> None:
     async with administrator(settings, "test") as admin:
         await admin.delete_topics([topic.full_name(settings.namespace)])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(150):
             while topic.full_name(settings.namespace) in await admin.list_topics():  # noqa: ASYNC110 - the broker deletes
                 await asyncio.sleep(0.1)
 

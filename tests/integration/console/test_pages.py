@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from schemas import Position, PublishVersion, RollBack, Task
 from schemas.topics import DEAD_LETTERS, EXPERIENCES, OPERATOR_COMMANDS, TASKS, TOPICS
 from tests.support.console.small_log import FIRST_TASK, HOSTILE, SAMPLES, write_small_log
 from tests.support.mesh.mesh import unused
-from tests.support.mesh.records import record_of
+from tests.support.mesh.records import first, record_of
 from tests.support.mesh.waiting import beside, until
 from trinity_bus.bus import Bus
 from trinity_bus.config import ConsoleSettings, KafkaSettings, Settings
+from trinity_bus.console.index.follower import TOPICS as INDEXED
 from trinity_bus.health.process import readings
 from workers.console.service import Console
 
@@ -47,6 +50,18 @@ class Site:
             return text
 
 
+async def ends_of(bus: Bus) -> dict[tuple[str, int], int]:
+    """Where each partition ends in which there is something to be indexed."""
+    ends = {topic.name: await bus.end_offsets(topic) for topic in INDEXED}
+    return {(name, number): end for name, of_topic in ends.items() for number, end in of_topic.items() if end}
+
+
+def indexed(folder: Path) -> dict[tuple[str, int], int]:
+    """As far as each partition is in the index."""
+    with closing(sqlite3.connect(f"{(folder / 'index.sqlite').as_uri()}?mode=ro", uri=True)) as db:
+        return {(name, number): end for name, number, end in db.execute("SELECT topic, partition, next FROM offsets")}
+
+
 @pytest.fixture
 async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
     own = ConsoleSettings(folder=tmp_path, port=0, token=SecretStr(TOKEN), jaeger_url=JAEGER)
@@ -62,6 +77,9 @@ async def site(kafka: KafkaSettings, tmp_path: Path) -> AsyncIterator[Site]:
         ):
             feed = console.feed
             await until(lambda: following.done() or (feed.index.extent is not None and not feed.trouble), 60)
+            # Of what is on the log each topic may be indexed by itself.
+            ends = await ends_of(bus)
+            await until(lambda: following.done() or ends.items() <= indexed(feed.index.folder).items(), 60)
             await until(lambda: following.done() or (feed.index.extent or 0).dead_letters == 1, 60)  # type: ignore[union-attr]
             async with client.post("/login", data={"token": TOKEN}) as answer:
                 assert answer.status == 200
@@ -223,8 +241,9 @@ async def _news(site: Site) -> None:
     async with site.client.get("/live") as stream:
         async with site.bus.producer() as producer:
             await (await producer.send(TASKS, "new", Task(task_id="new", workflow="w", prompt="p")))
-        async with asyncio.timeout(30):
-            assert (await stream.content.readline()).startswith(b"event: changed")
+        async with asyncio.timeout(60):
+            while not (await stream.content.readline()).startswith(b"event: changed"):
+                """It is told that the console lives."""
     async with site.client.get("/steps", headers={"X-Part": "1"}) as answer:
         part = await answer.text()
     assert "<html" not in part
@@ -251,28 +270,25 @@ async def _a_letter_put_back(site: Site) -> None:
         assert "mended-1" in [record_of(received).task_id async for received in reader.replay()]
 
 
-async def _command(site: Site, path: str, proof: str, **fields: str) -> object:
+async def _command[R](site: Site, kind: type[R], path: str, proof: str, **fields: str) -> R:
     """Post a form, and return the operator's command that is on the log then."""
     async with (
         site.bus.reader(OPERATOR_COMMANDS, start="end") as reader,
         beside(_post(site, path, proof, **fields)),
     ):
-        async with asyncio.timeout(30):
-            return record_of((await reader.batch(30))[0])
+        return await first(reader, kind)
 
 
 async def _a_version_that_is_asked_for(site: Site) -> None:
     """No coordinator is there to answer: the command is on the log, with who sent it."""
     proof = await _proof(site, "/versions/1/serve")
-    command = await _command(site, "/versions/1/serve", proof)
-    assert isinstance(command, PublishVersion)
-    assert command.version == 1
-    assert command.client.startswith("console-operator-")
-    assert command.asked_by == "operator"
+    served = await _command(site, PublishVersion, "/versions/1/serve", proof)
+    assert served.version == 1
+    assert served.client.startswith("console-operator-")
+    assert served.asked_by == "operator"
     async with site.client.post("/versions/1/go-back", data={"proof": proof, "why": " "}) as answer:
         assert (answer.status, "say why" in await answer.text()) == (400, True)
-    command = await _command(site, "/versions/1/go-back", proof, why="it diverged")
-    assert isinstance(command, RollBack)
+    command = await _command(site, RollBack, "/versions/1/go-back", proof, why="it diverged")
     assert (command.version, command.reason, command.asked_by) == (1, "it diverged", "operator")
 
 

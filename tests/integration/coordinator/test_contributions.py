@@ -66,6 +66,7 @@ async def test_what_a_client_contributes_is_in_a_manifest_once_whatever_the_coor
 async def test_what_is_not_what_it_is_said_to_be_is_refused_by_name(mesh: Mesh) -> None:
     async with mesh.connected() as (bus, producer), CommandChannel(bus, producer, name="me") as channel:
         with mesh.coordinator(max_staleness=0):
+            await until(lambda: "ready" in mesh.log())
             (mine,) = await _published(bus, payload("a"), "me")
             (others,) = await _published(bus, payload("b"), "somebody")
             place = mine.pieces[0].position

@@ -66,7 +66,7 @@ async def test_results_are_once_whatever_request_of_a_commit_it_stands_still_at(
                 assert coordinator.poll() is None
         sent = {f"round-{number}-{task}" for number in range(1, rounds + 1) for task in range(4)}
         async with mesh.connected() as (bus, _), bus.reader(RESULTS, start="beginning") as reader:
-            results = [item.record async for item in reader.replay()]
+            results = [item.record async for item in reader.replay(written=True)]
         assert Counter(result.task_id for result in results if isinstance(result, TaskResult)) == Counter(sent)
         trained = Counter(entry.task_id for batch in trainer.trained for entry in batch.manifest)
         assert trained == Counter(sent)

@@ -55,6 +55,8 @@ async def test_a_pool_answers_its_tasks_and_one_that_nobody_serves_is_told_of(me
                 async with judge.alive():
                     await trainer.until_trained(1)
                     await until(lambda: view.state.coordinator is not None and not view.state.coordinator.unserved)
+                    # The coordinator may be heard before the explorer of which it says so.
+                    await until(lambda: "judge-0" in view.state.explorers)
                     shown = text_of(view.state)
         assert [record_of(order).task.task_id for order in own.orders] == ["a"]
         assert [(record_of(order).task.task_id, record_of(order).min_version) for order in judge.orders] == [("b", 0)]

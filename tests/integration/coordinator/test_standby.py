@@ -1,13 +1,14 @@
 """Several coordinators on a real broker: one works, the others stand by, and nothing is lost or counted twice."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,11 @@ async def test_one_that_stands_by_takes_over_from_a_killed_one(mesh: Mesh, waiti
 async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh: Mesh, moment: str) -> None:
     batches = 30
 
-    async with mesh.connected() as (bus, producer), bus.reader(COORDINATOR_STATE) as log:
+    async with (
+        mesh.connected() as (bus, producer),
+        bus.reader(COORDINATOR_STATE) as log,
+        looking_at_transactions(mesh) as has_open_transaction,
+    ):
         leaders = Leaders(log)
         patience: dict[str, Any] = {"takeover_s": 4.0}
         with (
@@ -107,7 +112,7 @@ async def test_a_stopped_one_that_wakes_up_is_fenced_and_ends_with_one_line(mesh
                 sending = asyncio.create_task(send_tasks(producer, 4 * batches))
                 await trainer.until_trained(1)
                 os.kill(works.pid, signal.SIGSTOP)
-                while moment == "amid a transaction" and not await has_open_transaction(mesh):
+                while moment == "amid a transaction" and not await has_open_transaction():
                     os.kill(works.pid, signal.SIGCONT)
                     await asyncio.sleep(0.003)
                     os.kill(works.pid, signal.SIGSTOP)
@@ -206,18 +211,26 @@ async def led_for_a_while(leaders: Leaders, *names: str) -> str:
     return leaders.seen[-1].name
 
 
-async def has_open_transaction(mesh: Mesh) -> bool:
-    """Whether the changelog ends with records that are not committed."""
+@contextlib.asynccontextmanager
+async def looking_at_transactions(mesh: Mesh) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """Provide a look whether the changelog ends with records that are not committed.
+
+    It takes a moment: who works stands still meanwhile, and loses its place if it does so for long.
+    """
     position = TopicPartition(COORDINATOR_STATE.full_name(mesh.kafka.namespace), 0)
-    ends = []
-    for isolation in ("read_uncommitted", "read_committed"):
-        consumer = AIOKafkaConsumer(bootstrap_servers=mesh.kafka.bootstrap_servers, isolation_level=isolation)
-        await consumer.start()
-        try:
-            ends.append((await consumer.end_offsets([position]))[position])
-        finally:
-            await consumer.stop()
-    return ends[0] > ends[1]
+    async with contextlib.AsyncExitStack() as stack:
+        consumers = []
+        for isolation in ("read_uncommitted", "read_committed"):
+            consumer = AIOKafkaConsumer(bootstrap_servers=mesh.kafka.bootstrap_servers, isolation_level=isolation)
+            await consumer.start()
+            stack.push_async_callback(consumer.stop)
+            consumers.append(consumer)
+
+        async def look() -> bool:
+            written, committed = [(await one.end_offsets([position]))[position] for one in consumers]
+            return bool(written > committed)
+
+        yield look
 
 
 async def until_heartbeat(bus: Bus, condition: Callable[[CoordinatorHeartbeat], bool]) -> CoordinatorHeartbeat:

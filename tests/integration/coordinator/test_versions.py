@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.fakes.workers import FakeExplorer, FakeTrainer
+from schemas.topics import EXPLORER_EVENTS, MODEL_VERSIONS, VERSION_HISTORY
+from tests.support.fakes.workers import WAIT_S, FakeExplorer, FakeTrainer
 from tests.support.mesh.mesh import Mesh, send_tasks, trinity_bus
 from tests.support.mesh.waiting import until
 from tests.support.sampled import at_night
 from trinity_bus.client import Synchronizer
 from trinity_bus.config import CoordinatorSettings, Settings, SynchronizerSettings
 from trinity_bus.coordination import SyncPolicy
+from trinity_bus.view import follow
 
 pytestmark = pytest.mark.integration
 
@@ -82,18 +84,18 @@ async def test_an_older_version_is_served_until_the_newest_is_asked_for(mesh: Me
                 with pytest.raises(ValueError, match="version 1 cannot be had: its checkpoint is gone; there are"):
                     await synchronizer.publish_version(1)
                 assert await synchronizer.publish_version(2) == ""
-                assert await synchronizer.wait_served(2, timeout_s=30) == ["explorer-0"]
+                assert await synchronizer.wait_served(2, timeout_s=WAIT_S) == ["explorer-0"]
                 await until(lambda: any(row.pinned for row in synchronizer.versions()))
                 await send_tasks(producer, 4, "later")
                 cost = ""
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(WAIT_S):
                     # The next batch needs version 3: it waits, and asking again says so.
                     while not cost:
                         cost = await synchronizer.publish_version(2)
                         await asyncio.sleep(0.05)
                 assert "train-000004" in cost
                 assert await synchronizer.publish_version(None) == ""
-                assert await synchronizer.wait_new_model_state_dict(2, timeout_s=30) >= 3
+                assert await synchronizer.wait_new_model_state_dict(2, timeout_s=WAIT_S) >= 3
                 await trainer.until_trained(4)
                 await until(lambda: synchronizer.model_version == 4)
                 assert synchronizer.get_trainer_status() == "running"
@@ -115,7 +117,9 @@ async def test_the_command_lists_versions_and_who_serves_them(mesh: Mesh) -> Non
             async with explorer.alive(), trainer.alive():
                 await send_tasks(producer, 8)
                 await trainer.until_trained(2)
-                await until(lambda: explorer.version == 2)
+                # On the log: the explorer knows it a moment before.
+                async with follow(bus, topics=(MODEL_VERSIONS, VERSION_HISTORY, EXPLORER_EVENTS)) as view:
+                    await until(lambda: view.state.serving(2) == ["explorer-0"] and len(view.state.history) == 3)
                 listed = await call("--json")
                 rows = [json.loads(line) for line in listed.stdout.splitlines()]
                 assert [row["version"] for row in rows] == [0, 1, 2], listed.stderr

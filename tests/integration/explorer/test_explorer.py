@@ -15,6 +15,7 @@ from schemas import (
     ExplorerHeartbeat,
     ExplorerLeft,
     ModelVersion,
+    PartialResponses,
     RolloutFinished,
     RunnersReport,
     Sampling,
@@ -40,8 +41,10 @@ from tests.support.fakes.engine import TOKENIZER, FakeEngine
 from tests.support.fakes.explorer import CountingEngine
 from tests.support.mesh.mesh import Mesh as Coordinated
 from tests.support.mesh.mesh import send_tasks
-from tests.support.mesh.records import record_of
+from tests.support.mesh.processes import is_alive
+from tests.support.mesh.records import record_of, take
 from tests.support.mesh.waiting import until
+from trinity_bus.chat.wire import tokens_of
 from trinity_bus.config import ExplorerSettings, KafkaSettings, Settings
 from trinity_bus.inference.concurrency import EngineLoad
 from trinity_bus.inference.errors import EngineDeadError
@@ -90,8 +93,8 @@ async def test_what_a_crowded_engine_has_no_room_for_waits_on_the_log(
             engine.open.clear()
             engine.load = dataclasses.replace(engine.load, kv_usage=0.1, waiting=0)
             await send_tasks(mesh._producer, 4, "more")
-            await mesh.event(ExplorerHeartbeat, lambda beat: beat.slots == 2)
-            await until(lambda: engine.waiting == 2, LIMIT_S)
+            await mesh.event(ExplorerHeartbeat, lambda beat: beat.slots >= 2)
+            await until(lambda: engine.waiting >= 2, LIMIT_S)
 
 
 async def test_eval_batches_publish_no_experiences(alone: Mesh) -> None:
@@ -266,7 +269,7 @@ async def test_an_unreadable_order_is_a_dead_letter_and_the_lane_goes_on(alone: 
     await alone.send(dispatch(alone.incarnation))
     await alone.event(RolloutFinished)
     async with alone.bus.reader(EXPLORER_DEAD_LETTERS, start="beginning") as letters:
-        assert [received.raw async for received in letters.replay()] == [b"\xc1 no msgpack"]
+        assert [received.raw for received in await take(letters, 1)] == [b"\xc1 no msgpack"]
 
 
 async def test_a_killed_explorer_answers_nothing_and_its_next_life_ignores_its_orders(
@@ -357,7 +360,7 @@ async def test_killed_in_the_second_call_of_a_turn_nothing_of_that_call_is_left_
             beat = await mesh.event(ExplorerHeartbeat, lambda beat: any(one.turns for one in beat.running))
             await until(lambda: noted.exists() and noted.read_text().split() == ["one", "two"], limit_s=LIMIT_S)
             family = psutil.Process(process.pid).children(recursive=True)
-        await until(lambda: not any(one.is_running() for one in family), limit_s=LIMIT_S)
+        await until(lambda: not any(map(is_alive, family)), limit_s=LIMIT_S)
         noted.with_suffix(".go").touch()
         engine = FakeEngine(answer="Done.")
         # Of the same mesh: what sandboxes hold is found by its name.
@@ -389,6 +392,10 @@ def long_task() -> dict[str, Any]:
     return {"task": task, "repeat_times": 1, "timeout_s": 120.0}
 
 
+def tokens_in(record: PartialResponses) -> int:
+    return sum(len(tokens_of(one.token_ids)) for answer in record.answers for one in answer.responses or ())
+
+
 async def gone_on_with(mesh: Mesh, settings: Settings, fork_server: ForkServer, former: str, turns: Any) -> int:
     """Have another explorer go on with the long response; return how many tokens it draws."""
     engine = FakeEngine(answer=LONG)
@@ -408,7 +415,7 @@ async def test_killed_amid_a_long_response_it_is_gone_on_with_on_another_explore
 ) -> None:
     drawn, most = 700, 64
     variables = {"ANSWER": LONG, "HANG_AFTER": str(drawn), "TRINITY_BUS_EXPLORER__TURN_TOKENS": str(most)}
-    async with mesh_of(settings) as mesh:
+    async with mesh_of(settings) as mesh, mesh.bus.reader(TURNS, start="beginning") as turns:
         async with process_of(settings, "answers", **variables):
             incarnation = await mesh.joined()
             await mesh.send(dispatch(incarnation, "long", **long_task()))
@@ -416,6 +423,11 @@ async def test_killed_amid_a_long_response_it_is_gone_on_with_on_another_explore
                 ExplorerHeartbeat,
                 lambda beat: beat.tokens_generated == drawn and any(one.turns for one in beat.running),
             )
+            # What is on its way to the log would be drawn again, too.
+            written = 0
+            async with asyncio.timeout(LIMIT_S):
+                while drawn - written >= most:
+                    written += sum(tokens_in(record_of(received)) for received in await turns.batch(1))
         again = await gone_on_with(mesh, settings, fork_server, incarnation, beat.running[0].turns)
     assert 0 < drawn + again - len(LONG) <= most
 

@@ -56,8 +56,9 @@ COORDINATOR = {
     "max_staleness": MAX_STALENESS,
     "max_inflight_batches": MAX_INFLIGHT,
     "tick_s": 0.05,
-    # Long enough that none that lives is ever silent for it: the work of one that is lost is repeated.
-    "explorer_timeout_s": 10,
+    # Long enough that none that lives is ever silent for it, however busy the machine is: the work of one that is lost
+    # is repeated. Who is killed is started again, and not missed for so long.
+    "explorer_timeout_s": 60,
     # A task may be unlucky many times here, and must not fail for it.
     "max_attempts": 1000,
     # Groups are split, and their parts may be of several explorers.

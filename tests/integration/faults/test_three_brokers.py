@@ -21,11 +21,11 @@ from tests.support.faults.client import TASKS_IN_BATCH, FaultClient, assert_no_t
 from tests.support.faults.mesh import FaultMesh
 from tests.support.mesh.broker_choice import is_three
 from tests.support.mesh.broker_cluster import BrokerCluster, broker_cluster
+from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import until
 from tests.support.sampled import at_night
 from trinity_bus.bus import Bus
 from trinity_bus.config import KafkaSettings
-from trinity_bus.runtime.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -97,7 +97,7 @@ class Disturbance:
         """Of three brokers one can be reached: whoever writes waits, says so and is not ready, and then goes on."""
         kept = await self._cluster.leader(TASKS.full_name(self._mesh.kafka.namespace), 0)
         others = [node for node in self._cluster.nodes if node != kept]
-        assert await self._readiness() == "ready"
+        await self._until_readiness("ready")
         async with self._during(f"brokers {others} silent"):
             for node in others:
                 self._cluster.pause(node)
@@ -171,7 +171,7 @@ ALL = (*SOME[:2], Disturbance.restart_all, Disturbance.fill_disk, SOME[2])
 async def test_whatever_befalls_one_broker_of_three_ends_nobody_and_loses_nothing(
     tmp_path: Path, faults: Sequence[Callable[[Disturbance], Awaitable[None]]]
 ) -> None:
-    health_port = free_port()
+    (health_port,) = quiet_ports(1)
     with broker_cluster(tmp_path / "brokers") as cluster:
         mesh = FaultMesh(
             tmp_path / "mesh",

@@ -93,7 +93,7 @@ async def test_a_killed_taskset_uses_every_line_once_in_every_epoch(files: Files
                     assert child.poll() == 0, files.log()
                 await until(lambda: len(trainer.trained) == 2 * LINES // 4)
             async with bus.reader(TASKS, start="beginning") as whole:
-                seen = [record_of(received) async for received in whole.replay()]
+                seen = [record_of(received) async for received in whole.replay(written=True)]
         train = [task.task_id for task in seen if task.batch_type == "train"]
         assert Counter(train) == Counter(f"taskset-0/{epoch}/train-{i}" for epoch in range(2) for i in range(LINES))
         evals = Counter(task.batch_id for task in seen if task.batch_type == "eval")

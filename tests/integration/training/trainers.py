@@ -126,11 +126,14 @@ async def until(reader: Reader, wanted: Callable[[Any], bool], process: Process)
     seen: list[Any] = []
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        for received in await reader.batch(0.5):
+        # Before the look: all that it has ever said is on the log then, if it has ended.
+        ended = process.poll()
+        found = await reader.batch(0.5)
+        for received in found:
             seen.append(received.record)
             if wanted(received.record):
                 return seen
-        assert process.poll() is None, f"the trainer ended with {process.poll()}"
+        assert found or ended is None, f"the trainer ended with {ended}"
     raise TimeoutError(f"not seen within {DEADLINE_S} s; seen: {[type(record).__name__ for record in seen]}")
 
 

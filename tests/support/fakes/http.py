@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+from tests.support.mesh.ports import quiet_ports
 from tests.support.mesh.waiting import until
-from trinity_bus.runtime.ports import free_port
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -49,7 +49,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 @asynccontextmanager
 async def served_by(program: str) -> AsyncIterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run a program of ``tests/support/servers``, which answers at a port; yields its address and its process."""
-    port = free_port()
+    (port,) = quiet_ports(1)
 
     def answers() -> bool:
         with socket.socket() as client:

@@ -59,7 +59,7 @@ def saved(directory: Path, version: int, weights: dict[str, torch.Tensor], keep:
     )
 
 
-def settled(receiver: WeightReceiver, limit_s: float = 20.0) -> TransferProgress:
+def settled(receiver: WeightReceiver, limit_s: float = 60.0) -> TransferProgress:
     """The receiver's progress as soon as it is no longer receiving."""
     wait_until(lambda: receiver.progress.state != "receiving", "end of the transfer", limit_s)
     return receiver.progress

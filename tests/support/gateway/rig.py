@@ -86,7 +86,7 @@ class Rig:
         told = with_proof(told, SECRET.get_secret_value()) if own is None else own.told(told)
         await (await FakeBus(self.log).producer().send(EXPLORER_EVENTS, name, told))
         usable = beat["state"] == "ready"
-        await until(lambda: (name in [one.name for one in self.gateway.explorers.usable]) == usable, 10)
+        await until(lambda: (name in [one.name for one in self.gateway.explorers.usable]) == usable)
 
     async def lose(self, name: str) -> None:
         """Has an explorer end at once, amid whatever it answers."""
@@ -117,7 +117,7 @@ async def rig(explorers: int = 1, *, log: FakeLog | None = None, **gateway: Any)
                 HttpSide(settings.explorer, engine, ServedVersion(engine.model_version), bearable, CharacterTokenizer)
             )
         async with beside(here.gateway.run()) as running:
-            await until(lambda: bool(here.gateway.address) or running.done(), 10)
+            await until(lambda: bool(here.gateway.address) or running.done())
             for name in here.engines:
                 await here.heard(name)
             yield here

@@ -76,6 +76,10 @@ async def fleet(mesh: Mesh, **settings: object) -> AsyncIterator[Fleet]:
         explorer = FakeExplorer(bus, hold=lambda order: "#h" in order.task.task_id, slots=16)
         trainer = FakeTrainer(bus)
         with mesh.coordinator(**values) as coordinator:
+            # A client has less patience than a program needs that starts on a busy machine.
+            number = mesh.started
+            await until(lambda: "ready" in mesh.log(number) or coordinator.poll() is not None)
+            assert coordinator.poll() is None
             async with explorer.alive(), trainer.alive():
                 yield Fleet(mesh, bus, producer, (explorer, trainer), coordinator)
 

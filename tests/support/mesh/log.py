@@ -197,4 +197,5 @@ def _content(batch: BatchRecord, groups: dict[Where, ExperienceGroup]) -> Conten
 
 async def _all_of(bus: Bus, topic: Topic) -> list[Received[Any]]:
     async with bus.reader(topic, start="beginning") as reader:
-        return [received async for received in reader.replay()]
+        # A commit is answered a moment before readers of each partition see what it commits.
+        return [received async for received in reader.replay(written=True)]

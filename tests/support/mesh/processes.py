@@ -88,6 +88,14 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
+def name_of(process: psutil.Process) -> str:
+    """Its name; nothing where it has ended since it was listed."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def marked_processes(variable: str, value: str) -> list[psutil.Process]:
     """All living processes that have inherited a variable of the environment, whatever they are called."""
     found = []
@@ -100,7 +108,7 @@ def marked_processes(variable: str, value: str) -> list[psutil.Process]:
     return found
 
 
-def assert_all_gone(processes: list[psutil.Process], limit_s: float = 10) -> None:
+def assert_all_gone(processes: list[psutil.Process], limit_s: float = 60) -> None:
     """Fail unless they end soon. A zombie runs no more: when it is reaped is the machine's affair."""
     deadline = time.monotonic() + limit_s
     while alive := [process for process in processes if is_alive(process)]:

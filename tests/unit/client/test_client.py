@@ -12,7 +12,7 @@ from tests.support.mesh.records import record_of
 from trinity_bus.client import BatchHandle, Client
 from trinity_bus.errors import NoCoordinatorError, NotStartedError, RefusedError, TimedOutError, UnknownBatchError
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture

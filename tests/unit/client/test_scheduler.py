@@ -26,7 +26,7 @@ from trinity_bus.client.results import CLEANUP
 from trinity_bus.config import Settings
 from trinity_bus.errors import BusError, NoCoordinatorError, NotStartedError, RefusedError, SendError
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(60)
 NEVER = 60.0
 
 

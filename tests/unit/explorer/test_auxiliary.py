@@ -107,7 +107,7 @@ async def test_what_cannot_be_asked_is_a_failure_with_its_name() -> None:
         here.judge.open.clear()
         with pytest.raises(EngineSlowError):
             await here.pools("judge").chat(ASKED, Sampling())
-        await until(lambda: here.judge.aborted == 1, 10)
+        await until(lambda: here.judge.aborted == 1)
         here.judge.open.set()
         await here.side.drain(0)
         with pytest.raises(NoEngineError):

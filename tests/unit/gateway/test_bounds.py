@@ -50,7 +50,7 @@ async def begun(
 async def test_a_request_that_never_ends_holds_its_place_for_a_while_and_no_longer() -> None:
     async with rig(max_requests=1, body_timeout_s=0.2) as here, here.client() as client:
         reader, writer = await begun(here, 100, b"not all of it")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         await say(client)
         writer.close()
@@ -112,7 +112,7 @@ async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none
     """A client sends the heads of large requests and no more: it has half of the room, and others go on."""
     async with rig(max_body_mib=1, max_waiting_mib=2, body_timeout_s=3.0) as here:
         held = [await begun(here, 1 << 20) for _ in range(2)]
-        await until(lambda: here.gateway._door._room.taken == 1 << 20, 10)
+        await until(lambda: here.gateway._door._room.taken == 1 << 20)
         large: list[Any] = [{"role": "user", "content": "x" * 100_000}]
         async with here.client() as client, here.client(OTHERS_KEY) as other:
             await say(client)
@@ -123,20 +123,20 @@ async def test_large_requests_of_all_clients_share_room_and_small_ones_need_none
         assert {line.split()[1] for line in told} <= {b"408", b"503"}
         for _, writer in held:
             writer.close()
-        await until(lambda: here.gateway._door._room.taken == 0, 10)
+        await until(lambda: here.gateway._door._room.taken == 0)
 
 
 async def test_a_sessions_key_shuts_out_neither_its_owner_nor_another_session() -> None:
     async with rig(max_requests=3, max_body_mib=1, max_waiting_mib=2) as here:
         engine, door = here.engines["explorer-0"], here.gateway._door
         slow = [await begun(here, 1 << 20, key=session_key(KEY, f"s{i}"), session=f"s{i}") for i in range(3)]
-        await until(lambda: door.requests == 3 and door._room.taken == 1 << 19, 10)
+        await until(lambda: door.requests == 3 and door._room.taken == 1 << 19)
         # Half of its owner's room is free of all sessions.
         mine = await begun(here, 1 << 19)
-        await until(lambda: door._room.taken == 1 << 20, 10)
+        await until(lambda: door._room.taken == 1 << 20)
         for _, writer in (*slow, mine):
             writer.close()
-        await until(lambda: door.requests == door._room.taken == 0, 10)
+        await until(lambda: door.requests == door._room.taken == 0)
         here.hold()
 
         def asked(session: str) -> asyncio.Task[tuple[int, Any]]:
@@ -146,11 +146,11 @@ async def test_a_sessions_key_shuts_out_neither_its_owner_nor_another_session() 
         held = []
         for session in "abc":
             held.append(asked(session))
-            await until(lambda: engine.waiting == len(held), 10)
+            await until(lambda: engine.waiting == len(held))
             assert (await asked(session))[0] == 429
         assert (await asked("d"))[0] == 429
         held.append(asyncio.create_task(here.post("/v1/chat/completions", messages=ASKED)))
-        await until(lambda: engine.waiting == len(held), 10)
+        await until(lambda: engine.waiting == len(held))
         here.go_on()
         assert [(await one)[0] for one in held] == [200] * 4
         assert not door._requests
@@ -166,7 +166,7 @@ async def test_what_is_stored_of_a_large_request_holds_its_room_until_the_answer
         for stored in (False, True):
             here.hold()
             asked = asyncio.create_task(client.responses.create(model="policy", input=given, store=stored))
-            await until(lambda: engine.waiting == 1, 10)
+            await until(lambda: engine.waiting == 1)
             held = door._room.taken
             here.go_on()
             await asked

@@ -113,7 +113,7 @@ async def test_turns_of_a_session_are_on_the_log_after_the_answer() -> None:
             first = await say(client)
             told = [*ASKED, first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "?"}]
             await say(client, told)
-        await until(lambda: len(here.log.all(TURNS)) == 2, 10)
+        await until(lambda: len(here.log.all(TURNS)) == 2)
         turns = [record_of(received) for received in here.log.all(TURNS)]
         assert all(isinstance(turn, Turn) for turn in turns)
         assert [(turn.task_id, turn.number, turn.workflow) for turn in turns] == [

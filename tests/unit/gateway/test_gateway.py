@@ -55,7 +55,7 @@ async def test_what_is_streamed_comes_as_it_is_drawn_and_is_the_answer() -> None
                     # Nothing more would come before it was seen.
                     assert engine.waiting == 1
                     break
-        await until(lambda: engine.aborted == 1, 10)
+        await until(lambda: engine.aborted == 1)
         engine.hang_after = None
         text, calls, reasons, usage = "", list[Any](), list[str](), None
         async for chunk in await say(client, tools=ADD, stream=True, stream_options={"include_usage": True}):
@@ -84,7 +84,7 @@ async def test_an_answer_whose_explorers_are_lost_is_drawn_by_another_and_moved_
         here.hold()
         asked = asyncio.create_task(say(client))
         for _ in range(lost):
-            await until(lambda: bool(here.waiting), 10)
+            await until(lambda: bool(here.waiting))
             (name,) = here.waiting
             del here.engines[name]
             await here.lose(name)
@@ -98,9 +98,9 @@ async def test_a_client_that_goes_away_has_its_request_aborted() -> None:
         engine = here.engines["explorer-0"]
         engine.open.clear()
         asked = asyncio.create_task(say(client))
-        await until(lambda: engine.waiting == 1, 10)
+        await until(lambda: engine.waiting == 1)
         asked.cancel()
-        await until(lambda: engine.aborted == 1, 10)
+        await until(lambda: engine.aborted == 1)
 
 
 async def test_who_has_no_key_and_more_requests_than_one_client_may_make_are_refused() -> None:
@@ -112,12 +112,12 @@ async def test_who_has_no_key_and_more_requests_than_one_client_may_make_are_ref
         assert engine.prompts == []
         engine.open.clear()
         asked = asyncio.create_task(say(client))
-        await until(lambda: engine.waiting == 1, 10)
+        await until(lambda: engine.waiting == 1)
         with pytest.raises(openai.RateLimitError) as refused:
             await say(client)
         assert refused.value.response.headers["Retry-After"] == "1"
         others = asyncio.create_task(say(other))
-        await until(lambda: engine.waiting == 2, 10)
+        await until(lambda: engine.waiting == 2)
         engine.open.set()
         await asyncio.gather(asked, others)
 
@@ -159,7 +159,7 @@ async def test_a_congested_explorer_is_left_alone_and_where_all_are_it_is_503() 
         here.hold()
         # The least of requests are taken in any case.
         asked = [asyncio.create_task(say(client)) for _ in range(8)]
-        await until(lambda: sum(engine.waiting for engine in here.engines.values()) == 8, 10)
+        await until(lambda: sum(engine.waiting for engine in here.engines.values()) == 8)
         assert here.engines["explorer-0"].waiting == 1
         congest(here.bearable["explorer-1"])
         with pytest.raises(openai.InternalServerError, match=r"no explorer|all that their engines bear") as refused:
@@ -176,7 +176,7 @@ async def test_explorers_tell_of_their_requests() -> None:
         engine, side = here.engines["explorer-0"], here.sides["explorer-0"]
         engine.open.clear()
         asked = asyncio.create_task(say(client))
-        await until(lambda: engine.waiting == 1, 10)
+        await until(lambda: engine.waiting == 1)
         there.sides["explorer-0"] = side
         for gateway, elsewhere in ((there, 1), (here, 0)):
             await gateway.heard("explorer-0")

@@ -52,7 +52,7 @@ async def test_a_sessions_key_adds_nothing_to_what_has_its_reward() -> None:
         await say(agent)
         here.hold()
         late = asyncio.create_task(say(agent, [*ASKED, {"role": "assistant", "content": "42"}, *ASKED]))
-        await until(lambda: bool(here.waiting), 10)
+        await until(lambda: bool(here.waiting))
         assert (await here.post("/feedback", reward=1, session="s"))[1]["counted"] == 1
         here.go_on()
         for asked in (late, say(agent), agent.completions.create(model="policy", prompt="6*7=")):

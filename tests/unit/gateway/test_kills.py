@@ -27,7 +27,7 @@ async def test_a_stream_outlives_its_explorer(tmp_path: Path) -> None:
                     os.kill(child.pid, signal.SIGKILL)
                     await until(lambda: child.poll() is not None)
             assert text == "abcdef"
-            await until(lambda: bool(here.log.all(TURNS)), 10)
+            await until(lambda: bool(here.log.all(TURNS)))
             (turn,) = [record_of(received) for received in here.log.all(TURNS)]
             (response,) = turn.answers[0].responses
             assert response.versions == [[0, 1], [3, 2]]

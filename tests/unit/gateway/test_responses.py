@@ -92,7 +92,7 @@ async def test_events_come_in_their_order_as_it_is_drawn_and_are_the_response() 
                 if event.type == "response.output_text.delta" and event.delta == ":":
                     assert engine.waiting == 1
                     break
-        await until(lambda: engine.aborted == 1, 10)
+        await until(lambda: engine.aborted == 1)
 
 
 def _shown(item: Any) -> Any:
@@ -145,7 +145,7 @@ async def test_a_continued_conversation_is_one_task_and_its_first_turn_alone_sta
         await here.post("/feedback", reward=1, msg_ids=[second.id], task_id="mine")
         assert (await here.post("/commit"))[1]["contributed"] == {"mine": 1}
         assert list(coordinator.contributed) == ["mine"]
-        await until(lambda: len(here.log.all(TURNS)) == 2, 10)
+        await until(lambda: len(here.log.all(TURNS)) == 2)
         turns = [record_of(received) for received in here.log.all(TURNS)]
         assert [(turn.task_id, turn.prompt is not None) for turn in turns] == [
             (f"me/{first.id}", True),
@@ -327,7 +327,7 @@ async def test_it_is_drawn_as_it_asks_and_no_sample_has_two_temperatures() -> No
         assert [(one.sampling.temperature, one.sampling.top_p) for one in rollouts] == [(1.0, None), (0.5, 0.9)]
         assert [len(one.turn_starts) for one in rollouts] == [1, 2]
         assert prompts(here)[1].startswith(prompts(here)[0] + "42")
-        await until(lambda: bool(here.log.all(TURNS)), 10)
+        await until(lambda: bool(here.log.all(TURNS)))
         # Another gateway could not know how these were drawn.
         assert len(here.log.all(TURNS)) == 1
 

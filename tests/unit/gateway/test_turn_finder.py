@@ -41,7 +41,7 @@ async def refuse(*_: object) -> None:
 
 
 async def on_the_log(here: Rig, turns: int) -> None:
-    await until(lambda: len(here.log.all(TURNS)) == turns, 10)
+    await until(lambda: len(here.log.all(TURNS)) == turns)
 
 
 async def test_a_session_goes_on_at_any_gateway_with_the_tokens_that_were_drawn() -> None:
@@ -116,7 +116,7 @@ async def test_a_broker_that_hangs_delays_no_answer_for_long(monkeypatch: pytest
     async with two() as (here, there):
         monkeypatch.setattr(there.gateway._bus, "offsets_from", hang)
         first = await ask(here, ASKED)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for number in range(turn_finder.MOST_LOOKS + 1):
                 async with there.client(session=f"s-{number}") as client:
                     await say(client, first)

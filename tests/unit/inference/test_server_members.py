@@ -144,4 +144,4 @@ async def test_without_its_router_an_engine_is_dead(model: Path) -> None:
     async with served(FakeServer()) as gone:
         """Its address is free again."""
     async with served(FakeServer()) as url, engine_at(url, model, engine_router=gone) as engine:
-        assert "router" in str(await asyncio.wait_for(engine.wait_dead(), 10))
+        assert "router" in str(await asyncio.wait_for(engine.wait_dead(), 60))

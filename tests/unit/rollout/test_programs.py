@@ -61,12 +61,12 @@ async def test_one_that_fails_is_its_runs_failure_with_what_it_said() -> None:
         await run(Program("1 / 0"))
 
 
-@pytest.mark.parametrize(("lives_s", "ends"), [("600", "had not ended after 1.5 s, and was killed"), ("0", "")])
+@pytest.mark.parametrize(("lives_s", "ends"), [("600", "had not ended after 4 s, and was killed"), ("0", "")])
 async def test_nothing_that_it_has_started_is_left_alive(tmp_path: Path, lives_s: str, ends: str) -> None:
     note = tmp_path / "pid"
     # It asks the model nothing, which fails its run too.
     with pytest.raises(ProgramError if ends else Exception, match=ends or "asked the model nothing"):
-        await run(Program(LEAVES, str(note), lives_s, timeout_s=1.5 if ends else 20.0))
+        await run(Program(LEAVES, str(note), lives_s, timeout_s=4.0 if ends else 20.0))
     assert not psutil.pid_exists(int(note.read_text()))
 
 

@@ -37,7 +37,7 @@ def run(cleanup: str, *signals: signal.Signals, grace: float = 30) -> tuple[int,
         if len(signals) > 1:
             assert service.stdout.readline() == "stopping\n"
             service.send_signal(signals[1])
-        out, err = service.communicate(timeout=20)
+        out, err = service.communicate(timeout=60)
     return service.returncode, out, err
 
 

@@ -61,7 +61,7 @@ async def test_it_sees_no_other_processes_and_can_kill_none() -> None:
 
 async def test_what_takes_too_long_or_is_left_behind_is_killed_with_all_that_it_has_started() -> None:
     code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(1000)"
-    async with Sandbox(SandboxLimits(wall_s=1)) as box:
+    async with Sandbox(SandboxLimits(wall_s=4)) as box:
         done = await box.exec([PYTHON, "-c", "print('so', flush=True)\n" + code])
         folder = box.folder
         assert (done.timed_out, done.returncode, done.stdout) == (True, -1, "so\n")

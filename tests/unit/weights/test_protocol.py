@@ -57,7 +57,7 @@ def test_a_member_of_another_protocol_hears_the_trainers_and_is_named_in_a_line(
         assert (len(opening), opening[:6]) == (OPENING_BYTES, b"TBwt" + PROTOCOL.to_bytes(2))
         member.sendall(len(body).to_bytes(4) + body)
         # At once, and long before it would be given up.
-        member.settimeout(5)
+        member.settimeout(15)
         assert member.recv(100) == b""
     wait_until(lambda: said in caplog.text)
     (line,) = [record.getMessage() for record in caplog.records if said in record.getMessage()]
@@ -99,7 +99,7 @@ def test_a_trainer_of_another_protocol_hears_the_members_and_nothing_is_taken(
         thread.start()
         receiver.start(source_of(announced.model_copy(update={"master_port": other.getsockname()[1]}), "a", 30))
         # At once, and long before it would be given up.
-        progress = settled(receiver, 10)
+        progress = settled(receiver, 20)
         thread.join()
     assert progress.state == "failed"
     assert said in progress.error

@@ -252,7 +252,7 @@ def test_chunks_of_another_version_are_of_no_use(fleet: PassersOn) -> None:
 def test_a_source_that_is_silent_is_left_and_what_is_passed_on_wrong_goes_no_further(
     fleet: PassersOn, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
 ) -> None:
-    monkeypatch.setattr(transport, "SILENCE_S", 0.3 if is_silent else 3.0)
+    monkeypatch.setattr(transport, "SILENCE_S", 2.0 if is_silent else 20.0)
     over = threading.Event()
 
     def instead(channel: Channel, piece: memoryview) -> None:
