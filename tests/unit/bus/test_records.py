@@ -71,7 +71,6 @@ def test_a_dead_letter_keeps_everything_and_says_why() -> None:
     assert (key, value) == (b"\xff", b"\xc1")
     assert kept == (
         ("content-type", b"text/plain"),
-        ("traceparent", TRACE.encode()),
         ("dlq.reason", b"unknown_workflow"),
         ("dlq.detail", b"no explorer knows 'm\\ud800th'"),
         ("dlq.topic", b"tasks"),

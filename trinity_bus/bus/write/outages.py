@@ -27,30 +27,14 @@ from trinity_bus.bus.client.internals import (
     close_sender,
     fail_all,
     look_at_errors,
-    pending_offsets,
     queued_batches,
     transaction_of,
-    unsent_batches,
     waits_for,
 )
 from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.errors import BusError
 
 CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by someone who is told to stop
-
-
-def still_to_do(client: AIOKafkaProducer) -> str:
-    """Return what the client has not done yet, in the order in which it does it."""
-    # Several answers of a broker ("still loading", "the transaction before is not complete") have the client library
-    # try again for ever, without a word.
-    manager = transaction_of(client)
-    steps = (
-        ("partitions to be added to a transaction", len(manager.partitions_to_add())),
-        ("batches to be written", len(unsent_batches(client))),
-        ("offsets of groups to be committed", pending_offsets(manager)),
-        ("the end of a transaction to be confirmed", int(manager.needs_transaction_commit() is not None)),
-    )
-    return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing left to be done"
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
@@ -137,7 +121,6 @@ class WriteWait:
         self._outage_s = outage_s
         self._looks = 0
         self._last: object | None = None
-        self._left = ""
 
     @property
     def seconds(self) -> float:
@@ -149,18 +132,17 @@ class WriteWait:
         if self.seconds < TOLD_S:
             return None
         return (
-            f"producer {self._who}: a record has waited for {self.seconds:.0f} s ({self._left}); do as many brokers "
-            "run as must have it (min.insync.replicas)?"
+            f"producer {self._who}: a record has waited for {self.seconds:.0f} s; do as many brokers run as must have "
+            "it (min.insync.replicas)?"
         )
 
     @property
     def is_over(self) -> bool:
         return self.seconds >= self._outage_s
 
-    def look(self, thing: object | None, left: str) -> str | None:
+    def look(self, thing: object | None) -> str | None:
         """Note what it waits for now, if anything; return a line for the log, where something is to be told."""
-        # ``left``: what is still to be done, in words.
-        before, self._last, self._left = self._last, thing, left
+        before, self._last = self._last, thing
         waited_s, told = self.seconds, self.reason is not None
         self._looks = self._looks + 1 if thing is not None and thing is before else 0
         if self.reason is not None and not told:
@@ -188,7 +170,7 @@ async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: floa
             waited_for = waits_for(client)
             if waited_for is not None:
                 client.client.check_credentials()
-            if (line := wait.look(waited_for, still_to_do(client))) is not None:
+            if (line := wait.look(waited_for)) is not None:
                 log.warning("%s", line)
     except AuthenticationFailedError as error:
         log.error("producer %s: %s", client_id, error)  # noqa: TRY400 - one line
