@@ -60,6 +60,7 @@ class OpenTask(Value, array_like=True):
     weight: int = AVERAGE  # The same in percent of what is usual; 0: nothing was known, ``estimate`` is what is usual
 
     def __post_init__(self) -> None:
+        self.task_id = self.task.task_id
         self.page = ""  # where it is kept in the changelog, see coordination.state.memory
         self.size = 0  # bytes of it, as they are kept there
         self.attempts = 0  # how many were started, at all parts: the number of the last one
@@ -68,10 +69,6 @@ class OpenTask(Value, array_like=True):
         self.kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
         self.parts = split(self.runs, self.per_part)
         self.parts_left = len(self.parts)  # that have not ended; nobody has tried one yet
-
-    @property
-    def task_id(self) -> str:
-        return self.task.task_id
 
     @property
     def total_runs(self) -> int:
@@ -102,7 +99,7 @@ class OpenTask(Value, array_like=True):
     @property
     def homes(self) -> list[str]:
         """Explorers that work on its parts or have answered some: they may have its prompt in their cache."""
-        return [one.explorer for one in (*self.running, *self.answers)]
+        return [one.explorer for one in self.running] + [one.explorer for one in self.answers]
 
     def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
         self.attempts += 1
