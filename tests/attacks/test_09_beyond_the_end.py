@@ -37,7 +37,7 @@ async def make_anew(settings: KafkaSettings, *topics: Topic) -> None:
     names = [topic.full_name(settings.namespace) for topic in topics]
     async with administrator(settings, "test") as admin:
         await admin.delete_topics(names)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while set(names) & set(await admin.list_topics()):  # noqa: ASYNC110 - the broker deletes
                 await asyncio.sleep(0.1)
     async with Bus(settings, client_id="test") as bus:

@@ -38,6 +38,7 @@ from schemas.topics import (
 from tests.support.fakes.mesh_records import coordinator_beat
 from trinity_bus.bus import Undecodable
 from trinity_bus.bus.read.received import receive
+from workers.coordinator.input_reader import still_read
 
 FORGED_STEP = step_trained(1000, "rogue", ("192.0.2.1", 1))
 
@@ -114,3 +115,8 @@ def test_an_explorer_tells_of_no_runners_but_its_own() -> None:
     assert taken(EXPLORER_EVENTS, "e", report("e/0")) == report("e/0")
     for runner in ("f/0", "ee/0", "e"):
         assert reason(taken(EXPLORER_EVENTS, "e", report(runner))) == "forged_sender"
+
+
+def test_positions_in_topics_that_are_gone_are_told_from_the_others() -> None:
+    positions = {("tasks", 1): 5, ("events", 3): 9, ("events", 4): 1, ("explorer-events", 3): 2}
+    assert still_read(positions) == ({("tasks", 1): 5, ("explorer-events", 3): 2}, ["events"])

@@ -43,7 +43,7 @@ async def heard(here: Rig, said: ExplorerHeartbeat) -> None:
     """Has a heartbeat written, and waits until the gateway has read it: that of an honest one comes behind it."""
     await (await FakeBus(here.log).producer().send(EXPLORER_EVENTS, said.explorer, said))
     await here.heard("explorer-0")
-    await until(lambda: [one.name for one in here.gateway.explorers.usable] == ["explorer-0"], 10)
+    await until(lambda: [one.name for one in here.gateway.explorers.usable] == ["explorer-0"])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_an_old_heartbeat_that_is_written_again_leads_nobody_to_who_has_it
             old = with_proof(beat(address=f"127.0.0.1:{stranger.port}"), SECRET.get_secret_value())
             once = presence_of(old).answer("0" * 32, SECRET.get_secret_value())
             await (await FakeBus(here.log).producer().send(EXPLORER_EVENTS, old.explorer, old))
-            await until(lambda: len(here.gateway.explorers.usable) == 2, 10)
+            await until(lambda: len(here.gateway.explorers.usable) == 2)
             await here.heard("explorer-0", running=[])
             await ask(here, 8)
         assert set(asked) <= {"/proof"}, "no prompt was sent there"
@@ -123,7 +123,7 @@ async def test_who_was_asked_before_proves_anew_where_somebody_else_may_have_the
         events = FakeBus(here.log).producer()
 
         async def usable(*names: str) -> None:
-            await until(lambda: [one.name for one in here.gateway.explorers.usable] == [*names], 10)
+            await until(lambda: [one.name for one in here.gateway.explorers.usable] == [*names])
 
         await ask(here, 8)
         assert here.engines["explorer-1"].prompts, "it has been met"

@@ -25,7 +25,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[PassersOn]:
 def test_a_source_that_is_never_silent_and_sends_next_to_nothing_is_left(
     fleet: PassersOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "CHUNK_S", 0.5)
+    monkeypatch.setattr(transport, "CHUNK_S", 2.0)
     over = threading.Event()
 
     def drip(channel: Channel, piece: memoryview) -> None:

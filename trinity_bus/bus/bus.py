@@ -130,9 +130,11 @@ class Bus:
         with kafka_errors("delete records that nobody needs any more"):
             await admin.delete_records(named, timeout_ms=round(self.settings.request_timeout_s * 1000))
 
-    async def sizes(self) -> dict[tuple[str, int], int]:
+    async def sizes(self, topics: Sequence[Topic]) -> dict[tuple[str, int], int]:
         """``(topic name, partition)`` to the bytes that it takes on a disk; what this user may not know is absent."""
-        return await (await self.cluster_observer()).partition_sizes()
+        found = await (await self.cluster_observer()).partition_sizes()
+        wanted = {topic.name for topic in topics}
+        return {place: size for place, size in found.items() if place[0] in wanted}
 
     async def budgets(self, topics: Sequence[Topic]) -> dict[str, int]:
         """Topic name to the bytes that a partition may take before Kafka deletes the oldest; -1 is no limit."""

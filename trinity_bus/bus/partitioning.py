@@ -25,6 +25,7 @@ each key. Each costs the client a tenth of a millisecond and the broker about as
 too. Over many moments all partitions get the same.
 """
 
+import re
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Final
@@ -96,9 +97,15 @@ def partition_of(key: str | bytes, partitions: int) -> int:
 
 def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
     """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane."""
-    # Others may share it; an explorer reads this one alone and passes over orders to others.
-    return partition_of(explorer, partitions)
+    # Others may share it; an explorer reads this one alone and passes over orders to others. Names that differ in a
+    # number at the end lie on different lanes as long as there are any: each order wakes whoever shares its lane.
+    if (numbered := _numbered(explorer)) is None:
+        return partition_of(explorer, partitions)
+    fleet, number = numbered.groups()
+    return (partition_of(fleet, partitions) + int(number)) % partitions
 
+
+_numbered: Final = re.compile("(.*-)([0-9]{1,9})").fullmatch
 
 MOMENT_S: Final = 0.005
 # after so much the next partition is taken at once: one partition takes one batch at a time

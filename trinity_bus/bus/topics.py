@@ -35,12 +35,13 @@ from trinity_bus.errors import BusError, TopicMismatchError, UnknownTopicError
 _AGAIN_S = 0.2
 _TIMED_OUT = 7
 _NOT_ALLOWED = 29
+_MAY_NOT = (_NOT_ALLOWED, 31)  # to change a topic: refused for the topic, or for the cluster
 _ALREADY_EXISTS = 36
 _CLEANUP = "cleanup.policy"
 _MAX_MESSAGE = "max.message.bytes"
 _BUDGET = "retention.bytes"
-_DATED = "message.timestamp.type"
-_RETENTION = ("retention.ms", _BUDGET)
+_KEPT = ("message.timestamp.type", "retention.ms", _BUDGET)
+_OF_TOPIC = 1  # where a setting comes from, by Kafka's numbers: from the topic itself
 _MIN_IN_SYNC = "min.insync.replicas"
 _UNCLEAN = "unclean.leader.election.enable"
 _NAMED = 10  # other namespaces, where one has no topics
@@ -57,12 +58,25 @@ class ExistingTopic:
     copies: int = 1  # of the partition that has the fewest
     min_in_sync: int = 1
     unclean: bool = False  # whether a replica that lags behind may become leader
-    dated: str = "LogAppendTime"
-    retention: Mapping[str, int] = field(default_factory=dict)  # of ``_RETENTION``, what it has; -1 is no limit
+    kept: Mapping[str, str] = field(default_factory=dict)  # of ``_KEPT``, what it has
+    own: Mapping[str, str] = field(default_factory=dict)  # what was set for this topic alone
 
 
 def config_of(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
     return topic.config() | {_MAX_MESSAGE: str(settings.max_message_bytes(topic))}
+
+
+def outdated(topic: Topic, found: ExistingTopic) -> dict[str, str]:
+    """Return what of an existing topic keeps its records for another time than it should, with what it should be."""
+    # A budget of bytes that an operator has made larger stays.
+    wanted = topic.config()
+    return {
+        name: wanted[name]
+        for name, value in found.kept.items()
+        if name in wanted
+        and value != wanted[name]
+        and not (name == _BUDGET and int(found.own.get(name, -1)) > topic.retention_bytes > 0)
+    }
 
 
 def copies_for(wanted: int | None, brokers: int) -> int:
@@ -97,7 +111,6 @@ def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> li
             f"its {_MAX_MESSAGE} is {found.max_message_bytes} and must be at least {max_message_bytes}, or "
             f"{env_name('mesh.max_record_mib')} smaller"
         )
-    wrong += _deletes_too_soon(topic, found)
     if found.min_in_sync < (least := _min_in_sync(found.copies)):
         wrong.append(
             f"its {_MIN_IN_SYNC} is {found.min_in_sync} and must be {least} with {found.copies} copies, or a record "
@@ -113,19 +126,6 @@ def mismatches(topic: Topic, found: ExistingTopic, max_message_bytes: int) -> li
             f"its {_UNCLEAN} is true and must be false, or a replica that lags behind becomes leader and drops what "
             "was acknowledged"
         )
-    return wrong
-
-
-def _deletes_too_soon(topic: Topic, found: ExistingTopic) -> list[str]:
-    # A larger budget than ours is an operator's to give.
-    wanted, wrong = topic.config(), []
-    if found.dated != wanted[_DATED]:
-        wrong.append(
-            f"its {_DATED} is {found.dated} and must be {wanted[_DATED]}, or records are deleted by a wrong age"
-        )
-    for name, has in found.retention.items():
-        if has >= 0 and name in wanted and not 0 <= int(wanted[name]) <= has:
-            wrong.append(f"its {name} is {has} and must be {wanted[name]}, or records are deleted that are needed")
     return wrong
 
 
@@ -152,8 +152,9 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
     """Create the topics that are absent and check the others; return those that were created.
 
     A broker that is gone is no reason to fail: another one is asked, or the same once it is back, for ``outage_s``.
-    A user who may not create topics is content with those that are there: an administrator has created them.
-    TopicMismatchError: an existing topic is not what its records need.
+    A user who may not create topics is content with those that are there: an administrator has created them. Those that
+    an earlier version has created, to be kept for another time than today, are changed; a user who may not do that says
+    so in the log. TopicMismatchError: an existing topic is not what its records need.
     """
     names = {topic.full_name(settings.namespace): topic for topic in topics}
     created: dict[str, None] = {}
@@ -183,6 +184,7 @@ async def ensure(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: Se
         raise TopicMismatchError(
             f"{'; '.join(wrong)}: change or delete it, or choose another namespace than {settings.namespace!r}"
         )
+    await _bring_up_to_date(admin, {name: (topic, found[name]) for name, topic in names.items()})
     for weakness in weaknesses(found, settings, brokers):
         log.warning("%s", weakness)
     return [names[name] for name in created]
@@ -243,6 +245,31 @@ async def budgets(admin: AIOKafkaAdminClient, settings: KafkaSettings, topics: S
     return {names[name]: int(entry[1]) for name, entries in configs.items() for entry in entries if entry[0] == _BUDGET}
 
 
+async def _bring_up_to_date(admin: AIOKafkaAdminClient, topics: Mapping[str, tuple[Topic, ExistingTopic]]) -> None:
+    # A request replaces all that was set for a topic, so what others have set goes along.
+    news = {name: outdated(topic, found) for name, (topic, found) in topics.items()}
+    changes = {name: dict(topics[name][1].own) | new for name, new in news.items() if new}
+    if not changes:
+        return
+    with kafka_errors("change topics"):
+        responses = await admin.alter_configs(
+            [ConfigResource(ConfigResourceType.TOPIC, name, configs) for name, configs in changes.items()]
+        )
+    for response in responses:
+        for code, message, _, name in response.resources:
+            if code in _MAY_NOT:
+                log.warning(
+                    "topic %s was made by an earlier version and needs %s, which this user may not set: run "
+                    "`trinity-bus topics create` as one who may",
+                    name,
+                    ", ".join(f"{key}={value}" for key, value in news[name].items()),
+                )
+            elif code:
+                raise BusError(f"topic {name} cannot be changed: {message or for_code(code).__name__}")
+            else:
+                log.info("topic %s is kept as today's version keeps it", name)
+
+
 async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, list[Any]]:
     # Entry by entry; without the topics that the broker asked does not know yet.
     configs: dict[str, list[Any]] = {}
@@ -298,8 +325,8 @@ async def _described(
             copies=min(copies[name]),
             min_in_sync=int(everything[name][_MIN_IN_SYNC]),
             unclean=everything[name][_UNCLEAN] == "true",
-            dated=everything[name][_DATED],
-            retention={key: int(everything[name][key]) for key in _RETENTION},
+            kept={key: everything[name][key] for key in _KEPT},
+            own={entry[0]: entry[1] for entry in configs[name] if entry[3] == _OF_TOPIC},
         )
         for name in names
     }

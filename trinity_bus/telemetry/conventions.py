@@ -64,6 +64,7 @@ RL_STEP = "rl.step"
 RL_SLOT_STATE = "rl.slot.state"
 RL_TRAINER_STATE = "rl.trainer.state"
 RL_FACT = "rl.fact"
+RL_REASON = "rl.reason"
 RL_FLAW = "rl.flaw"
 RL_EVAL = "rl.eval"
 RL_TOKEN_KIND = "rl.token.kind"  # noqa: S105 - tokens of a language model

@@ -89,7 +89,7 @@ class LogExport:
         self._provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         self._handler = _Handler(logger_provider=self._provider)
-        self._handler.addFilter(_NotOwn())
+        self._handler.addFilter(lambda record: record.name.partition(".")[0] not in OWN)
         self._handler.setFormatter(_Body())
 
     def begin(self) -> None:
@@ -107,9 +107,3 @@ class _Handler(LoggingHandler):
     # sends what is held back.
     @override
     def flush(self) -> None: ...
-
-
-class _NotOwn(logging.Filter):
-    @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] not in OWN

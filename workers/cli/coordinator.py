@@ -16,6 +16,7 @@ from trinity_bus.coordination.state.codec import NEWEST_LEVEL
 from trinity_bus.errors import BusError
 from workers.cli.connection import mesh_command
 from workers.cli.console import console, folding_table, say
+from workers.coordinator.input_reader import still_read
 from workers.coordinator.outputs import INPUTS_KEY, Changelog, Positions, pack_positions
 from workers.coordinator.standby import TRANSACTIONAL_ID
 
@@ -78,7 +79,7 @@ async def _positions(bus: Bus) -> Positions:
     async with bus.reader(COORDINATOR_STATE, start="beginning") as reader:
         async for received in reader.replay():
             changelog.take(received)
-    return changelog.positions
+    return still_read(changelog.positions)[0]
 
 
 @upgrade.command()

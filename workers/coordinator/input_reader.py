@@ -85,6 +85,13 @@ SIGNALS = tuple(topic for topic in COORDINATOR_INPUTS if topic not in (TASKS, CO
 ASKED_FETCH_BYTES = 1 << 20
 
 
+def still_read(positions: Mapping[tuple[str, int], int]) -> tuple[dict[tuple[str, int], int], list[str]]:
+    """Return the positions in topics that are read, and the names of other topics, which an earlier version read."""
+    names = {topic.name for topic in COORDINATOR_INPUTS}
+    kept = {place: offset for place, offset in positions.items() if place[0] in names}
+    return kept, sorted({name for name, _ in positions} - names)
+
+
 class InputReader:
     def __init__(self, bus: Bus, positions: Mapping[tuple[str, int], int]) -> None:
         # Ahead: a result that comes while a transaction is under way belongs into the next one.

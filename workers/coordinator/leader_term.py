@@ -38,7 +38,7 @@ from trinity_bus.runtime.memory import FullCollections
 from trinity_bus.telemetry.metrics import RECORDS_LOST
 from workers.coordinator import observations
 from workers.coordinator.contributions import ContributionReader
-from workers.coordinator.input_reader import InputReader, resolved
+from workers.coordinator.input_reader import InputReader, resolved, still_read
 from workers.coordinator.log_facts import ExperienceBounds, Lanes
 from workers.coordinator.outputs import Changelog, Outputs, Positions, without_lost
 from workers.coordinator.pending_commit import PendingCommit, Spans, is_input_error, with_traceback
@@ -136,7 +136,14 @@ class LeaderTerm:
 
     async def _find_positions(self) -> Positions:
         # Says so where that is not where it was left off.
-        found = await readable(self._bus, COORDINATOR_INPUTS, self._changelog.positions)
+        positions, gone = still_read(self._changelog.positions)
+        if gone:
+            log.warning(
+                "the state has positions in %s, which coordinators of this version do not read: they are forgotten, "
+                "and what was not yet read there is not decided upon",
+                ", ".join(gone),
+            )
+        found = await readable(self._bus, COORDINATOR_INPUTS, positions)
         if found.lost:
             RECORDS_LOST.add(found.lost)
             log.error("%d tasks, commands and events were deleted by retention before they were read", found.lost)

@@ -124,6 +124,9 @@ _METER = metrics.get_meter("workers.coordinator")
 FACTS = _METER.create_counter("rl.coordinator.facts", description="What the coordinator has noticed, by kind.")
 REWARD = _METER.create_gauge("rl.batch.reward", description="Mean reward of the last batch of a kind, by evaluation.")
 BATCHES = _METER.create_counter("rl.batches", unit="{batch}", description="Batches ended, by state.")
+REFUSED = _METER.create_counter(
+    "rl.contributions.refused", unit="{contribution}", description="Contributions that do not count, by reason."
+)
 BUDGET_USED = _METER.create_gauge(
     "trinity.topic.budget_used",
     unit="1",
@@ -164,6 +167,8 @@ def begin() -> None:
 
 def observe(observed: Observe) -> None:
     FACTS.add(1, {names.RL_FACT: observed.fact.value})
+    if observed.fact is Fact.CONTRIBUTION_REFUSED:
+        REFUSED.add(1, {names.RL_REASON: observed.detail.partition(":")[0]})
     if observed.fact is Fact.TASK_RETRIED:
         TASK_RETRIES.add(1)
     level = _LEVELS.get(observed.fact, logging.DEBUG)

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from schemas import BatchRecord, Dispatch, ModelVersion, VersionWanted
+from schemas import BatchRecord, Cancel, Dispatch, ModelVersion, VersionWanted
 from schemas.codec import encode
-from schemas.topic import CONTENT_TYPE, MSGPACK, Topic
+from schemas.topic import CONTENT_TYPE, MSGPACK, TRACEPARENT, Topic
 from schemas.topics import COORDINATOR_EVENTS, COORDINATOR_STATE, MODEL_VERSIONS, ROLLOUTS, TASKS
 from trinity_bus.bus import Producer, Received, Undecodable
 from trinity_bus.coordination import Effect, Leader, Observe, Origin, RejectTask, StateError, Write, retention
@@ -120,7 +120,7 @@ class Outputs:
                     # A record carries the span's context, or without tracing that of its parent.
                     if topic is ROLLOUTS:
                         lane = await lanes.of(key, effect.lane)
-                        if isinstance(record, Dispatch):
+                        if isinstance(record, Dispatch | Cancel):
                             context = traceparent(spans.dispatch(record, context)) or context
                     elif topic is MODEL_VERSIONS and isinstance(record, ModelVersion):
                         context = traceparent(spans.announce(record, context)) or context
@@ -166,6 +166,9 @@ def without_lost(effect: Write, begins: Mapping[int, int], ends: Mapping[int, in
 
 def as_received(refused: RejectTask) -> Received[Any]:
     """Return a refused task that was read long ago, as it would come from the topic today."""
+    headers = [(CONTENT_TYPE, MSGPACK.encode())]
+    if refused.traceparent is not None:
+        headers.append((TRACEPARENT, refused.traceparent.encode()))
     task_id = refused.task.task_id
     return Received(
         record=refused.task,
@@ -174,7 +177,7 @@ def as_received(refused: RejectTask) -> Received[Any]:
         offset=refused.origin.offset,
         key=task_id,
         raw=encode(refused.task),
-        headers=((CONTENT_TYPE, MSGPACK.encode()),),
+        headers=tuple(headers),
         traceparent=refused.traceparent,
         timestamp_ms=0,
         raw_key=task_id.encode(),

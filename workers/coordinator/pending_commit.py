@@ -29,7 +29,7 @@ import msgspec
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from schemas import Dispatch, ModelVersion, RunnersReport, Task
+from schemas import Cancel, Dispatch, ModelVersion, RunnersReport, Task
 from schemas.errors import one_line
 from schemas.topics import COMMANDS, OPERATOR_COMMANDS, TASKS
 from trinity_bus.bus import Received, Undecodable
@@ -91,15 +91,18 @@ class Spans:
             SpanKind.CONSUMER,
         )
 
-    def dispatch(self, record: Dispatch, parent: str | None) -> Span:
-        attributes = {
-            names.RL_TASK_ID: record.task.task_id,
+    def dispatch(self, record: Dispatch | Cancel, parent: str | None) -> Span:
+        task_id = record.task.task_id if isinstance(record, Dispatch) else record.task_id
+        attributes: dict[str, Any] = {
+            names.RL_TASK_ID: task_id,
             names.RL_ATTEMPT: record.attempt,
             names.RL_EXPLORER: record.explorer,
-            names.RL_BATCH_ID: record.batch_id,
-            names.RL_BATCH_TYPE: record.batch_type,
         }
-        return self._start("dispatch", parent, attributes, SpanKind.PRODUCER)
+        if isinstance(record, Dispatch):
+            attributes |= {names.RL_BATCH_ID: record.batch_id, names.RL_BATCH_TYPE: record.batch_type}
+        return self._start(
+            "dispatch" if isinstance(record, Dispatch) else "cancel", parent, attributes, SpanKind.PRODUCER
+        )
 
     def announce(self, record: ModelVersion, parent: str | None) -> Span:
         attributes = {

@@ -133,7 +133,7 @@ class Keeper:
 
     async def weigh(self) -> None:
         weighed = (*_TRIMMED, *_NEVER_TRIMMED)
-        sizes, budgets = await self._bus.sizes(), await self._bus.budgets(weighed)
+        sizes, budgets = await self._bus.sizes(weighed), await self._bus.budgets(weighed)
         for topic in weighed:
             needed = {p: 1.0 for name, p in sizes if name == topic.name} | dict.fromkeys(range(topic.partitions), 1.0)
             if topic in _TRIMMED:

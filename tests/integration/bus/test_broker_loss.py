@@ -49,7 +49,7 @@ async def start_again(broker: EmbeddedBroker) -> None:
 
 async def test_a_restart_loses_nothing_and_doubles_nothing(broker: EmbeddedBroker) -> None:
     async with (
-        Bus(broker.kafka_settings(), client_id="test") as bus,
+        Bus(broker.kafka_settings(KafkaSettings(outage_s=LIMIT_S)), client_id="test") as bus,
         bus.producer() as producer,
         bus.reader(TASKS, start="beginning") as reader,
     ):
@@ -133,7 +133,7 @@ async def test_positions_that_wait_for_longer_than_an_outage_may_last_fail_too(b
 
         async def write() -> None:
             async with producer.transaction():
-                await producer.send_raw(BATCHES, "k", b"v")
+                await (await producer.send_raw(BATCHES, "k", b"v"))
                 await producer.send_offsets({("tasks", 0): 1}, "role")
                 await stop(broker)
                 await producer.send_offsets({("tasks", 0): 2}, "role")

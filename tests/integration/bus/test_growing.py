@@ -64,5 +64,5 @@ async def test_what_is_written_while_a_topic_grows_is_read_once_by_all(settings:
         async with bus.reader(RESULTS, start="beginning") as late:
             again = Counter([record_of(received).task_id async for received in late.replay()])
         assert again == read
-        sizes = [place for place in await bus.sizes() if place[0] == RESULTS.name]
+        sizes = await bus.sizes([RESULTS])
         assert {partition for _, partition in sizes} == set(range(MORE))

@@ -215,7 +215,12 @@ async def test_a_password_that_is_changed_ends_each_kind_of_client(
     await give_password(as_admin, user, PASSWORD)
     settings = as_admin.model_copy(update={"sasl_username": user, "outage_s": LIMIT_S})
     task = Task(task_id="t", workflow="math", prompt="x")
-    async with asyncio.timeout(LIMIT_S / 2), Bus(settings, client_id="test") as bus, AsyncExitStack() as all_:
+    async with (
+        asyncio.timeout(LIMIT_S / 2),
+        # The broker knows the user a moment after it is said.
+        Bus(settings, client_id="test", patient=True) as bus,
+        AsyncExitStack() as all_,
+    ):
         await bus.ensure_topics([TASKS])
         producer = await all_.enter_async_context(bus.producer())
         transactional = await all_.enter_async_context(bus.producer(transactional_id="t"))
@@ -242,6 +247,11 @@ async def test_a_password_that_is_changed_ends_each_kind_of_client(
                         pass
 
         await give_password(as_admin, user, "another")
+        # The broker takes the one as soon as it refuses the other: a moment after that is said.
+        async with Bus(
+            settings.model_copy(update={"sasl_password": SecretStr("another")}), client_id="test", patient=True
+        ):
+            pass
         for client in clients:
             client.break_off()
         # Of a record it is said, besides, that it is not known to be durable.

@@ -14,6 +14,7 @@ import uvloop
 from schemas.event import Position
 from schemas.topic import Topic
 from schemas.topics import BATCHES, COORDINATOR_STATE, EXPLORER_EVENTS, ROLLOUTS
+from tests.support.mesh.records import take
 from trinity_bus.bus import Bus, Producer, TopicFollower
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BusError, ProducerFencedError, RecordGoneError, RecordTooLargeError, SendError
@@ -34,6 +35,16 @@ async def check(bus: Bus, expected: list[bytes], *topics: Topic) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SEEN_S):
             while (found := await everything(bus, *topics)) != expected:  # noqa: ASYNC110 - others see it a moment later
+                await asyncio.sleep(0.02)
+    assert found == expected
+
+
+async def check_positions(bus: Bus, expected: dict[tuple[str, int], int]) -> None:
+    """All that is committed of the group, likewise soon."""
+    found: dict[tuple[str, int], int] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SEEN_S):
+            while (found := await bus.committed_offsets(GROUP, [EXPLORER_EVENTS])) != expected:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.02)
     assert found == expected
 
@@ -89,10 +100,10 @@ async def test_outputs_changelog_and_offsets_commit_together(bus: Bus, transacti
             await producer.send_raw(COORDINATOR_STATE, "b", b"state")
             await producer.send_offsets({("explorer-events", 3): 17}, GROUP)
             assert await reader.batch(0.3) == [], "not before it commits"
-        (seen,) = await reader.batch(10.0)
+        (seen,) = await take(reader, 1)
     assert seen.raw == b"one"
     assert (await first).offset == seen.offset
-    assert await bus.committed_offsets(GROUP, [EXPLORER_EVENTS]) == {("explorer-events", 3): 17}
+    await check_positions(bus, {("explorer-events", 3): 17})
     with pytest.raises(ValueError, match="no"):
         await fail()
     with pytest.raises(RecordTooLargeError):

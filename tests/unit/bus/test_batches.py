@@ -28,7 +28,7 @@ from tests.support.faults.raw_batches import (
     varint,
 )
 from trinity_bus.bus.read import batches
-from trinity_bus.bus.read.batches import HEAD_BYTES, FetchedRecords, Unreadable
+from trinity_bus.bus.read.batches import HEAD_BYTES, MAX_FAULTS, FetchedRecords, Unreadable
 from trinity_bus.bus.read.wire_format import MAX_HEADERS, MIN_BOUND, BodyError, Frames, unpack
 
 PLACE = TopicPartition("ns.commands", 0)
@@ -142,9 +142,9 @@ PLAIN = batch(GOOD)
             signed(PLAIN[:23] + struct.pack(">i", -7) + PLAIN[27:]), "corrupt", "offset", id="an end before it"
         ),
         pytest.param(
-            signed(PLAIN[:57] + struct.pack(">i", 9) + PLAIN[61:]), "corrupt", "records are not", id="lacking records"
+            signed(PLAIN[:57] + struct.pack(">i", 9) + PLAIN[61:]), "corrupt", "has no end", id="lacking records"
         ),
-        pytest.param(signed(PLAIN + b"xx"), "corrupt", "records are not", id="more than its records"),
+        pytest.param(signed(PLAIN + b"xx"), "corrupt", "2 bytes are left", id="more than its records"),
     ],
 )
 def test_a_batch_that_cannot_be_read_is_named_with_its_offsets(raw: bytes, reason: str, detail: str) -> None:
@@ -176,11 +176,18 @@ def test_a_fetch_may_begin_and_end_amid_a_batch_and_a_length_of_nonsense_costs_o
     assert (bad.offset, bad.last_offset) == (1, 2)
 
 
-def test_a_bad_record_costs_itself_and_what_is_behind_it_in_its_batch() -> None:
-    sent: list[Entry] = [(b"k", b"%d" % n, [("POISON", b"")] if n == 1 else []) for n in range(3)]
-    found = list(read(whole(signed(batch(sent).replace(b"POISON", b"\xff\xfe\xff\xfe\xff\xfe")))))
-    assert [r.offset for r in found if isinstance(r, ConsumerRecord)] == [0, 1, 2, 3, 6, 7, 8]
-    assert [(r.offset, r.last_offset, r.reason) for r in found if isinstance(r, Unreadable)] == [(4, 5, "bad_header")]
+def test_one_bad_record_costs_itself_alone_and_many_cost_the_rest() -> None:
+    poison = ("POISON", b"")
+    sent: list[Entry] = [(b"k", b"%d" % n, [poison] if n in {1, 3} else []) for n in range(5)]
+    found = list(read(signed(batch(sent).replace(b"POISON", b"\xff\xfe\xff\xfe\xff\xfe"))))
+    assert [r.offset for r in found if isinstance(r, ConsumerRecord)] == [0, 2, 4]
+    assert [(r.offset, r.last_offset, r.reason) for r in found if isinstance(r, Unreadable)] == [
+        (1, 1, "bad_header"),
+        (3, 3, "bad_header"),
+    ]
+    many = list(read(signed(batch([(b"k", b"", [poison])] * 50).replace(b"POISON", b"\xff\xfe\xff\xfe\xff\xfe"))))
+    assert [item.offset for item in many] == list(range(MAX_FAULTS + 1))
+    assert many[-1].last_offset == 49
 
 
 def test_offsets_that_do_not_rise_or_leave_their_batch_lose_nothing_behind_it() -> None:

@@ -71,6 +71,7 @@ def test_a_dead_letter_keeps_everything_and_says_why() -> None:
     assert (key, value) == (b"\xff", b"\xc1")
     assert kept == (
         ("content-type", b"text/plain"),
+        ("traceparent", TRACE.encode()),
         ("dlq.reason", b"unknown_workflow"),
         ("dlq.detail", b"no explorer knows 'm\\ud800th'"),
         ("dlq.topic", b"tasks"),
@@ -127,4 +128,14 @@ def test_partitions_are_those_of_the_java_client() -> None:
     # From the test of Kafka's own hash, org.apache.kafka.common.utils.UtilsTest.
     assert partition_of("21", 1 << 31) == -973932308 & 0x7FFFFFFF
     assert partition_of("foobar", 1 << 31) == -790332482 & 0x7FFFFFFF
-    assert lane_partition("explorer-0") == partition_of("explorer-0", ROLLOUTS.partitions)
+
+
+@given(st.sampled_from(["explorer-", "judge-", "explorer-node-7-"]), st.integers(0, 10_000), st.integers(1, 64))
+def test_as_many_explorers_with_numbers_as_there_are_lanes_have_one_each(fleet: str, first: int, lanes: int) -> None:
+    numbers = range(first, first + lanes)
+    assert sorted(lane_partition(f"{fleet}{number}", lanes) for number in numbers) == [*range(lanes)]
+
+
+@pytest.mark.parametrize("name", ["explorer", "explorer-5f1c3d", "explorer-12a", "explorer-1234567890", "7"])
+def test_an_explorer_without_a_number_has_the_lane_of_its_name(name: str) -> None:
+    assert lane_partition(name) == partition_of(name, ROLLOUTS.partitions)

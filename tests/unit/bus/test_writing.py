@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -18,9 +17,8 @@ from schemas.topics import EXPLORER_EVENTS, TASKS, TOPICS
 from tests.support.spans import recorded_spans
 from trinity_bus.bus.client.internals import waits_for
 from trinity_bus.bus.partitioning import MOMENT_BYTES, MOMENT_S, SETTLE_S, StickyPartitions
-from trinity_bus.bus.write import outages
 from trinity_bus.bus.write.delivery import end_send_span, start_send_span
-from trinity_bus.bus.write.outages import commit
+from trinity_bus.bus.write.outages import TOLD_S, WriteWait, commit, still_to_do
 from trinity_bus.bus.write.producer import Producer
 from trinity_bus.config import KafkaSettings
 from trinity_bus.errors import BrokerUnreachableError, BusError, SendError
@@ -65,61 +63,49 @@ async def test_a_start_may_take_longer_than_one_request_and_no_longer_than_an_ou
         await Producer(kafka, client_id="test", transactional_id="test.taskset.t").start()
 
 
-async def watched(monkeypatch: pytest.MonkeyPatch, things: list[object | None], outage_s: float) -> list[str | None]:
-    """What is told while a producer waits for one thing after the other, at each look; empty for the rest."""
-    told: list[str | None] = []
-    looks = iter(things)
-
-    async def look(_seconds: float) -> None:
-        told.append(outages.what_waits())
-
-    async def gives_up(*_: object) -> None:
-        told.append("given up")
-
-    monkeypatch.setattr(outages, "waits_for", lambda _client: next(looks))
-    monkeypatch.setattr(outages, "asyncio", SimpleNamespace(sleep=look))
-    monkeypatch.setattr(outages, "give_up", gives_up)
-    client = SimpleNamespace(client=SimpleNamespace(check_credentials=lambda: None))
-    with contextlib.suppress(RuntimeError):
-        await outages.limit_outages(client, "explorer-0", outage_s)
-    return told[1:]
+LOOKS = round(TOLD_S)
 
 
-async def test_the_same_thing_that_waits_for_long_is_told_once_and_so_is_its_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    looks, batch = round(outages.TOLD_S), object()
-    told = await watched(monkeypatch, [object(), *[batch] * (looks + 6), None, None], 60.0)
-    assert told[: looks + 1] == [None] * (looks + 1)
-    assert [line is not None for line in told[looks + 1 : -2]] == [True] * 6
-    assert "15 s" in (told[-3] or "")
-    assert told[-2:] == [None, None]
-    waits, ended = (record.message for record in caplog.records)
-    assert waits.startswith("producer explorer-0: a record has waited for 10 s; do as many brokers run as must have it")
-    assert waits.endswith("It waits for up to 60 s")
-    assert ended == "producer explorer-0: what waited is durable, after 15 s"
+def test_the_same_thing_that_waits_for_long_is_told_once_and_so_is_its_end() -> None:
+    wait, batch = WriteWait("explorer-0", 60.0), object()
+    assert [wait.look(batch, "1 batch") for _ in range(LOOKS)] == [None] * LOOKS
+    assert wait.reason is None
+    assert wait.look(batch, "1 batch") == (
+        "producer explorer-0: a record has waited for 10 s (1 batch); do as many brokers run as must have it "
+        "(min.insync.replicas)? It waits for up to 60 s"
+    )
+    assert [wait.look(batch, "1 batch") for _ in range(5)] == [None] * 5
+    assert "15 s" in (wait.reason or "")
+    assert not wait.is_over
+    assert wait.look(None, "") == "producer explorer-0: what waited is durable, after 15 s"
+    assert (wait.reason, wait.look(None, "")) == (None, None)
 
 
-async def test_a_producer_waits_for_as_long_as_it_may_and_not_while_it_writes_one_thing_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert set(await watched(monkeypatch, [object() for _ in range(100)], 60.0)) == {None}
-    batch = object()
-    assert await watched(monkeypatch, [batch] * 4, 3.0) == [None, None, None, "given up"]
+def test_a_producer_waits_for_as_long_as_it_may_and_not_while_it_writes_one_thing_after_the_other() -> None:
+    wait = WriteWait("explorer-0", 60.0)
+    assert {wait.look(thing, "") for thing in [object() for _ in range(100)]} == {None}
+    assert wait.seconds == 0
+    wait, batch = WriteWait("explorer-0", 3.0), object()
+    for _ in range(3):
+        wait.look(batch, "")
+        assert not wait.is_over
+    wait.look(batch, "")
+    assert wait.is_over
 
 
-async def test_what_a_transaction_waits_for_is_the_same_as_long_as_it_is_the_same() -> None:
+async def test_what_a_transaction_waits_for_is_told_in_the_order_in_which_it_is_done() -> None:
     manager = TransactionManager("test.coordinator", 60_000)
     accumulator = SimpleNamespace(_batches={}, _pending_batches=set())
     client = SimpleNamespace(_txn_manager=manager, _message_accumulator=accumulator)
     place = TopicPartition("test.explorer-events", 0)
     manager.set_pid_and_epoch(1, 0)
     manager.begin_transaction()
-    assert waits_for(client) is None
+    assert (waits_for(client), still_to_do(client)) == (None, "nothing left to be done")
     manager.maybe_add_partition_to_txn(place)
     accumulator._batches[place] = [SimpleNamespace(_ctime=0.0)]
     manager.add_offsets_to_txn({place: OffsetAndMetadata(5, "")}, "test.coordinator")
-    assert waits_for(client) is accumulator._batches[place][0]
+    left = "batches to be written (1), offsets of groups to be committed (1)"
+    assert still_to_do(client) == f"partitions to be added to a transaction (1), {left}"
     manager.partition_added(place)
     accumulator._batches.clear()
     # Offsets that are not committed are what is waited for: there is no batch left, and its end is not asked for yet.
@@ -131,6 +117,7 @@ async def test_what_a_transaction_waits_for_is_the_same_as_long_as_it_is_the_sam
     assert waits_for(client) is None
     manager.committing_transaction()
     assert waits_for(client) not in (None, waited_for)
+    assert still_to_do(client) == "the end of a transaction to be confirmed (1)"
 
 
 class SlowCommit:

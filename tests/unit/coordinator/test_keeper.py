@@ -51,7 +51,7 @@ class FakeLog:
     async def offsets_from(self, topic: Topic, time_ms: int) -> dict[int, int]:
         return dict.fromkeys(range(topic.partitions), 0)
 
-    async def sizes(self) -> dict[tuple[str, int], int]:
+    async def sizes(self, topics: object) -> dict[tuple[str, int], int]:
         return {("demonstrations", 0): 6 << 30, ("preferences", 0): 6 << 30, ("tasks", 1): 4 << 30}
 
     async def budgets(self, topics: object) -> dict[str, int]:

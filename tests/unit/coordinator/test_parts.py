@@ -24,18 +24,19 @@ def test_positions_come_back_as_they_were() -> None:
 def test_a_task_refused_long_after_it_was_read_makes_a_whole_dead_letter() -> None:
     task = Task(task_id="late", workflow="nobody-has-it", prompt="1 + 1")
     refused = RejectTask(task, Origin(3, 17), RejectionReason.UNKNOWN_WORKFLOW, "no explorer has it", TRACE)
-    received = as_received(refused)
-    key, value, headers = dead_letter(received, refused.refusal.value, refused.detail, DEAD_LETTERS.max_message_bytes)
+    key, value, headers = dead_letter(
+        as_received(refused), refused.refusal.value, refused.detail, DEAD_LETTERS.max_message_bytes
+    )
     assert key == b"late"
     assert value is not None
     assert decode(value, Task) == task
-    assert [header(headers, name) for name in (DLQ_REASON, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET)] == [
+    assert [header(headers, name) for name in (DLQ_REASON, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, "traceparent")] == [
         "unknown_workflow",
         TASKS.name,
         "3",
         "17",
+        TRACE,
     ]
-    assert received.traceparent == TRACE
 
 
 @pytest.mark.parametrize("context", [None, "", "nonsense", TRACE[:-3], TRACE + "-" + "0" * 200, "0" * 10_000])

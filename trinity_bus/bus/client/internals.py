@@ -252,6 +252,10 @@ def is_newest(producer: AIOKafkaProducer, partition: TopicPartition, batch: Batc
     return bool(queued) and queued[-1]._builder is batch
 
 
+def pending_offsets(manager: TransactionManager) -> int:
+    return len(manager._pending_txn_offsets)
+
+
 def keep_batches_for(producer: AIOKafkaProducer, seconds: float) -> None:
     """Have batches wait so long for a leader of their partition; the client takes the limit of one request."""
     producer._message_accumulator._batch_ttl = seconds

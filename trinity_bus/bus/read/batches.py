@@ -19,14 +19,16 @@ its offsets, and reading goes on behind it::
 ``bad_header``      the name of a header is no text, or there are more than ``MAX_HEADERS``
 ==================  ====================================================================================================
 
-The library's parser in C reads the records. Where it stumbles, what is left of the batch cannot be told apart, and is
-passed over as one.
+The library's parser in C is used for records as long as it can read them. Where it stumbles, the rest of the batch is
+taken apart here, one record after the other, so that a bad one costs itself alone; after ``MAX_FAULTS`` of them what is
+left of the batch is given up.
 
 Memory: one batch at a time is unpacked, within ``codecs.body_bound``; when a fetch has unpacked to more than
 ``UNPACKED_BYTES``, what is left of it is dropped and asked for anew, when its reader has room.
 """
 
 import hashlib
+import logging
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,10 +48,14 @@ from trinity_bus.bus.read.wire_format import (
     Frames,
     body_bound,
     check_headers,
+    pieces,
     record_limit,
     unpack,
 )
 
+log = logging.getLogger(__name__)
+
+MAX_FAULTS: Final = 16
 HEAD_BYTES: Final = 1024  # so much is kept of what cannot be read
 UNPACKED_BYTES: Final = 8 << 20
 
@@ -155,20 +161,23 @@ class FetchedRecords:
     def _records(
         self, frame: memoryview, body: bytes | memoryview, base: int, last: int
     ) -> Iterator[ConsumerRecord | Unreadable]:
-        expected = base
+        expected, taken = base, 0
         try:
             if len(body) > WALK_BYTES:
                 check_headers(body)
             for record in DefaultRecordBatch(_plain(frame, body)):
-                _check_order(record.offset, expected, last)
+                if not expected <= record.offset <= last:
+                    break
                 expected = record.offset + 1
+                taken += 1
                 if record.offset >= self.next_fetch_offset:
                     yield self._taken(record)
-        except Exception as error:  # noqa: BLE001 - whatever the parser in C raises
-            reason = "bad_header" if isinstance(error, BadHeaderError | UnicodeDecodeError) else "corrupt"
-            # If all have been returned already, the whole batch is named.
-            self.next_fetch_offset = base if self.next_fetch_offset > last else self.next_fetch_offset
-            yield self._lost(last, reason, f"records are not what their batch says: {_text(error)}", frame)
+            else:
+                return
+        except Exception:
+            # Whatever the parser in C raises, the records are looked at again one by one.
+            log.debug("a batch of %s is taken apart", self._tp, exc_info=True)
+        yield from self._piecewise(frame, body, (base, expected, last), taken)
 
     def _taken(self, record: Any) -> ConsumerRecord | Unreadable:
         offset, key, value, headers = record.offset, record.key, record.value, record.headers
@@ -179,6 +188,39 @@ class FetchedRecords:
         return ConsumerRecord(
             *self._tp, offset, record.timestamp, record.timestamp_type, key, value, None, *sizes, tuple(headers)
         )
+
+    def _piecewise(
+        self, frame: memoryview, body: bytes | memoryview, offsets: tuple[int, int, int], taken: int
+    ) -> Iterator[ConsumerRecord | Unreadable]:
+        # The records of a batch after the ``taken`` that the library could parse, each as a batch by itself, so that a
+        # bad one costs itself alone. ``offsets``: the batch's first, the least that comes next, its last.
+        base, expected, last = offsets
+        header = HEADER.unpack_from(frame)
+        alone = HEADER.pack(*header[:5], header[5] & ~_CODEC, *header[6:12], 1)
+        faults = 0
+        try:
+            for whole, piece in pieces(body, header[12], taken):
+                _check_faults(faults)
+                _check_order(expected, expected, last)
+                try:
+                    if len(whole) > WALK_BYTES:
+                        check_headers(whole)
+                    (record,) = DefaultRecordBatch(alone + bytes(whole))
+                except Exception as error:  # noqa: BLE001 - whatever the parser in C raises
+                    faults += 1
+                    reason = "bad_header" if isinstance(error, BadHeaderError | UnicodeDecodeError) else "corrupt"
+                    if expected >= self.next_fetch_offset:
+                        yield self._lost(expected, reason, _text(error), piece)
+                    expected += 1
+                    continue
+                _check_order(record.offset, expected, last)
+                expected = record.offset + 1
+                if record.offset >= self.next_fetch_offset:
+                    yield self._taken(record)
+        except CorruptRecordException as error:
+            # No single record is to blame. If all have been returned already, the whole batch is named.
+            self.next_fetch_offset = base if self.next_fetch_offset > last else self.next_fetch_offset
+            yield self._lost(last, "corrupt", f"records are not what their batch says: {_text(error)}", frame)
 
     def _is_aborted(self, base: int, attributes: int, producer: int) -> bool:
         # Batches come in the order of the log.
@@ -242,6 +284,11 @@ def _plain(frame: memoryview, body: bytes | memoryview) -> bytes | memoryview:
 def _check_order(offset: int, expected: int, last: int) -> None:
     if not expected <= offset <= last:
         raise CorruptRecordException(f"offset {offset} where {expected} to {last} are left")
+
+
+def _check_faults(faults: int) -> None:
+    if faults >= MAX_FAULTS:
+        raise CorruptRecordException(f"more than {MAX_FAULTS} records that cannot be read")
 
 
 def _text(error: Exception) -> str:

@@ -244,9 +244,7 @@ async def receive_all(
 
 MAX_DETAIL_BYTES = 2000
 _MOST_ADDED = 16  # headers of a dead letter that are its own
-_OWN = frozenset(
-    {TRACEPARENT, DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256}
-)
+_OWN = frozenset({DLQ_REASON, DLQ_DETAIL, DLQ_TOPIC, DLQ_PARTITION, DLQ_OFFSET, DLQ_LAST_OFFSET, DLQ_SIZE, DLQ_SHA256})
 
 
 def dead_letter(

@@ -7,7 +7,7 @@ writes is a :class:`BodyError`, never another exception.
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import cramjam
@@ -186,6 +186,21 @@ WALK_BYTES: Final = 1 << 20
 
 class BadHeaderError(Exception):
     pass
+
+
+def pieces(body: bytes | memoryview, count: int, skip: int) -> Iterator[tuple[memoryview, memoryview]]:
+    """Return the bytes of each record, with its length in front and without it."""
+    view, at = memoryview(body), 0
+    for index in range(count):
+        start = at
+        length, begin = _varint(view, at)
+        at = begin + length
+        if length < 0 or at > len(view):
+            raise CorruptRecordException(f"record {index} of {count} has a length of {length}")
+        if index >= skip:
+            yield view[start:at], view[begin:at]
+    if at != len(view):
+        raise CorruptRecordException(f"{len(view) - at} bytes are left behind the last record")
 
 
 def check_headers(body: bytes | memoryview) -> None:

@@ -13,6 +13,7 @@ A transaction of the client library is ended so that its outcome is always known
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -26,14 +27,30 @@ from trinity_bus.bus.client.internals import (
     close_sender,
     fail_all,
     look_at_errors,
+    pending_offsets,
     queued_batches,
     transaction_of,
+    unsent_batches,
     waits_for,
 )
 from trinity_bus.bus.client.shutdown import bounded_shutdown
 from trinity_bus.errors import BusError
 
 CANCELLED_S = 5.0  # how long the end of a transaction is still waited for by someone who is told to stop
+
+
+def still_to_do(client: AIOKafkaProducer) -> str:
+    """Return what the client has not done yet, in the order in which it does it."""
+    # Several answers of a broker ("still loading", "the transaction before is not complete") have the client library
+    # try again for ever, without a word.
+    manager = transaction_of(client)
+    steps = (
+        ("partitions to be added to a transaction", len(manager.partitions_to_add())),
+        ("batches to be written", len(unsent_batches(client))),
+        ("offsets of groups to be committed", pending_offsets(manager)),
+        ("the end of a transaction to be confirmed", int(manager.needs_transaction_commit() is not None)),
+    )
+    return ", ".join(f"{what} ({count})" for what, count in steps if count) or "nothing left to be done"
 
 
 def fatal_error(client: AIOKafkaProducer) -> BaseException | None:
@@ -109,45 +126,77 @@ TOLD_S = 10.0  # what takes so long is no hiccup any more
 _WATCH_S = 1.0  # how often it is looked at what waits to be durable
 
 
-_WAITING: dict[str, str] = {}  # producers of this process that wait for long, and why they cannot write
+class WriteWait:
+    """How long one producer has waited by now. Pure; told every ``_WATCH_S`` what it waits for.
+
+    Counted in looks, not by a clock: a process that was stopped has not waited.
+    """
+
+    def __init__(self, who: str, outage_s: float) -> None:
+        self._who = who
+        self._outage_s = outage_s
+        self._looks = 0
+        self._last: object | None = None
+        self._left = ""
+
+    @property
+    def seconds(self) -> float:
+        return self._looks * _WATCH_S
+
+    @property
+    def reason(self) -> str | None:
+        # Why this process cannot work; None as long as that may be a hiccup.
+        if self.seconds < TOLD_S:
+            return None
+        return (
+            f"producer {self._who}: a record has waited for {self.seconds:.0f} s ({self._left}); do as many brokers "
+            "run as must have it (min.insync.replicas)?"
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self.seconds >= self._outage_s
+
+    def look(self, thing: object | None, left: str) -> str | None:
+        """Note what it waits for now, if anything; return a line for the log, where something is to be told."""
+        # ``left``: what is still to be done, in words.
+        before, self._last, self._left = self._last, thing, left
+        waited_s, told = self.seconds, self.reason is not None
+        self._looks = self._looks + 1 if thing is not None and thing is before else 0
+        if self.reason is not None and not told:
+            return f"{self.reason} It waits for up to {self._outage_s:g} s"
+        if told and self.reason is None:
+            return f"producer {self._who}: what waited is durable, after {waited_s:.0f} s"
+        return None
+
+
+_WAITS: weakref.WeakSet[WriteWait] = weakref.WeakSet()  # of the producers of this process
 
 
 def what_waits() -> str | None:
     """Return why this process cannot write, in one line; None where it can."""
-    return next(iter(_WAITING.values()), None)
+    return next((reason for wait in list(_WAITS) if (reason := wait.reason) is not None), None)
 
 
 async def limit_outages(client: AIOKafkaProducer, client_id: str, outage_s: float) -> None:
-    """Tell what waits for long, and give up once the same has waited for too long."""
-    # Counted in looks, not by a clock: a process that was stopped has not waited.
-    waited_s, last = 0.0, None
-    name, key = f"producer {client_id}", f"{client_id} {id(client)}"
+    # Tell what waits for long, and give up once the same has waited for too long.
+    wait = WriteWait(client_id, outage_s)
+    _WAITS.add(wait)
     try:
-        while waited_s < outage_s:
+        while not wait.is_over:
             await asyncio.sleep(_WATCH_S)
-            thing = waits_for(client)
-            if thing is not None:
+            waited_for = waits_for(client)
+            if waited_for is not None:
                 client.client.check_credentials()
-            before_s = waited_s
-            waited_s = waited_s + _WATCH_S if thing is not None and thing is last else 0.0
-            last = thing
-            if waited_s >= TOLD_S:
-                why = (
-                    f"{name}: a record has waited for {waited_s:.0f} s; do as many brokers run as must have it "
-                    "(min.insync.replicas)?"
-                )
-                if key not in _WAITING:
-                    log.warning("%s It waits for up to %g s", why, outage_s)
-                _WAITING[key] = why
-            elif _WAITING.pop(key, None) is not None:
-                log.warning("%s: what waited is durable, after %.0f s", name, before_s)
+            if (line := wait.look(waited_for, still_to_do(client))) is not None:
+                log.warning("%s", line)
     except AuthenticationFailedError as error:
-        log.error("%s: %s", name, error)  # noqa: TRY400 - one line
+        log.error("producer %s: %s", client_id, error)  # noqa: TRY400 - one line
         await give_up(client, error)
         return
     finally:
-        _WAITING.pop(key, None)
-    log.error("%s: a record is not durable after %g s; it gives up", name, outage_s)
+        _WAITS.discard(wait)
+    log.error("producer %s: a record is not durable after %g s; it gives up", client_id, outage_s)
     await give_up(client, KafkaConnectionError(f"not durable after {outage_s:g} s (TRINITY_BUS_KAFKA__OUTAGE_S)"))
 
 

@@ -182,12 +182,14 @@ class Producer:
     ) -> Awaitable[Position]:
         """Send bytes as they are: tombstones (``None``), dead letters, entries of a changelog. Else like :meth:`send`.
 
-        A ``span`` ends when it is known how the send has ended.
+        A ``traceparent`` among ``headers`` is kept as it is. A ``span`` ends when it is known how the send has ended.
         """
         raw_key = key.encode() if isinstance(key, str) else key
         all_headers = list(headers)
-        if (context := traceparent or current_traceparent()) is not None:
-            all_headers.append((TRACEPARENT, context.encode()))
+        if not any(header == TRACEPARENT for header, _ in all_headers):
+            context = traceparent or current_traceparent()
+            if context is not None:
+                all_headers.append((TRACEPARENT, context.encode()))
         if partition is None:
             partition = self._partition_of(topic, raw_key, value)
         began = time.perf_counter()
@@ -235,7 +237,7 @@ class Producer:
         )
         log.warning("dead letter from %s: %s: %s", received.place, reason, detail)
         events = dead_letter_headers(self._settings.namespace, to, received.place)
-        return await self.send_raw(to, key, value, headers=(*headers, *events), traceparent=received.traceparent)
+        return await self.send_raw(to, key, value, headers=(*headers, *events))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
