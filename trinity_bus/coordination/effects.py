@@ -51,7 +51,6 @@ class Fact(StrEnum):
     EXPLORER_LEFT = "explorer_left"
     ATTEMPT_FAILED = "attempt_failed"
     TASK_RETRIED = "task_retried"
-    TASK_COMPLETED = "task_completed"
     TASK_ABORTED = "task_aborted"
     SPECULATIVE_ATTEMPT = "speculative_attempt"
     ROLLED_BACK = "rolled_back"

@@ -49,12 +49,6 @@ def staleness(sequence: int, version: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRequest:
-    after: int  # sequence of the batch after which it syncs
-    at_least: int  # what the batches up to the next sync need
-
-
-@dataclass(frozen=True, slots=True)
 class SyncPolicy:
     """A sync style with its intervals: ``e``, ``t``, ``o`` and ``s`` of the table above.
 
@@ -125,14 +119,17 @@ class SyncPolicy:
         """Whether a published version is kept from the explorers, because a batch is sampled with an older one."""
         return oldest_needed is not None and oldest_needed <= min(served, version - 1)
 
-    def want(self, finalized: int, asked_after: int) -> VersionRequest | None:
-        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does."""
+    def want(self, finalized: int, asked_after: int) -> tuple[int, int] | None:
+        """Return what the explorers' side asks for now; None if it has (last after ``asked_after``), or never does.
+
+        That is the sequence of the batch after which it asks, and what the batches up to the next sync need at least.
+        """
         if self.style != "explorer_driven" or finalized <= self.offset:
             return None
         after = finalized - (finalized - self.offset) % self.explorer_interval
         if after <= max(asked_after, self.offset):
             return None
-        return VersionRequest(after, required_version(after + self.explorer_interval, self.staleness_bound))
+        return after, required_version(after + self.explorer_interval, self.staleness_bound)
 
     def _published_by(self, step: int) -> int:
         # The newest version of a trainer that publishes every ``t`` steps and has trained so many.

@@ -195,7 +195,8 @@ class WeightSync:
         want = None if self.state.release is None else self._policy.want(finalized, self.state.asked_after)
         if want is None:
             return None
-        self.state.asked_after, self.state.wanted = want.after, max(want.at_least, self.newest + 1)
+        self.state.asked_after, at_least = want
+        self.state.wanted = max(at_least, self.newest + 1)
         return self.reminder()
 
     def reminder(self) -> VersionWanted | None:

@@ -164,40 +164,34 @@ class BrokerCheck:
         return None
 
 
-class HealthServer:
-    """Serves until closed; ConfigError where the port cannot be listened on.
+class HealthServer(http.server.ThreadingHTTPServer):
+    """Serves until closed, and bounds connections, and how long each may be open.
 
-    ``broker``: why the broker cannot be reached; None if it can. Called in the threads of requests.
+    ConfigError where the port cannot be listened on. ``broker``: why the broker cannot be reached; None if it can.
+    Called in the threads of requests.
     """
 
+    daemon_threads = True
+
     def __init__(self, settings: HealthSettings, state: HealthState, broker: Callable[[], str | None]) -> None:
+        self._open: dict[Any, float] = {}  # connections and until when each may last, the oldest first
+        self._lock = threading.Lock()
+        self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         try:
-            self._server = _Server((settings.host, settings.port or 0), _handler(state, broker))
+            super().__init__((settings.host, settings.port or 0), _handler(state, broker))
         except OSError as error:
             raise ConfigError(
                 f"{env_name('health.port')}={settings.port}: cannot listen on {settings.host}: {error.strerror}; "
                 "choose another port"
             ) from error
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
+        self.port: int = self.server_address[1]
+        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
+        self.shutdown()
         self._thread.join()
-        self._server.server_close()
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    """Bounds connections, and how long each may be open."""
-
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        self._open: dict[Any, float] = {}  # connections and until when each may last, the oldest first
-        self._lock = threading.Lock()
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -61,6 +61,7 @@ class Standby:
         self._clock = clock
         self._probe_s = probe_s
         self._outage_s = outage_s
+        self._changelog = Changelog()
 
     async def win(self) -> tuple[Producer, Changelog]:
         """Stand by until it is to lead, and take over: a started producer, and the changelog read to its end since.
@@ -74,13 +75,13 @@ class Standby:
                 async with AsyncExitStack() as stack:
                     reader = await stack.enter_async_context(self._bus.reader(COORDINATOR_STATE, start="beginning"))
                     stack.enter_context(watching("the changelog", reader.keeps_up))
-                    following = _Following(reader, self._leadership, self._clock, self._bus.settings.namespace)
-                    await following.read_to_end()
+                    self._changelog = Changelog()
+                    await self._read_to_end(reader)
                     while True:
-                        await self._follow(following)
-                        producer = await self._take_over(following)
+                        await self._follow(reader)
+                        producer = await self._take_over(reader)
                         if producer is not None:
-                            return producer, following.changelog
+                            return producer, self._changelog
             except (ProducerFencedError, *LASTING):
                 raise
             except BusError as error:
@@ -88,17 +89,17 @@ class Standby:
                 self.check_outage(error)
                 await asyncio.sleep(_RETRY_S)
 
-    async def _follow(self, following: "_Following") -> None:
+    async def _follow(self, reader: Reader) -> None:
         # Returns when it is due to take over, and has read all there is.
         told: Leader | None = None
-        while not (self._leadership.is_due(self._clock()) and await self._has_read_all(following)):
+        while not (self._leadership.is_due(self._clock()) and await self._has_read_all(reader)):
             leader = self._leadership.leader
             if leader is not None and leader != told and leader.state == "active":
                 log.info("standing by: %s works", leader.name)
                 told = leader
-            await following.take(_POLL_S)
+            await self._take(reader)
 
-    async def _take_over(self, following: "_Following") -> Producer | None:
+    async def _take_over(self, reader: Reader) -> Producer | None:
         # None where another one was faster or the log has failed.
         self._leadership.take_over(self._clock())
         producer = self._bus.producer(transactional_id=TRANSACTIONAL_ID)
@@ -106,7 +107,7 @@ class Standby:
             await producer.start()
             async with producer.transaction():
                 await Outputs(producer).tell_leader(self._leadership.entry("taking_over"))
-            await following.read_to_end()
+            await self._read_to_end(reader)
         except BaseException as error:
             await producer.stop()
             if isinstance(error, ProducerFencedError):
@@ -120,10 +121,10 @@ class Standby:
             return None
         return producer
 
-    async def _has_read_all(self, following: "_Following") -> bool:
+    async def _has_read_all(self, reader: Reader) -> bool:
         try:
             async with awake.timeout(self._probe_s):
-                at_end = await following.reader.is_at_end()
+                at_end = await reader.is_at_end()
         except (TimeoutError, BusError) as error:
             self._leadership.out_of_touch(self._clock())
             self.check_outage(error)
@@ -140,31 +141,22 @@ class Standby:
             ) from error
         log.warning("the log is of no use at the moment: %s", why)
 
-
-class _Following:
-    def __init__(self, reader: Reader, leadership: Leadership, clock: Callable[[], float], namespace: str) -> None:
-        self.reader = reader
-        self._namespace = namespace
-        self.changelog = Changelog()
-        self._leadership = leadership
-        self._clock = clock
-
-    async def take(self, wait_s: float) -> None:
-        received = await self.reader.batch(wait_s)
+    async def _take(self, reader: Reader) -> None:
+        received = await reader.batch(_POLL_S)
         for record in received:
-            self.changelog.take(record)
+            self._changelog.take(record)
         if received:
             self._heard()
 
-    async def read_to_end(self) -> None:
-        async for record in self.reader.replay():
-            self.changelog.take(record)
+    async def _read_to_end(self, reader: Reader) -> None:
+        async for record in reader.replay():
+            self._changelog.take(record)
         self._heard()
 
     def _heard(self) -> None:
-        self._leadership.progress(self._clock(), self.changelog.leader)
+        self._leadership.progress(self._clock(), self._changelog.leader)
         if self._leadership.role is Role.FENCED:
             raise ProducerFencedError(
-                f"another coordinator of namespace {self._namespace!r} has taken over; {self._leadership.name} stops, "
-                "and has written nothing since"
+                f"another coordinator of namespace {self._bus.settings.namespace!r} has taken over; "
+                f"{self._leadership.name} stops, and has written nothing since"
             )

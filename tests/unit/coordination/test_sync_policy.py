@@ -86,7 +86,7 @@ def test_with_explorer_driven_what_is_asked_for_lasts_until_the_next_time(e: int
             finalized += 1
             want = policy.want(finalized, asked_after)
             if want is not None:
-                asked_after, wanted = want.after, max(want.at_least, published + 1)
+                asked_after, wanted = want[0], max(want[1], published + 1)
         if trained < finalized:
             trained += 1
             if policy.publishes(trained, published=published, wanted=wanted):

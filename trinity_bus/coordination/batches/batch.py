@@ -100,6 +100,7 @@ class Batch(Row):
     owner: str = NOBODY
 
     def __post_init__(self) -> None:
+        self.is_open = self.expected is None
         # Tasks that ended by themselves; the failed ones among them; tasks that were aborted.
         self.finished, self.failed, self.aborted = self.counts
         self.open_tasks: dict[str, OpenTask] = {}  # tasks without a result
@@ -112,10 +113,6 @@ class Batch(Row):
         self.durations: list[float] = []  # seconds that answered parts took, sorted
         # When its unfinished tasks are aborted, on the machine's own clock; set again by a restart.
         self.cut_at: float | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.expected is None
 
     @property
     def accepted(self) -> int:

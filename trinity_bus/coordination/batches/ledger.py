@@ -40,6 +40,7 @@ from trinity_bus.coordination.batches.tasks import OpenTask, Progress, Result, c
 from trinity_bus.coordination.effects import RejectionReason
 from trinity_bus.coordination.inputs import TaskArrived
 from trinity_bus.coordination.limits import BATCH_SHARE
+from trinity_bus.coordination.pools import Kind
 from trinity_bus.coordination.state.memory import Averages, ResultPages, TaskPages, Window
 from trinity_bus.coordination.state.store import StateStore
 from trinity_bus.coordination.state.tables import Single, Table
@@ -105,7 +106,8 @@ class Ledger:
         task = arrived.task
         batch, is_new = self._batch_of(task)
         self.counters.tasks += 1
-        estimate, weight = self._expected(task) if answer is None else (0, AVERAGE)
+        kind = pools.kind_of(task, self._settings.model)
+        estimate, weight = self._expected(task, kind) if answer is None else (0, AVERAGE)
         opened = OpenTask(
             batch_id=batch.batch_id,
             order=self.counters.tasks,
@@ -117,6 +119,7 @@ class Ledger:
             estimate=estimate,
             weight=weight,
         )
+        opened.kind = kind
         packed = self._codec.encode(opened)
         opened.page, opened.size = self.pages.add(opened.order, task.task_id, packed), len(packed)
         self.tasks[task.task_id] = opened
@@ -307,25 +310,24 @@ class Ledger:
 
     def _open_again(self, page: str, item: bytes) -> str:
         task = self._codec.decode(OpenTask, item)
-        task.page, task.size = page, len(item)
+        task.page, task.size, task.kind = page, len(item), pools.kind_of(task.task, self._settings.model)
         self.tasks[task.task_id] = task
         return task.task_id
 
     def _join(self, task: OpenTask, batch: Batch) -> None:
         task.producer = sender(task.task, batch)
-        task.kind = pools.kind_of(task.task, self._settings.model)
         batch.open_tasks[task.task_id] = task
         batch.size += task.size
         if not task.parts_left:
             batch.contributed[task.task_id] = task
         self.usage.add(task.producer, 1, task.size)
 
-    def _expected(self, task: Task) -> tuple[int, int]:
+    def _expected(self, task: Task, kind: Kind) -> tuple[int, int]:
         # Tokens of a run, and the weight of an attempt. Without the setting all are alike.
         if not self._settings.longest_first:
             return 0, AVERAGE
         mean = self._lengths.mean
-        tokens = self._lengths.get(content_of(task, pools.kind_of(task, self._settings.model)))
+        tokens = self._lengths.get(content_of(task, kind))
         return (tokens, max(1, AVERAGE * tokens // mean)) if tokens else (mean, 0)
 
     def _filled(self, batch: Batch) -> None:

@@ -43,6 +43,7 @@ class Attempt(Value, array_like=True):
     turns: Position | None = None  # of the first turn that it has completed, as its explorer has told
 
     def __post_init__(self) -> None:
+        self.key: AttemptKey = (self.task_id, self.number)
         self.explorer = self.incarnation = ""
         # On the machine's own clock; set again by a restart, so that time spent dead is not charged to the attempt.
         self.deadline = self.timeout_s
@@ -51,10 +52,6 @@ class Attempt(Value, array_like=True):
 
     def place(self, explorer: str, incarnation: str, now: float) -> None:
         self.explorer, self.incarnation, self.deadline = explorer, incarnation, now + self.timeout_s
-
-    @property
-    def key(self) -> AttemptKey:
-        return self.task_id, self.number
 
 
 class PartAnswer(Row, array_like=True):

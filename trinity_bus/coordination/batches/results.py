@@ -130,10 +130,10 @@ def record(task: OpenTask, batch_type: BatchType, result: Result) -> TaskResult:
         **structs.asdict(result.entry),
         batch_id=task.batch_id,
         batch_type=batch_type,
-        completed_runs=sum(answer.completed_runs for answer in counted),
+        completed_runs=sum([answer.completed_runs for answer in counted]),
         total_runs=task.total_runs,
         metrics=result.metrics,
-        seconds=sum(answer.seconds for answer in counted),
+        seconds=sum([answer.seconds for answer in counted]),
         attempts=task.attempts,
     )
 

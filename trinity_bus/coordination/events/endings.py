@@ -259,8 +259,8 @@ class Endings(Handler):
         batch = self._ledger.finish_task(task, result)
         record = results.record(task, batch.batch_type, result)
         self._out.add(Write(RESULTS, record.task_id, record, result.traceparent or task.traceparent))
-        fact = _FACTS.get(record.status, Fact.TASK_COMPLETED)
-        self._out.observe(fact, record.task_id, record.status if fact is Fact.TASK_COMPLETED else record.error or "")
+        if (fact := _FACTS.get(record.status)) is not None:
+            self._out.observe(fact, record.task_id, record.error or "")
         if batch.state is State.RUNNING:
             if batch.all_ended:
                 self._complete(batch)

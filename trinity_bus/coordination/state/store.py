@@ -34,15 +34,14 @@ class StateStore:
         self.codec = StateCodec()
         self.kinds: dict[str, Entries] = {}
         self._touched: dict[str, None] = {}
+        # Notes that an entry has changed. The dictionary's own method: a task changes seven.
+        self.touch = self._touched.setdefault
         self._says_level = False  # whether the changelog has an entry that says the level
         # Entries of kinds that this program does not know: they stay where they are.
         self._unknown: dict[str, bytes] = {}
 
     def register(self, kind: str, entries: Entries) -> None:
         self.kinds[kind] = entries
-
-    def touch(self, key: str) -> None:
-        self._touched[key] = None
 
     def take(self) -> list[str]:
         keys = list(self._touched)
