@@ -27,7 +27,7 @@ from trinity_bus.broker.layout import cache_dir, data_dir
 from trinity_bus.broker.node import archive_path, is_ours
 from trinity_bus.bus import Bus
 from trinity_bus.bus.administration.access import ROLES, Kind, rights
-from trinity_bus.bus.administration.requests import allowed, latest_versions
+from trinity_bus.bus.administration.requests import allowed
 from trinity_bus.bus.client.connection import administrator, check_reachable, kafka_errors
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import BrokerError, TrinityError
@@ -54,13 +54,6 @@ _TIMEX_BYTES: Final = 512  # More than the kernel's ``struct timex`` has
 _TIME_ERROR: Final = 5
 _CLIENT_ID: Final = "trinity-bus-doctor"
 _HEARD_S: Final = 3.0  # A coordinator gives a sign of life every second, unless it is told otherwise
-# Number and version of a request to its name, and the release that brought it
-_NEEDED: Final = {
-    (3, 12): "Metadata 12 (Kafka 2.8)",
-    (35, 4): "DescribeLogDirs 4 (Kafka 3.3)",
-    (49, 0): "AlterClientQuotas (Kafka 2.6)",
-    (51, 0): "AlterUserScramCredentials (Kafka 2.7)",
-}
 
 type Level = Literal["ok", "note", "warning", "error"]
 
@@ -90,8 +83,6 @@ class BrokerFacts:
     refused: Sequence[str] = ()  # What this user may not do
     # How far this machine's clock is ahead of the brokers', by a record that came just now; None where none came
     ahead_s: float | None = None
-    # Requests of this program that the brokers do not know, with the release that brought them
-    unknown: Sequence[str] = ()
 
 
 # What runs here where one of these distributions is installed, and the extra that brings it
@@ -212,8 +203,6 @@ def of_broker(broker: BrokerFacts) -> Iterator[Finding]:
         yield Finding("error", "Kafka", broker.error, "see docs/operations.md, and docs/security.md for rights")
         return
     yield Finding("ok", "Kafka", f"answers at {broker.servers}")
-    for unknown in broker.unknown:
-        yield Finding("error", "Kafka's release", f"the broker knows no {unknown}", "upgrade the brokers, best to 4")
     if (ahead_s := broker.ahead_s) is not None:
         found = f"this machine's is {abs(ahead_s):.1f} s {'ahead of' if ahead_s >= 0 else 'behind'} it"
         remedy = "have a time service keep both: ages and retention go by the brokers' clock, traces by each machine's"
@@ -344,7 +333,6 @@ async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -
         with kafka_errors("list the topics"):
             names = set(await admin.list_topics())
         present = [topic for topic in TOPICS if topic.full_name(kafka.namespace) in names]
-        known = await latest_versions(admin)
         may = await allowed(admin, [topic.full_name(kafka.namespace) for topic in present])
     refused = []
     for service in services:
@@ -360,7 +348,6 @@ async def _topics(kafka: KafkaSettings, servers: str, services: Sequence[str]) -
         [topic.name for topic in TOPICS if topic not in present],
         refused,
         ahead_s=await _ahead_s(kafka) if COORDINATOR_EVENTS in present else None,
-        unknown=[name for (key, least), name in _NEEDED.items() if known.get(key, -1) < least],
     )
 
 

@@ -89,7 +89,6 @@ def test_all_is_well() -> None:
         (of_broker(BrokerFacts("k:1", "no answer")), "error", "Kafka", "no answer"),
         (of_broker(BrokerFacts("k:1", ahead_s=-7.0)), "warning", "clock of the brokers", "7.0 s behind it"),
         (of_broker(BrokerFacts("k:1", ahead_s=2.5)), "warning", "clock of the brokers", "time service"),
-        (of_broker(BrokerFacts("k:1", unknown=["Metadata 12 (Kafka 2.8)"])), "error", "Kafka's release", "upgrade"),
         (of_broker(BrokerFacts("k:1", None, ["tasks"])), "note", "topics", "tasks"),
         (of_broker(BrokerFacts("k:1", None, [], ["may not read"])), "error", "rights", "access apply"),
     ],
