@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from benchmarks._gpu.figures import Figures
-from workers.doctor.facts import DISTRIBUTIONS, installed
+from workers.doctor.checks import DISTRIBUTIONS, installed
 
 LOOKED_FOR = (*DISTRIBUTIONS, "tokenizers", "matplotlib", "transformer-engine", "flash-attn", "flashinfer-python")
 

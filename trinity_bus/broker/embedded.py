@@ -14,13 +14,11 @@ itself holds the lock of its data folder, so whether it lives is known without a
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from rich.console import Console
@@ -183,22 +181,6 @@ def stop(settings: BrokerSettings) -> bool:
                 return True
             time.sleep(_POLL_S)
     raise BrokerError(f"process {state.pid} cannot be stopped")
-
-
-def reset(settings: BrokerSettings) -> Path | None:
-    """Delete the data folder with every record in it. Return the folder, or None where there was none.
-
-    DataFolderUnusableError: a broker runs on it, or it is not a broker's data folder.
-    """
-    folder = Folder(data_dir(settings))
-    if not folder.root.exists():
-        return None
-    if not folder.lock.exists():
-        raise DataFolderUnusableError(f"{folder.root} is not a broker's data folder; nothing was deleted")
-    if _locked(folder):
-        raise DataFolderUnusableError(f"a broker runs on {folder.root}; stop it first: trinity-bus broker stop")
-    shutil.rmtree(folder.root)
-    return folder.root
 
 
 def resolve_bootstrap(

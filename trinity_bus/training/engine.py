@@ -85,10 +85,6 @@ class TrainingEngine(ABC):
         """Return what is trained beside frozen weights, by PEFT's names, as :meth:`hf_tensors` does; or nothing."""
 
     @abstractmethod
-    def export_hf(self, path: Path) -> None:
-        """Write the model as a Hugging Face folder, replacing what is there only when the new one is whole."""
-
-    @abstractmethod
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         """Copy everything that a restart needs, and make it durable in one rename, beside whatever is called next.
 

@@ -19,11 +19,10 @@ import ssl
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from schemas.errors import printable
 from trinity_bus import awake
-from trinity_bus.weights.channel import MEETING_S, Channel, admit
+from trinity_bus.weights.channel import MEETING_S, Channel, FindSecret, admit
 from trinity_bus.weights.errors import LinkError, WeightTransferError
 
 _log = logging.getLogger(__name__)
@@ -36,14 +35,6 @@ _ENDING_S = 1.0  # How long the end waits for the threads of connections, whose 
 
 # Serves a member, in the thread of its connection. True where the channel is kept, and closed by its keeper.
 type Attend = Callable[[Channel, str], bool]
-
-
-class Secrets(Protocol):
-    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        """Return the secret of a member that is the right one; None where there is none by the deadline."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Keyring:
@@ -71,6 +62,7 @@ class Keyring:
             self._known.clear()
 
     def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
+        """Return the secret of a member that is the right one; None where there is none by the deadline."""
         with self._changed:
             while not self._closed:
                 found = next(filter(is_right, self._secrets(who)), None)
@@ -109,12 +101,12 @@ class PeerListener:
         *,
         timeout_s: float,
         attend: Attend,
-        secrets: Secrets,
+        find_secret: FindSecret,
         tls: ssl.SSLContext | None = None,
         together: bool = False,
         what: str = "weights",
     ) -> None:
-        self._secrets = secrets
+        self._find_secret = find_secret
         self._together = together
         self._what = what
         self._timeout_s = timeout_s
@@ -134,7 +126,6 @@ class PeerListener:
         """Stop listening, cut all connections, and see their threads end."""
         # Before the process does: a thread that comes back from torch when the interpreter is gone aborts it.
         self._closed.set()
-        self._secrets.close()
         with self._lock:
             strangers = list(self._strangers)
         # Closing alone does not wake a thread that waits in ``accept``.
@@ -200,7 +191,7 @@ class PeerListener:
                 connection = encrypted = self._wrap(connection, self._tls)
                 encrypted.do_handshake()
             channel = Channel(connection, timeout_s=self._timeout_s, cancelled=self._closed)
-            who = admit(channel, self._secrets.find)
+            who = admit(channel, self._find_secret)
             self._let_in(connection, channel, who)
             kept = self._attend(channel, who)
         except (WeightTransferError, OSError) as error:

@@ -74,17 +74,6 @@ def status(
 
 
 @app.command()
-def reset(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Delete the broker's data: every topic and every record."""
-    settings = Settings().broker
-    folder = embedded.status(settings).folder.root
-    if folder.exists() and not yes:
-        typer.confirm(f"Delete every record in {folder}?", abort=True)
-    deleted = embedded.reset(settings)
-    out.print(f"Deleted {deleted}" if deleted else f"There is nothing at {folder}")
-
-
-@app.command()
 def run() -> None:
     """Run a broker in the foreground until Ctrl-C. If it dies, it is restarted at the same address."""
     restarts = Restarts()

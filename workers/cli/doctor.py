@@ -12,8 +12,7 @@ from rich.text import Text
 from schemas.errors import printable
 from trinity_bus.config import Settings, WrongSettingsError
 from workers.cli.console import console, folding_table
-from workers.doctor.facts import gather
-from workers.doctor.findings import Finding, findings
+from workers.doctor.checks import Finding, findings
 from workers.preconditions import PRECONDITIONS
 
 app = typer.Typer()
@@ -44,7 +43,7 @@ def doctor(
 
 def _found(services: list[str]) -> list[Finding]:
     try:
-        return findings(asyncio.run(gather(Settings(), services)))
+        return asyncio.run(findings(Settings(), services))
     except WrongSettingsError as error:
         # Nothing else can be looked at: what is configured says where.
         remedy = "trinity-bus config show tells where each value comes from"

@@ -1,1 +1,1 @@
-"""What of a machine would keep a mesh from working: facts are gathered, judged without asking again, and told."""
+"""What of a machine would keep a mesh from working, and what to do about it."""

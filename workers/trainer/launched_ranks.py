@@ -98,19 +98,6 @@ class _PeerLine(RankLine):
         self.end()
 
 
-class _OneKey:
-    def __init__(self, key: str) -> None:
-        self._key = key.encode()
-
-    def find(self, who: str, is_right: Callable[[bytes], bool], deadline: float) -> bytes | None:
-        if not is_right(self._key):
-            raise LinkError("it does not know trainer.ranks_key, which must be the same on all machines")
-        return self._key
-
-    def close(self) -> None:
-        pass
-
-
 class _Launched(Follower):
     def __init__(self, rank: int, line: _PeerLine, ranks: "LaunchedRanks") -> None:
         super().__init__(rank, line, f"at {line.channel.ends[1]}")
@@ -130,6 +117,7 @@ class LaunchedRanks:
     def __init__(self, launch: Launch, host: str, ports: Sequence[int], key: str, *, limit_s: float = LIMIT_S) -> None:
         self.host = host
         self._launch = launch
+        self._key = key.encode()
         self._limit_s = limit_s
         self._changed = threading.Condition()
         self._closed = False
@@ -137,7 +125,7 @@ class LaunchedRanks:
         self._store: Store | None = None
         try:
             self._listener = PeerListener(
-                host, ports, timeout_s=LIMIT_S, attend=self._attend, secrets=_OneKey(key), what="ranks"
+                host, ports, timeout_s=LIMIT_S, attend=self._attend, find_secret=self._find_key, what="ranks"
             )
         except LinkError as error:
             raise RankError(
@@ -210,6 +198,11 @@ class LaunchedRanks:
             if not line.channel.is_open():
                 self.release(rank, self._parked.pop(rank))
         return [rank for rank in range(1, self._launch.world_size) if rank not in self._parked]
+
+    def _find_key(self, _who: str, is_right: Callable[[bytes], bool], _deadline: float) -> bytes:
+        if not is_right(self._key):
+            raise LinkError("it does not know trainer.ranks_key, which must be the same on all machines")
+        return self._key
 
     def _attend(self, channel: Channel, who: str) -> bool:
         named = _NAME.fullmatch(who)

@@ -188,9 +188,18 @@ class TrainingLoop:
         await self._sink.settled()
         log.info("%d steps are trained", self._engine.progress.step)
         if (target := self._settings.export_dir) is not None:
-            await self._around.thread.call(lambda: self._engine.export_hf(target))
+            await asyncio.to_thread(self._export, target)
             log.info("the trained model is in %s", target)
         self.is_finished = True
+
+    def _export(self, target: Path) -> None:
+        # Here, since it imports torch: this module is imported by who trains nothing.
+        from trinity_bus.training.engines.saving import export
+
+        folder = checkpoint.latest(self._around.directory)
+        if folder is None:
+            raise TrainingError(f"{self._around.directory} has no checkpoint, and so no model to export")
+        export(folder, target, self._engine.source, self._settings)
 
     async def _step(self) -> None:
         began, number = time.perf_counter(), self._engine.progress.step + 1

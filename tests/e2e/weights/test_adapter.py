@@ -19,6 +19,7 @@ from trinity_bus.inference.completion import completion_of
 from trinity_bus.inference.engine import InferenceEngine
 from trinity_bus.inference.sampling import sampling_arguments, vllm_parameters
 from trinity_bus.training.engines.adapters import FOLDER
+from trinity_bus.training.engines.saving import export
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.weights.errors import WeightTransferError
 from trinity_bus.weights.pull.server import WeightServer
@@ -81,7 +82,8 @@ def test_what_is_served_is_what_is_trained(tmp_path: Path) -> None:
             assert distance(base, await drawn()) < TOLERANCE
             for version in (1, 2):
                 trainer.train_step([make_group()])
-                trainer.export_hf(tmp_path / str(version))
+                folder = trainer.save_checkpoint(tmp_path / "checkpoints", trainer.progress).result()
+                export(folder, tmp_path / str(version), base, trainer.settings)
                 assert await take(version, published.now()) < (base / "model.safetensors").stat().st_size / 2
                 response = await drawn()
                 assert response.versions == [(0, version)]

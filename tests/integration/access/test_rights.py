@@ -35,7 +35,7 @@ from trinity_bus.client import RolloutCoordinator
 from trinity_bus.config import KafkaSettings, Settings
 from trinity_bus.errors import AccessDeniedError, BrokerUnreachableError, BusError
 from trinity_bus.runtime.process import Process, tail
-from workers.doctor.facts import gather
+from workers.doctor.checks import look_at_broker
 
 pytestmark = [
     pytest.mark.integration,
@@ -180,8 +180,8 @@ async def test_the_doctor_tells_what_a_services_user_may_not_do(cluster: Cluster
     explorer = Settings().model_copy(update={"kafka": cluster.user(filled, "explorer")})
     async with Bus(cluster.root(filled), client_id="test") as bus:
         before = [await bus.end_offsets(topic) for topic in TOPICS]
-        assert (await gather(explorer, ["explorer"])).broker.refused == []
-        refused = (await gather(explorer, ["explorer", "coordinator"])).broker.refused
+        assert (await look_at_broker(explorer, ["explorer"])).refused == []
+        refused = (await look_at_broker(explorer, ["explorer", "coordinator"])).refused
         assert [await bus.end_offsets(topic) for topic in TOPICS] == before
     writes = {topic.full_name(filled) for topic in TOPICS if "coordinator" in topic.writers}
     mine = {topic.full_name(filled) for topic in TOPICS if "explorer" in topic.writers}

@@ -122,7 +122,7 @@ def cli(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.timeout(900)
-def test_a_background_broker_from_start_to_reset(environment: dict[str, str], settings: BrokerSettings) -> None:
+def test_a_background_broker_from_start_to_stop(environment: dict[str, str], settings: BrokerSettings) -> None:
     assert settings.data_dir is not None
     nothing = cli(environment, "broker", "status", "--json")
     assert nothing.returncode == 3
@@ -151,11 +151,6 @@ def test_a_background_broker_from_start_to_reset(environment: dict[str, str], se
     assert (fixed.returncode, fixed.stdout, fixed.stderr.count("\n")) == (2, "", 1)
     assert fixed.stderr.startswith("trinity-bus: tasks has 8 partitions for good")
 
-    refused = cli(environment, "broker", "reset", "--yes")
-    assert refused.returncode == 2
-    assert "stop it first" in refused.stderr
     process = psutil.Process(status["pid"])
     assert cli(environment, "broker", "stop").stdout == "Stopped.\n"
     assert_all_gone([process])
-    assert cli(environment, "broker", "reset", "--yes").returncode == 0
-    assert not settings.data_dir.exists()

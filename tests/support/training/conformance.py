@@ -27,6 +27,7 @@ from trinity_bus.training import checkpoint, tensors
 from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
+from trinity_bus.training.engines.saving import export
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import ParallelError, TrainingInterruptedError
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
@@ -301,6 +302,13 @@ def saved(engine: RankEngine, written: Future[Path]) -> Path:
     return folder
 
 
+def exported(engine: RankEngine, folder: Path, target: Path) -> None:
+    if engine.layout.rank == 0:
+        export(folder, target, engine.source, engine.settings)
+    if engine.layout.world_size > 1:
+        torch.distributed.barrier()
+
+
 def replayed_routes(subject: Subject) -> None:
     """Routers choose what they are told to, and learn as if they had chosen it."""
     # With the distributed optimizer no rank has all gradients.
@@ -405,8 +413,8 @@ def lora(subject: Subject) -> None:
         a, b = (adapter.get(peft) for peft in adapters.peft_names(name.removesuffix(".weight")))
         torch.testing.assert_close(merged[name], weight if a is None or b is None else weight + 2.0 * b @ a)
 
-    saved(engine, engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress))
-    engine.export_hf(subject.scratch / "model")
+    folder = saved(engine, engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress))
+    exported(engine, folder, subject.scratch / "model")
     again = subject.make(**settings)
     again.load_latest(subject.scratch / "checkpoints")
     assert same(weights(again), merged)
@@ -448,7 +456,7 @@ def what_is_published(subject: Subject) -> None:
     assert same(weights(engine), load_file(subject.folder / WEIGHTS))
     engine.train_step(batch(0))
     folder = saved(engine, engine.save_checkpoint(subject.scratch / "checkpoints", engine.progress))
-    engine.export_hf(subject.scratch / "model")
+    exported(engine, folder, subject.scratch / "model")
     kept = weights(engine)
     for written in (folder, subject.scratch / "model"):
         published = load_file(written / WEIGHTS)

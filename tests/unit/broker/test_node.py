@@ -272,17 +272,6 @@ def test_stop_never_touches_a_process_that_has_the_same_id_now(folder: Folder) -
             embedded.stop(settings)
 
 
-def test_reset_deletes_only_a_brokers_folder(folder: Folder, tmp_path: Path) -> None:
-    settings = BrokerSettings(data_dir=folder.root)
-    assert embedded.reset(settings) is None
-    with claim(folder), pytest.raises(DataFolderUnusableError):
-        embedded.reset(settings)
-    assert embedded.reset(settings) == folder.root
-    assert not folder.root.exists()
-    with pytest.raises(DataFolderUnusableError, match="nothing was deleted"):
-        embedded.reset(BrokerSettings(data_dir=tmp_path))
-
-
 @pytest.mark.parametrize("left", [{}, {"meta.properties": ""}, {"meta.properties": "version=1", "other": "x"}])
 def test_a_damaged_copy_is_made_anew(left: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a cache is left by whoever cleans it up, or by a machine that lost its power."""

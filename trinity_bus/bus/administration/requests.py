@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
-from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
     AbstractType,
@@ -218,10 +217,3 @@ async def allowed(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str
         for error, name, _, _, _, bits, _ in answer.topics
         if not error and bits != _NOT_TOLD
     }
-
-
-async def latest_versions(admin: AIOKafkaAdminClient) -> dict[int, int]:
-    """Return the number of each request that a broker knows, with its latest version: no broker tells its release."""
-    with kafka_errors("ask which requests are known"):
-        answer = await ask(admin, ApiVersionRequest())
-    return {key: latest for key, _, latest in answer.api_versions}

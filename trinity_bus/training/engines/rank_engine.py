@@ -11,7 +11,6 @@ are added anew to the weights of the source.
 
 import logging
 import math
-import shutil
 import threading
 import time
 from abc import abstractmethod
@@ -32,12 +31,9 @@ from schemas.record import Metrics
 from trinity_bus.config import TrainerSettings, required
 from trinity_bus.runtime.memory import give_back_memory
 from trinity_bus.training import checkpoint, layout_rules
-from trinity_bus.training import tensors as hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import ADAPTER
-from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.engine import TrainingEngine
-from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import Critic, finish_advantages
 from trinity_bus.training.engines.micro_batch import MicroBatchBudget, fitted
 from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, copies, ensure_loadable
@@ -299,26 +295,6 @@ class RankEngine(TrainingEngine):
             parameter.data, others[place] = others[place], parameter.data
 
     # ------------------------------------------------------------------------------------------- writing and reading
-
-    def export_hf(self, path: Path) -> None:
-        tensors, adapter = self.hf_tensors(), self.adapter_tensors()
-        if self.layout.rank == 0:
-            partial = path.with_name(f".partial-{path.name}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            write_companions(partial, self.source, str(self.dtype))
-            # Those of several ranks can be gathered only once.
-            held = self.hf_tensors if self.layout.world_size == 1 else copies(tensors)
-            hf_folder.write_weights(partial, held)
-            if self.settings.lora_rank:
-                adapters.write_peft(partial / adapters.FOLDER, self.source, adapter, self.settings)
-            if path.exists():
-                shutil.rmtree(path)
-            partial.rename(path)
-        for gathered in (tensors, adapter):
-            deque(gathered, maxlen=0)  # the other ranks' part in gathering the weights
-        if self.layout.world_size > 1:
-            dist.barrier()
 
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         # All ranks give what they have, and rank 0 alone writes.

@@ -12,6 +12,7 @@ passes. Where tensors are gathered from several ranks they are copies anyway. On
 writes, the newest checkpoint is the one before (``checkpoint``).
 """
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +27,9 @@ from trinity_bus.training import checkpoint
 from trinity_bus.training import tensors as hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
 from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
+from trinity_bus.training.checkpoint.listing import convert
 from trinity_bus.training.checkpoint.writing import write_companions
+from trinity_bus.training.engines.adapters import FOLDER, write_peft
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.weights.tensor_file import write_tensors
 
@@ -66,6 +69,21 @@ class Snapshot:
             raise CheckpointError(
                 f"the checkpoint of step {self.progress.step} cannot be written to {directory}: {error}"
             ) from error
+
+
+def export(folder: Path, target: Path, source: Path, settings: TrainerSettings) -> None:
+    """Write a checkpoint's model as a Hugging Face folder, replacing what is there only when the new one is whole.
+
+    ``source`` is the folder that the model came from. Where adapters are trained theirs is in it, too.
+    """
+    partial = target.with_name(f".new-{target.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    convert(folder, partial, "hf", source)
+    if settings.lora_rank:
+        write_peft(partial / FOLDER, source, SavedState(folder, ADAPTER).items(), settings)
+    if target.exists():
+        shutil.rmtree(target)
+    partial.rename(target)
 
 
 def copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> NamedTensors:

@@ -115,10 +115,6 @@ class MultiRankEngine(TrainingEngine):
         with self._together(call):
             yield from tensors
 
-    def export_hf(self, path: Path) -> None:
-        with self._together(protocol.Export(str(path))):
-            self._engine.export_hf(path)
-
     def save_checkpoint(self, directory: Path, progress: TrainingProgress, *, as_hf: bool = True) -> "Future[Path]":
         with self._together(protocol.Save(str(directory), progress.model_dump_json().encode())):
             return self._engine.save_checkpoint(directory, progress, as_hf=as_hf)

@@ -103,8 +103,6 @@ class Rank:
                 engine.save_checkpoint(Path(directory), TrainingProgress.model_validate_json(progress))
             case protocol.Gather(adapter):
                 deque(engine.adapter_tensors() if adapter else engine.hf_tensors(), maxlen=0)
-            case protocol.Export(path):
-                engine.export_hf(Path(path))
 
     def _sample(self) -> TrainSample:
         body = self._line.receive(protocol.SAMPLE_BYTES)

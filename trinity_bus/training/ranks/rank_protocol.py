@@ -11,7 +11,6 @@ collectives within. Rank 0 decides which call comes next, sends it to the others
       Train, sample, sample, ... -->  train on its shard of them   <--- collectives among all ranks --->
       Save ------------------------>  write their part of the checkpoint
       Gather ---------------------->  give their part of the weights
-      Export ---------------------->  the same
       Leave ----------------------->  leave the process groups; in place of Join: end, and without an answer
       <-- Done(step) after each, or Failed(why), after which the rank ends
 
@@ -109,15 +108,11 @@ class Gather(Struct, frozen=True, tag=True):
     adapter: bool = False
 
 
-class Export(Struct, frozen=True, tag=True):
-    path: str
-
-
 class Leave(Struct, frozen=True, tag=True):
     pass
 
 
-type Call = Join | Build | Load | Train | Save | Gather | Export | Leave
+type Call = Join | Build | Load | Train | Save | Gather | Leave
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -131,7 +126,7 @@ class Failed(Struct, frozen=True, tag=True):
     why: str
 
 
-CALLS: Dialect[Call] = Dialect(Join | Build | Load | Train | Save | Gather | Export | Leave, limit=1 << 20)
+CALLS: Dialect[Call] = Dialect(Join | Build | Load | Train | Save | Gather | Leave, limit=1 << 20)
 # Twice what figures may be: a sample of few tokens has as much beside them
 ANSWERS: Dialect[Done | Failed] = Dialect(Done | Failed, limit=2 * token_figures.MAX_BYTES)
 # Of a sample's arrays; all others are float32

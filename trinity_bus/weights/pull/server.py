@@ -85,7 +85,7 @@ class WeightServer:
         self._parents: OrderedDict[tuple[str, int], str | None] = OrderedDict()
         self._keyring = Keyring()
         self._listener = PeerListener(
-            host, ports, timeout_s=timeout_s, attend=self._attend, secrets=self._keyring, tls=tls
+            host, ports, timeout_s=timeout_s, attend=self._attend, find_secret=self._keyring.find, tls=tls
         )
         self.address = self._listener.address
 
@@ -113,6 +113,7 @@ class WeightServer:
             self._keyring.add(prefix, bytes.fromhex(announced.secret), explorers)
 
     def close(self) -> None:
+        self._keyring.close()
         self._listener.close()
 
     def _attend(self, channel: Channel, who: str) -> bool:

@@ -74,6 +74,7 @@ class Relay:
             if self._closed:
                 raise LinkError("this member ends")
             if self._listener is not None and self._listener.address[0] != host:
+                self._keyring.close()
                 self._listener.close()
                 self._listener = None
             if self._listener is None:
@@ -83,7 +84,7 @@ class Relay:
                     (0,),
                     timeout_s=source.timeout_s,
                     attend=self._attend,
-                    secrets=self._keyring,
+                    find_secret=self._keyring.find,
                     together=True,
                 )
             if self._version != (source.version, source.checksum):
@@ -116,6 +117,7 @@ class Relay:
         with self._opening:
             self._closed = True
             listener, self._listener = self._listener, None
+        self._keyring.close()
         if listener is not None:
             listener.close()
         self.retire()

@@ -20,7 +20,7 @@ from trinity_bus.training.engines import saving
 from trinity_bus.training.engines.adapters import FOLDER, TARGETS, peft_names
 from trinity_bus.training.engines.megatron_engine import MegatronEngine
 from trinity_bus.training.engines.rank_engine import RankEngine
-from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot
+from trinity_bus.training.engines.saving import BackgroundSaver, SavedState, Snapshot, export
 from trinity_bus.training.engines.torch_engine import TorchEngine
 from trinity_bus.training.errors import CheckpointError
 from trinity_bus.training.layout import Layout
@@ -90,7 +90,8 @@ def test_what_is_exported(model_folder: Path, layout: Layout, tmp_path: Path) ->
     settings = TrainerSettings(model_path=str(model_folder), lora_rank=4, lora_alpha=8.0, learning_rate=1e-3)
     engine = MegatronEngine(settings)
     engine.train_step([make_group()])
-    engine.export_hf(tmp_path / "model")
+    folder = engine.save_checkpoint(tmp_path / "checkpoints", engine.progress).result()
+    export(folder, tmp_path / "model", model_folder, settings)
     config = json.loads((tmp_path / "model" / FOLDER / "adapter_config.json").read_text())
     assert {"peft_type": "LORA", "r": 4, "lora_alpha": 8.0, "target_modules": list(TARGETS)}.items() <= config.items()
     assert config["base_model_name_or_path"] == str(model_folder)

@@ -1,4 +1,4 @@
-"""A fake rank: it follows ``rank_protocol`` without an engine, and misbehaves in ``Export`` as its path says."""
+"""A fake rank: it follows ``rank_protocol`` without an engine, and misbehaves in ``Load`` as its path says."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import time
 
 from trinity_bus.runtime.frames import read_frame
 from trinity_bus.training.ranks import rank_protocol as protocol
-from trinity_bus.training.ranks.rank_protocol import Done, Export, Failed, Leave, Train
+from trinity_bus.training.ranks.rank_protocol import Done, Failed, Leave, Load, Train
 
 channel, rank = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
 file = channel.makefile("rb")
@@ -22,13 +22,13 @@ while (payload := read_frame(file, protocol.CALLS.limit)) is not None:
             steps += 1
             # Each is given its own: one to the first, two to the second.
             answer = Done(steps) if received == [b"one", b"two"][:rank] else Failed(f"received {received}")
-        case Export("die") if rank == 2:
+        case Load("die") if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        case Export("fail"):
+        case Load("fail"):
             answer = Failed("no room")
-        case Export("hang"):
+        case Load("hang"):
             time.sleep(3600)
-        case Export("drift"):
+        case Load("drift"):
             answer = Done(steps + rank)
     channel.sendall(protocol.ANSWERS.frame(answer))
     if isinstance(call, Leave):

@@ -8,7 +8,6 @@ from trinity_bus.training.ranks.rank_protocol import (
     Build,
     Call,
     Done,
-    Export,
     Failed,
     Gather,
     Join,
@@ -27,7 +26,7 @@ JOIN = Join("1.0", "/checkpoints", "0123456789abcdef")
 
 CALLS: list[Call] = [
     *(JOIN, Build(3, "127.0.0.1", 1, b"{}"), Load("a"), Train((UpdateShard(2, 7.5, 6),), 9), Save("a", b"{}")),
-    *(Gather(), Gather(adapter=True), Export("b"), Leave()),
+    *(Gather(), Gather(adapter=True), Leave()),
 ]
 
 

@@ -14,18 +14,18 @@ from trinity_bus.runtime.process import start_time
 from trinity_bus.training.errors import RankError
 from trinity_bus.training.ranks.followers import ChildRanks, Followers
 from trinity_bus.training.ranks.rank import Rank
-from trinity_bus.training.ranks.rank_protocol import Done, Export, Gather, Join, Leave, Train, UpdateShard
+from trinity_bus.training.ranks.rank_protocol import Done, Gather, Join, Leave, Load, Train, UpdateShard
 
 FAKE = [sys.executable, str(Path(__file__).with_name("rank_of_another_kind.py"))]
 STUCK = """
 import asyncio, sys, time
 from trinity_bus.training.ranks import followers as module
-from trinity_bus.training.ranks.rank_protocol import Export, Join
+from trinity_bus.training.ranks.rank_protocol import Join, Load
 module.ABORT_S = 0.1
 followers = module.Followers(3, module.ChildRanks(sys.argv[1:]))
 followers.begin(Join("1.0"))
 followers.settle(0)
-followers.begin(Export("die"))
+followers.begin(Load("die"))
 try:
     asyncio.run(followers.watch())
 except module.RankError:
@@ -64,7 +64,7 @@ async def test_ranks_follow_until_they_are_told_to_leave(followers: Followers) -
 
 async def test_a_death_is_noticed_and_named_wherever_one_looks(followers: Followers) -> None:
     watch = asyncio.create_task(followers.watch())
-    followers.begin(Export("die"))
+    followers.begin(Load("die"))
     with pytest.raises(RankError, match=r"rank 2 of 3 \(process \d+\) was ended by SIGKILL"):
         await watch
     with pytest.raises(RankError, match="rank 2 of 3"), followers.explained():
@@ -77,13 +77,13 @@ async def test_a_death_is_noticed_and_named_wherever_one_looks(followers: Follow
 
 
 def test_a_failure_is_told_in_the_words_of_the_rank(followers: Followers) -> None:
-    followers.begin(Export("fail"))
-    with pytest.raises(RankError, match=r"rank [12] of 3 failed in Export: no room"):
+    followers.begin(Load("fail"))
+    with pytest.raises(RankError, match=r"rank [12] of 3 failed in Load: no room"):
         followers.settle(0)
 
 
 def test_ranks_that_drift_apart_are_noticed(followers: Followers) -> None:
-    followers.begin(Export("drift"))
+    followers.begin(Load("drift"))
     with pytest.raises(RankError, match="rank 1 is at step 1, rank 0 at step 0"):
         followers.settle(0)
 
@@ -103,7 +103,7 @@ def test_a_rank_that_sees_another_folder_or_is_of_another_version_is_refused(tmp
 
 
 def test_ranks_that_hang_are_killed_at_the_end(followers: Followers) -> None:
-    followers.begin(Export("hang"))
+    followers.begin(Load("hang"))
     assert not followers.ready
     with pytest.raises(ZeroDivisionError), followers.explained():
         # An error of this rank's own: nobody is lost, and it is raised as it is.
