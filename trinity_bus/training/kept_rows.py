@@ -14,9 +14,6 @@ import torch
 
 from schemas.groups.kept import KeptTokens
 
-# The logit of a token that takes no part: its probability is 0 at any temperature, and times its logarithm, too.
-LEFT_OUT = -1e20
-
 
 class KeptRows:
     """From which tokens the target of each row was drawn, for ``device``."""

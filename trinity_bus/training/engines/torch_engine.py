@@ -22,7 +22,7 @@ from trinity_bus.training.engines import adapters
 from trinity_bus.training.engines.critic import load_state_of, padded, state_of
 from trinity_bus.training.engines.rank_engine import RankEngine
 from trinity_bus.training.errors import CheckpointError, ConversionError, ParallelError, TrainingError
-from trinity_bus.training.kept_rows import LEFT_OUT, KeptRows
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.layout import Layout
 from trinity_bus.training.steps import packing
 from trinity_bus.training.steps.packing import PackedArrays, TrainSample
@@ -142,9 +142,10 @@ class TorchEngine(RankEngine):
         def of(chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
             logits = head(hidden[rows[chunk]]) / self._tensor(arrays.temperatures)[rows[chunk], None]
             outside = None if kept is None else kept.outside(chunk, 0, head.out_features)
-            logp = (logits if outside is None else logits.masked_fill(outside, LEFT_OUT)).log_softmax(-1)
+            logp = (logits if outside is None else logits.masked_fill(outside, -torch.inf)).log_softmax(-1)
             logprobs = logp.gather(1, self._tensor(arrays.targets)[rows[chunk], None])[:, 0]
-            return logprobs, -(logp.exp() * logp).sum(1)
+            surprise = logp if outside is None else logp.masked_fill(outside, 0.0)
+            return logprobs, -(logp.exp() * surprise).sum(1)
 
         chunks = [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]
         of_each = [checkpoint(of, chunk, use_reentrant=False) if len(chunks) > 1 else of(chunk) for chunk in chunks]

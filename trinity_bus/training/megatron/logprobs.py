@@ -6,8 +6,8 @@ With hidden states ``h``, the output layer ``W``, logits ``x = W h`` at the temp
     log p(t)  = z_t - logsumexp(z)                 d log p(t) / d x_j = (1[j = t] - p_j) / T
     H         = logsumexp(z) - sum_j p_j z_j       d H / d x_j        = -p_j (log p_j + H) / T
 
-Where only some tokens were kept to be drawn from, ``x`` of all others is so low that their ``p`` is 0, and finite, so
-that ``p log p`` is 0 too: both values and gradients are then of the softmax over those that were kept.
+Where only some tokens were kept to be drawn from, ``z`` is ``-inf`` of all others: ``p`` is then the softmax over those
+that were kept, and both values and gradients are of that distribution.
 
 Both passes go through the tokens in chunks: there are never logits of more than one. Saved for the backward pass are
 the hidden states and two numbers a token; the logits are computed again there, unless one chunk is all there is. Rows
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trinity_bus.training.kept_rows import LEFT_OUT, KeptRows
+from trinity_bus.training.kept_rows import KeptRows
 from trinity_bus.training.steps import packing
 
 
@@ -29,7 +29,7 @@ def _rows(columns: int, *, on_gpu: bool) -> int:
 
 def _logits(hidden: torch.Tensor, output: torch.Tensor, outside: torch.Tensor | None) -> torch.Tensor:
     logits = hidden @ output.T
-    return logits if outside is None else logits.masked_fill_(outside, LEFT_OUT)
+    return logits if outside is None else logits.masked_fill_(outside, -torch.inf)
 
 
 def _scaled(logits: torch.Tensor, temperatures: torch.Tensor | None) -> torch.Tensor:
@@ -75,6 +75,9 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             z = z - highest[:, None]
             chosen = torch.where(mine[chunk], z.gather(1, local[chunk, None])[:, 0], 0.0)
             p = z.exp()
+            if outside is not None:
+                # Where p is 0, p log p is.
+                z.masked_fill_(outside, 0.0)
             of_ranks = torch.stack([p.sum(1), p.mul_(z).sum(1), chosen])
             if group is not None:
                 dist.all_reduce(of_ranks, group=group)
@@ -109,7 +112,11 @@ class _VocabParallelLogprobs(torch.autograd.Function):  # type: ignore[misc]  # 
             # Both gradients are p times something, but for the target's own: it is added last.
             factor = torch.zeros_like(log_sums[chunk, None]) if for_logprobs is None else -for_logprobs[chunk, None]
             if for_entropies is not None:
-                factor = logp.add_(entropies[chunk, None]).mul_(-for_entropies[chunk, None]).add_(factor)
+                surprise = logp.add_(entropies[chunk, None])
+                if ctx.kept is not None:
+                    # p log p is 0 where p is, though log p is -inf.
+                    surprise.masked_fill_(p == 0, 0.0)
+                factor = surprise.mul_(-for_entropies[chunk, None]).add_(factor)
             gradient = p.mul_(factor)
             if for_logprobs is not None:
                 own = torch.where(mine[chunk], for_logprobs[chunk], 0.0)
