@@ -80,8 +80,9 @@ class PassersOn:
 
     def take(self, *names: str) -> None:
         """Let these take the version, undisturbed."""
-        self.go.set()
+        # All have come before one of them may have it and leave.
         self.come(*names)
+        self.go.set()
         self.all_have_it()
 
     def door(self, of: str, who: str, limit_s: float = 20) -> Source:
