@@ -18,7 +18,8 @@ MAX_WORD_CHARS = 4096
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_VOCABULARY = 2**31 - 1
 MAX_NEW_TOKENS = 1 << 20
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2  # those of vLLM, of what is drawn at random
+MAX_TEMPERATURE = 10
+MIN_TEMPERATURE = 0.01  # vLLM's, of what is drawn at random
 
 type TokenId = Annotated[int, Field(ge=0, le=MAX_VOCABULARY)]
 # a token id as the key of a map, which is text in JSON and here

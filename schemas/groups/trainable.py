@@ -9,9 +9,9 @@ A record may be well formed and still hold what ends a training step, or spoils 
 ``bad_logprob``    the log-probability of a token that is trained on is not finite, or that of a probability above 1
 ``bad_reward``     its reward, or that of a turn, is infinite, or larger than any that a float32 gradient survives; NaN
                    means that there is none, and is no flaw
-``bad_sampling``   what it says of how it was drawn is none: a temperature that is neither 0 nor 0.01 to 10, a top-p
-                   outside (0, 1], a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no
-                   flaw, nor is NaN in the last three: something else limited what was drawn
+``bad_sampling``   what it says of how it was drawn is none: a temperature below 0 or above 10, a top-p outside (0, 1],
+                   a negative top-k, a min-p outside [0, 1]; NaN in all four: nobody knows, which is no flaw, nor is
+                   NaN in the last three: something else limited what was drawn
 ``bad_teacher``    the teacher's log-probability of a token that is trained on is not finite or that of a probability
                    above 1; NaN for all of them: the teacher was not asked, which is no flaw
 ``bad_routes``     it names an expert that the model does not have
@@ -31,12 +31,11 @@ import numpy as np
 
 from schemas.experience import Bool, ExperienceGroup, Float32, Int32, Sample, SampledWith, UInt8
 from schemas.groups.kept import decode_kept
-from schemas.sampling import MIN_TEMPERATURE
+from schemas.sampling import MAX_TEMPERATURE
 
 # What the methods of arrays call, by a detour that takes as long as this does for a few numbers.
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce
 
-MAX_TEMPERATURE = 10  # also of engines that draw at higher ones than vLLM
 # Most that a reward may be, up or down. Where advantages are not normalised they are as large as rewards, and the
 # square of a gradient must fit into a float32.
 MAX_REWARD = 1e9
@@ -98,7 +97,6 @@ def _flawless(group: ExperienceGroup, bounds: Bounds) -> bool:
 
 
 _MOST_TOP_K = float(np.finfo(np.float32).max)
-_MIN_TEMPERATURE = float(np.float32(MIN_TEMPERATURE))
 
 
 def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
@@ -113,8 +111,7 @@ def _flawless_optional(group: ExperienceGroup, bounds: Bounds) -> bool:
 
 
 def _is_sampling(temperature: float, top_p: float, top_k: float, min_p: float) -> bool:
-    is_drawn_at = temperature == 0 or _MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE
-    return is_drawn_at and 0 < top_p <= 1 and 0 <= top_k <= _MOST_TOP_K and 0 <= min_p <= 1
+    return 0 <= temperature <= MAX_TEMPERATURE and 0 < top_p <= 1 and 0 <= top_k <= _MOST_TOP_K and 0 <= min_p <= 1
 
 
 def _described(drawn: SampledWith) -> SampledWith:

@@ -204,7 +204,7 @@ class TrainerSettings(Section):
     ``reinforce_plus_plus_baseline`` or ``gae``."""
     entropy_coef: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of the entropy bonus."""
-    temperature: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Divisor of logits for samples without a recorded temperature."""
     limited_sampling: Literal["leave_out", "train"] = "leave_out"
     """What to do with samples whose log-probabilities a trainer cannot compute: leave them out, or train on them as if

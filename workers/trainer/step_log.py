@@ -95,6 +95,23 @@ class StepRecords:
         return known
 
 
+def otherwise(known: StepBegun, chosen: StepBegun) -> str:
+    """Return what the record of a step has otherwise than it would be chosen now; nothing where it is equal."""
+    told = []
+    if known.seed != chosen.seed:
+        told.append(f"seed {known.seed}, now {chosen.seed}")
+    then, now = (
+        {(one.task_id, sample) for one in record.left_out for sample in one.samples} for record in (known, chosen)
+    )
+    if then != now:
+        told.append(f"leaves out {len(then)}, now {len(now)}" + (" others" if len(then) == len(now) else ""))
+    if (known.demonstrations, known.preferences) != (chosen.demonstrations, chosen.preferences):
+        told.append("other examples")
+    if known.replayed != chosen.replayed:
+        told.append(f"learns from {len(known.replayed)} groups once more, now {len(chosen.replayed)}")
+    return "; ".join(told)
+
+
 def _what(record: StepBegun) -> tuple[Any, ...]:
     # All but who chose, and what
     passed_over = record.skipped is not None
@@ -208,6 +225,10 @@ class StepLog:
                 await self._producer.send_raw(STEPS, step_key(self.trainer, step - KEPT_STEPS), None)
         else:
             log.info("step %d was begun before, by %s: it is taken as then", step, begun.incarnation)
+            if differs := otherwise(begun, chosen):
+                log.warning(
+                    "step %d is taken as its record says, not as the settings would have it now: %s", step, differs
+                )
         self.records.note(begun)
         if begun.left_out:
             total = sum(len(one.samples) for one in begun.left_out)

@@ -188,7 +188,7 @@ class TrainingLoop:
         await self._sink.settled()
         log.info("%d steps are trained", self._engine.progress.step)
         if (target := self._settings.export_dir) is not None:
-            await asyncio.to_thread(self._export, target)
+            await self._around.thread.call(lambda: self._export(target))
             log.info("the trained model is in %s", target)
         self.is_finished = True
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 ONCE_MORE = {"strategy": "priority", "replay_groups": 2, "replay_steps": 2, "replay_decay": 0.5}
-SAID = "step 1 was begun before, by "
+SAID = "step 1 is taken as its record says, not as the settings would have it now: seed 0, now 5; leaves out 1, now 0"
 
 
 def model_folders(trainer: Path) -> dict[int, bool]:

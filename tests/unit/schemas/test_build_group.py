@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, build_group
+from schemas import ExperienceGroup, Rollout, SampledWith, Sampling, Task, build_group
 from schemas.codec import EncodeError, SchemaError, decode, encode
 from schemas.groups.pieces import join_groups
 from schemas.groups.trainable import Bounds, flaws
@@ -34,6 +34,12 @@ def test_what_is_told_of_a_low_temperature_is_what_vllm_draws_with(asked: float,
     assert told.temperature == drawn
     group = built(sample(sampling=told))
     assert flaws(group, Bounds(vocabulary=1 << 31, positions=1 << 20)) == []
+
+
+def test_tasks_of_engines_that_draw_at_higher_temperatures_than_vllm_are_read() -> None:
+    task = decode(b'{"task_id": "t", "workflow": "math", "prompt": "1", "sampling": {"temperature": 10}}', Task)
+    assert task.sampling is not None
+    assert task.sampling.temperature == 10
 
 
 def test_lists_tuples_and_arrays_of_other_types_are_taken() -> None:

@@ -15,7 +15,7 @@ from tests.support.fakes.received import received as at_place
 from tests.support.fakes.steps import begun_step
 from trinity_bus.bus import Received, Undecodable
 from trinity_bus.training.errors import TrainingError
-from workers.trainer.step_log import RecordedSteps, StepRecords, contradicted, first_trainable, gap
+from workers.trainer.step_log import RecordedSteps, StepRecords, contradicted, first_trainable, gap, otherwise
 
 
 def begun(**changes: Any) -> StepBegun:
@@ -67,6 +67,15 @@ def test_a_record_that_cannot_be_read_ends_the_trainer_if_its_step_may_be_taken_
     StepRecords("trainer-0", "run-1", 5, reach=1).take(earlier)
     with pytest.raises(TrainingError, match="or learned from once more"):
         StepRecords("trainer-0", "run-1", 5, reach=2).take(earlier)
+
+
+def test_what_a_repeated_step_does_otherwise_than_the_settings_say_is_told() -> None:
+    left = [LeftOut(task_id="task-1", reason="limited_sampling", samples=[0, 2])]
+    assert otherwise(begun(), begun(incarnation="life-3")) == ""
+    assert otherwise(begun(seed=1), begun(seed=2)) == "seed 1, now 2"
+    assert otherwise(begun(left_out=left), begun(seed=2)) == "seed 0, now 2; leaves out 2, now 0"
+    others = [LeftOut(task_id="task-1", reason="limited_sampling", samples=[1, 2])]
+    assert otherwise(begun(left_out=left), begun(left_out=others)) == "leaves out 2, now 2 others"
 
 
 def test_what_may_be_learned_from_once_more_is_known_after_a_restart() -> None:

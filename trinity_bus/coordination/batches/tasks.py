@@ -67,8 +67,11 @@ class OpenTask(Value, array_like=True):
         self.left = Progress()  # by attempts that have ended
         self.producer = ""  # who counts as its sender; follows from the task and its batch
         self.kind: Kind = ("", "")  # by which explorers are found that can run it; follows from the task
+        # Explorers that work on its parts or have answered some, with how many: they may have its prompt in their
+        # cache. This and ``parts_left`` follow from the parts, which nobody has tried yet.
+        self.homes: dict[str, int] = {}
         self.parts = split(self.runs, self.per_part)
-        self.parts_left = len(self.parts)  # that have not ended; nobody has tried one yet
+        self.parts_left = len(self.parts)  # that have not ended
 
     @property
     def total_runs(self) -> int:
@@ -96,11 +99,6 @@ class OpenTask(Value, array_like=True):
     def running(self) -> list[Attempt]:
         return [attempt for part in self.parts for attempt in part.running]
 
-    @property
-    def homes(self) -> list[str]:
-        """Explorers that work on its parts or have answered some: they may have its prompt in their cache."""
-        return [one.explorer for one in self.running] + [one.explorer for one in self.answers]
-
     def start(self, part: Part, explorer: str, incarnation: str, timeout_s: float, now: float) -> Attempt:
         self.attempts += 1
         attempt = Attempt(self.task_id, part.index, self.attempts, timeout_s)
@@ -108,6 +106,7 @@ class OpenTask(Value, array_like=True):
         attempt.started = now
         attempt.weight = self.weight or AVERAGE
         part.running.append(attempt)
+        self.homes[explorer] = self.homes.get(explorer, 0) + 1
         return attempt
 
     def resume(self, attempt: Attempt) -> None:
@@ -117,6 +116,7 @@ class OpenTask(Value, array_like=True):
         # They come explorer by explorer; those of a part stand in the order in which they were started.
         running.sort(key=lambda attempt: attempt.number)
         self.attempts = max(self.attempts, attempt.number)
+        self.homes[attempt.explorer] = self.homes.get(attempt.explorer, 0) + 1
 
     def stop(self, attempt: Attempt) -> Part:
         part = self.parts[attempt.part]
@@ -125,6 +125,9 @@ class OpenTask(Value, array_like=True):
         if attempt.turns is not None and (first is None or attempt.turns.offset < first.offset):
             self.left.turns = attempt.turns
         self.left.last_ended = max(self.left.last_ended, attempt.number)
+        self.homes[attempt.explorer] -= 1
+        if not self.homes[attempt.explorer]:
+            del self.homes[attempt.explorer]
         return part
 
     def cut(self, part: Part, done: Sequence[int], failed_on: str) -> list[Part]:
@@ -143,6 +146,7 @@ class OpenTask(Value, array_like=True):
     def answer(self, part: Part, answer: PartAnswer) -> None:
         part.answer = answer
         self.parts_left -= 1
+        self.homes[answer.explorer] = self.homes.get(answer.explorer, 0) + 1
 
     def fail(self, part: Part) -> None:
         part.failed = True

@@ -52,8 +52,7 @@ def test_the_heaps_find_whom_a_look_at_everybody_finds(
     given = Task(task_id="t", workflow="code", prompt="1")
     task = OpenTask("b", 1, Origin(0, 0), None, 4, 2, given)
     task.kind = kind_of(given, "policy")
-    for number, name in enumerate(homes, 1):
-        task.start(task.parts[1], name, "life", 1.0, 0.0).number = number
+    task.homes = dict.fromkeys(homes, 1)
     task.parts[0].failed_on = failed_on
     free_slots, known = FreeSlots(), dict[str, Explorer]()
     for name, state, slots, busy, version, workflows in history:
