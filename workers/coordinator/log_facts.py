@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from schemas.topics import EXPERIENCES, ROLLOUTS
-from trinity_bus.bus import Bus, partition_of
+from trinity_bus.bus import Bus, lane_partition
 from trinity_bus.bus.read.offsets import HasEnds
 from trinity_bus.errors import BusError
 
@@ -71,7 +71,7 @@ class Lanes:
         """Return the lane of an explorer. ``told``: the one that it has told of."""
         if told is not None and told >= self._known:
             await self._ask()
-        return told if told is not None and told < self._known else partition_of(explorer, ROLLOUTS.partitions)
+        return told if told is not None and told < self._known else lane_partition(explorer)
 
     async def _ask(self) -> None:
         now = self._clock()

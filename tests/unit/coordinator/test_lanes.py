@@ -2,12 +2,12 @@ import pytest
 
 from schemas.topic import Topic
 from schemas.topics import ROLLOUTS
-from trinity_bus.bus import partition_of
+from trinity_bus.bus import lane_partition
 from trinity_bus.errors import BusError
 from workers.coordinator.log_facts import ASK_S, Lanes
 
 NAME = "explorer-0"
-OWN = partition_of(NAME, ROLLOUTS.partitions)  # of an explorer of a version that tells no lane
+OWN = lane_partition(NAME)
 NEW = ROLLOUTS.partitions
 
 
