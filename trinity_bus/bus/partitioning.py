@@ -95,6 +95,9 @@ def partition_of(key: str | bytes, partitions: int) -> int:
     return int((murmur2(raw) & 0x7FFFFFFF) % partitions)
 
 
+_numbered: Final = re.compile("(.*-)([0-9]{1,9})").fullmatch
+
+
 def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
     """Return the partition of ``rollouts`` that an explorer chooses for its orders: its lane."""
     # Others may share it; an explorer reads this one alone and passes over orders to others. Names that differ in a
@@ -104,8 +107,6 @@ def lane_partition(explorer: str, partitions: int = ROLLOUTS.partitions) -> int:
     fleet, number = numbered.groups()
     return (partition_of(fleet, partitions) + int(number)) % partitions
 
-
-_numbered: Final = re.compile("(.*-)([0-9]{1,9})").fullmatch
 
 MOMENT_S: Final = 0.005
 # after so much the next partition is taken at once: one partition takes one batch at a time

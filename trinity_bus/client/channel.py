@@ -159,7 +159,8 @@ class CommandChannel:
             del self._waiting[command.command_id]
 
     def _silence_ends(self, since: float, problem: BusError | None) -> float:
-        # When waiting ends if no coordinator is heard; ``since``: when the broker first took what it now takes, or not.
+        # When waiting ends if no coordinator is heard. ``since``: when it was sent first, or first after the broker's
+        # return; ``problem``: why the broker did not take it last.
         limit = self._silence_s if problem is None else max(self._bus.settings.outage_s, self._silence_s)
         return limit + (since if self._heard_at is None else max(since, self._heard_at))
 

@@ -26,7 +26,7 @@ from trinity_bus.config import TrainerSettings
 from trinity_bus.training import checkpoint
 from trinity_bus.training import tensors as hf_folder
 from trinity_bus.training.checkpoint import TrainingProgress, WrittenBy
-from trinity_bus.training.checkpoint.folders import ADAPTER, STATE
+from trinity_bus.training.checkpoint.folders import ADAPTER, PARTIAL, STATE
 from trinity_bus.training.checkpoint.listing import convert
 from trinity_bus.training.checkpoint.writing import write_companions
 from trinity_bus.training.engines.adapters import FOLDER, write_peft
@@ -76,7 +76,7 @@ def export(folder: Path, target: Path, source: Path, settings: TrainerSettings) 
 
     ``source`` is the folder that the model came from. Where adapters are trained theirs is in it, too.
     """
-    partial = target.with_name(f".new-{target.name}")
+    partial = target.with_name(f"{PARTIAL}{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     convert(folder, partial, "hf", source)
     if settings.lora_rank:
